@@ -16,7 +16,6 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use clap::Args;
 
-use super::output::{TerminalText, print};
 use super::server::RunningServer;
 use super::stop_signals::StopSignals;
 use super::{allocator, limits};
@@ -25,11 +24,9 @@ use crate::coordination::{JobName, TaskId};
 use crate::telemetry::log::{self, LogFormat};
 use crate::text::parse_duration;
 use record::DemoRecord;
-use rounds::Demo;
-use workers::WorkerProcesses;
+use rounds::{Demo, print_line};
+use workers::{HEARTBEAT_TIMEOUT, WORKERS, WorkerProcesses};
 
-/// The number of workers.
-const WORKERS: u32 = 4;
 /// The preferred ports of the service.
 const PORTS: [u16; 2] = [8476, 8477];
 /// The time that the service has to stop.
@@ -73,9 +70,6 @@ fn parse_loopback_address(text: &str) -> Result<SocketAddr, String> {
         Err("the demo asks nobody who they are: use an address that only this machine reaches, such as 127.0.0.1:0".into())
     }
 }
-
-/// Short, so that heartbeats are frequent. They are sent twice as often.
-const HEARTBEAT_TIMEOUT: &str = "10s";
 
 /// Parses a duration, or a bare number of seconds.
 fn parse_duration_or_seconds(text: &str) -> Result<Duration, String> {
@@ -175,10 +169,6 @@ async fn run_demo(arguments: &Arguments) -> Result<ExitCode> {
         Ok(Some(stop)) => Ok(stop.exit_code()),
         Err(error) => Err(error),
     }
-}
-
-fn print_line(line: &str) -> Result<()> {
-    Ok(print(&TerminalText::from_line(line))?)
 }
 
 #[cfg(test)]

@@ -29,7 +29,7 @@ use crate::coordination::{JobName, ProcessIdentity};
 use crate::telemetry::log;
 use crate::text::parse_duration;
 use host_identities::IdentityPublisher;
-use server::LaunchServer;
+use server::{LaunchServer, RequestedJob};
 use supervisor::{LaunchPlan, Supervisor};
 
 pub use children::{BECOME_COMMAND, ExecTaskArguments, GUARD_COMMAND, exec_task_command, run_process_guard};
@@ -164,7 +164,15 @@ fn launch_job(arguments: &Arguments) -> Result<ExitCode> {
     // thread that started them.
     let code = runtime.block_on(async {
         let target = match &arguments.server {
-            Some(url) => LaunchServer::connect_remote(url, arguments, &arguments.options).await?,
+            Some(url) => {
+                let requested = RequestedJob {
+                    name: &arguments.job,
+                    processes: arguments.processes,
+                    claims_ids: arguments.claim_ids,
+                };
+                LaunchServer::connect_remote(url, &arguments.credentials, &requested, &arguments.options)
+                    .await?
+            }
             None => LaunchServer::start_local(&config).await?,
         };
         let (tasks, job_tasks, host_id) = if arguments.claim_ids {

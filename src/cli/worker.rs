@@ -6,8 +6,6 @@ mod exercise;
 mod metrics_listener;
 mod program;
 
-use std::collections::BTreeSet;
-use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -19,17 +17,16 @@ use clap::{Args, ValueEnum};
 
 use super::certificates::TransferCertificateArgs;
 use super::limits;
-use super::output::{TerminalText, print};
 use crate::agent::cluster_env::{ClusterEnv, ClusterFlags, DetectedProcessIdentity, EnvironmentVariables};
-use crate::agent::{
-    Agent, AgentConfig, AgentTlsFiles, DEVICES_MAX, TransferAccess, claim_task, own_claimant_id,
-};
+use crate::agent::{AgentConfig, AgentTlsFiles, DEVICES_MAX, TransferAccess, claim_task, own_claimant_id};
 use crate::coordination::JobName;
 use crate::telemetry::log::{self, LogFormat};
 use crate::text::parse_duration;
 use crate::transfer::TransportChoice;
 
+use exercise::ExerciseOptions;
 pub use program::{CANCELLED_TEXT, StepLine, parse_step_line};
+use program::{WorkerOptions, WorkerProgram};
 
 /// Run one task of a job: register, follow the states of all tasks, and move buffers to the others
 ///
@@ -203,14 +200,6 @@ struct ServiceConnectionArgs {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum WorkerProgram {
-    /// Stay, and follow who lives
-    Idle,
-    /// Step with all others: a barrier, then buffers round the ring and to partners, every byte checked
-    Exercise,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum TransportArg {
     /// The best that both sides can
     Auto,
@@ -275,7 +264,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
             place = place.with_claimed_task(granted.task, host);
             config.task = granted.task;
         }
-        program::run_worker(arguments, &place, config).await
+        program::run_worker(&arguments.worker_options(), &place, config).await
     });
     runtime.shutdown_background();
     code
@@ -328,35 +317,14 @@ impl Arguments {
         Ok(config)
     }
 
-    fn exercise_options(&self) -> exercise::ExerciseOptions {
+    fn worker_options(&self) -> WorkerOptions {
         let bytes_max = usize::try_from(self.bytes_max).unwrap_or(usize::MAX);
-        exercise::ExerciseOptions { bytes_max, limit: self.step_timeout }
+        WorkerOptions {
+            program: self.program,
+            exercise: ExerciseOptions { bytes_max, limit: self.step_timeout },
+            steps: self.steps,
+            pause: self.pause,
+            metrics: self.metrics,
+        }
     }
-}
-
-/// Returns the announcement of a registered worker.
-fn registration_text(agent: &Agent) -> String {
-    let here = agent.here();
-    let address = agent.engine().address();
-    let mut ways: BTreeSet<String> = address.tcp.iter().map(SocketAddr::to_string).collect();
-    if !address.local.is_empty() {
-        ways.insert(format!("this host's @{}", address.local));
-    }
-    let ways: Vec<_> = ways.into_iter().collect();
-    let mut text = String::new();
-    // Writing to a string cannot fail.
-    let _ =
-        writeln!(text, "Registered: {here} of {}, run {:016x}", agent.tasks(), agent.service_incarnation());
-    let _ = writeln!(text, "  engine   {}", ways.join(", "));
-    text
-}
-
-/// Prints a line of the worker. A closed pipe is no error.
-fn print_line(line: &str) -> Result<()> {
-    Ok(print(&TerminalText::from_line(line))?)
-}
-
-/// Prints several lines of the worker.
-fn print_lines(lines: &str) -> Result<()> {
-    Ok(print(&TerminalText::from_escaped_text(lines))?)
 }

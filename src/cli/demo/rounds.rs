@@ -12,10 +12,10 @@ use anyhow::{Context as _, Result, bail};
 use rustix::process::Signal;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
+use super::super::output::{TerminalText, print};
 use super::super::worker::{CANCELLED_TEXT, StepLine, parse_step_line};
 use super::record::DemoRecord;
-use super::workers::{TaskWorkerEvent, Worker, WorkerEvent, WorkerProcesses};
-use super::{WORKERS, print_line};
+use super::workers::{TaskWorkerEvent, WORKERS, Worker, WorkerEvent, WorkerProcesses};
 
 /// The time for which all workers run before one is killed, and for which the others then run without it.
 const STEADY_TIME: Duration = Duration::from_secs(4);
@@ -329,4 +329,9 @@ impl Demo {
         }
         wrong.map_or(Ok(()), Err)
     }
+}
+
+/// Prints a line of the demo.
+pub fn print_line(line: &str) -> Result<()> {
+    Ok(print(&TerminalText::from_line(line))?)
 }

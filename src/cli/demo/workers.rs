@@ -16,8 +16,11 @@ use tokio::sync::mpsc;
 
 use super::super::launch::children::{BECOME_COMMAND, ProcessGuard};
 use super::super::self_command;
-use super::{HEARTBEAT_TIMEOUT, WORKERS};
 
+/// The number of workers.
+pub const WORKERS: u32 = 4;
+/// The heartbeat timeout of the job. It is short, so that heartbeats are frequent: they are sent twice as often.
+pub const HEARTBEAT_TIMEOUT: &str = "10s";
 /// The maximum length of a worker's line; a longer one is truncated.
 const LINE_MAX: u64 = 4096;
 

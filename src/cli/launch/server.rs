@@ -8,15 +8,23 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 
 use super::super::client::Client;
+use super::super::credentials::CredentialArgs;
 use super::super::options::LaunchFlags;
 use super::super::server::RunningServer;
-use super::Arguments;
 use crate::config::Config;
 use crate::coordination::{FirstCause, JobName, JobView, RunState, TaskPhase};
 use crate::engine::Engine;
 
 /// The time that connections of exited tasks have to finish.
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The job and the processes of a launch.
+pub struct RequestedJob<'a> {
+    pub name: &'a JobName,
+    pub processes: u32,
+    /// The server gives the processes their task ids.
+    pub claims_ids: bool,
+}
 
 /// The server of a launch and its job.
 pub struct LaunchServer {
@@ -48,23 +56,28 @@ impl LaunchServer {
     }
 
     /// Connects to a running server and checks that the job fits the launch.
-    pub async fn connect_remote(url: &str, arguments: &Arguments, options: &LaunchFlags) -> Result<Self> {
+    pub async fn connect_remote(
+        url: &str,
+        credentials: &CredentialArgs,
+        requested: &RequestedJob<'_>,
+        options: &LaunchFlags,
+    ) -> Result<Self> {
         if let Some(flag) = options.first_flag_not_in(&["log", "log-format", "io-threads", "recoverable"]) {
             bail!(
                 "--{flag} is for the server to say, and --server names one that runs already: leave --{flag} out"
             );
         }
-        let client = Client::connect(url, &arguments.credentials).await?;
-        let job = &arguments.job;
+        let client = Client::connect(url, credentials).await?;
+        let RequestedJob { name: job, processes: asked, claims_ids } = *requested;
         let view = client.fetch_job(job).await?;
-        let (tasks, asked) = (view.settings.tasks, arguments.processes);
-        if arguments.claim_ids && asked > tasks {
+        let tasks = view.settings.tasks;
+        if claims_ids && asked > tasks {
             bail!(
                 "the job {job} at {} has {tasks} task(s), but -n says {asked}: launch at most {tasks}",
                 client.server_url()
             );
         }
-        if !arguments.claim_ids && tasks != asked {
+        if !claims_ids && tasks != asked {
             bail!(
                 "the job {job} at {} has {tasks} task(s), but -n says {asked}: launch with -n {tasks}, or serve a job of \
                  {asked} with `muster serve --job NAME={asked}` and name it with --job",
@@ -82,7 +95,7 @@ impl LaunchServer {
         let is_occupied =
             matches!(view.run.state, RunState::Forming | RunState::Running) && view.run.live > 0;
         // Other hosts may have launched theirs already, and the server gives no id of a connected task.
-        if is_occupied && !arguments.claim_ids {
+        if is_occupied && !claims_ids {
             bail!(
                 "the job {job} at {} has a run with {} connected task(s): wait for its end, or stop those processes \
                  first (muster status --server {} --job {job} shows them)",

@@ -20,13 +20,11 @@ use crate::cli::output::{TerminalText, print, print_json_line};
 use crate::text::parse_duration;
 use crate::transfer::{TransportChoice, TransportKind};
 use controller::BenchController;
-use protocol::BenchEngineSetup;
+use protocol::{BenchEngineSetup, BenchShape};
 use results::{Repetition, SizeResult};
 
 pub use peer::{PeerArguments, run_bench_peer};
-
-/// The hidden subcommand that runs a task of the benchmark.
-pub const PEER: &str = "bench-peer";
+pub use protocol::PEER;
 
 /// Measure transfers between processes of this machine
 ///
@@ -215,31 +213,6 @@ pub fn probe_transport(transport: TransportChoice) -> Result<TransportKind> {
     let (by, wrong) = tasks.run_trial_launches()?;
     ensure!(wrong.is_none(), "wrong contents: {}", wrong.unwrap_or_default());
     Ok(by)
-}
-
-/// The buffers of each launch, and the number of launches in progress.
-#[derive(Debug, Clone, Copy, serde::Serialize, serde::Deserialize)]
-struct BenchShape {
-    size: usize,
-    batch: usize,
-    in_flight: usize,
-}
-
-impl BenchShape {
-    /// Returns the minimum distance between the buffers of a batch, which keeps them from being merged into
-    /// one large buffer.
-    fn buffer_stride(self) -> usize {
-        const GAP: usize = 64;
-        if self.batch > 1 { self.size + GAP } else { self.size }
-    }
-
-    /// Returns the memory of a task in bytes: the launches in progress, and two more for each direction of
-    /// the latency measurement.
-    fn memory_bytes(self) -> usize {
-        const PAGE: usize = 4096;
-        let one = self.buffer_stride().next_multiple_of(PAGE).saturating_mul(self.batch);
-        one.saturating_mul(self.in_flight + 4).saturating_add(1 << 20)
-    }
 }
 
 fn choose_shape(arguments: &Arguments, size: usize) -> Result<BenchShape> {

@@ -19,6 +19,7 @@
 
 mod move_plan;
 mod resharding;
+mod step;
 mod transfers;
 
 use std::time::Duration;
@@ -27,64 +28,12 @@ use tokio::sync::watch;
 use tonic::Code;
 
 use crate::agent::{Agent, AgentError, hash_members};
-use crate::transfer::{Arena, DeviceId, MemberId, MemoryError, ReshardError, TransferError, plan::PlanError};
+use crate::transfer::MemberId;
 use resharding::ReshardPlans;
-pub use resharding::ReshardResult;
-use transfers::{MoveBuffers, PreparedMoves};
-
-/// The options of the exercise.
-#[derive(Debug, Clone)]
-pub struct ExerciseOptions {
-    /// The size of the largest moved buffer, in bytes.
-    pub bytes_max: usize,
-    /// The timeout of a barrier, and of a transfer.
-    pub limit: Duration,
-}
-
-impl Default for ExerciseOptions {
-    fn default() -> Self {
-        Self { bytes_max: 4 << 20, limit: Duration::from_secs(60) }
-    }
-}
-
-/// The report of one step.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct StepReport {
-    /// Its number, the same for all members.
-    pub number: u64,
-    /// The tasks that took part.
-    pub members: Vec<MemberId>,
-    /// The number of received buffers that were correct, byte for byte.
-    pub checked: usize,
-    /// The number of sent bytes.
-    pub sent: u64,
-    /// The number of received bytes.
-    pub received: u64,
-    /// The duration of the transfers, from the first preparation to the last byte.
-    pub elapsed: Duration,
-    /// The result of the resharding; `None` if only one task took part.
-    pub resharded: Option<ReshardResult>,
-    /// The failures.
-    pub failures: Vec<PeerFailure>,
-}
-
-impl StepReport {
-    /// Returns the report of a step in which nothing has happened yet.
-    pub fn new(number: u64, members: Vec<MemberId>) -> Self {
-        let (checked, sent, received, elapsed) = (0, 0, 0, Duration::ZERO);
-        Self { number, members, checked, sent, received, elapsed, resharded: None, failures: Vec::new() }
-    }
-}
-
-/// A failure in a step.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PeerFailure {
-    /// The members whose loss would explain it: the peer of the failed transfer, or all others if it failed
-    /// because of another failure.
-    pub with: Vec<MemberId>,
-    /// The error.
-    pub error: TransferError,
-}
+#[cfg(test)]
+pub use step::ReshardResult;
+pub use step::{ExerciseError, ExerciseOptions, PeerFailure, StepReport};
+use transfers::{EpochTransfers, PreparedMoves, StepTransfers};
 
 /// The outcome of a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -95,66 +44,12 @@ pub enum StepOutcome {
     Cancelled(String),
 }
 
-/// The reason for which the exercise cannot continue.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum ExerciseError {
-    /// This task's incarnation has ended, or the service failed.
-    #[error(transparent)]
-    Agent(#[from] AgentError),
-    /// There is no memory for the buffers.
-    #[error("no memory to exercise with")]
-    Memory(#[from] MemoryError),
-    /// A member has no usable engine.
-    #[error("task {task} lives but its engine is not known: {why}")]
-    NoEngine {
-        /// The task.
-        task: u32,
-        /// The reason.
-        why: String,
-    },
-    /// Received bytes differ from those sent.
-    #[error("step {step}: of {len} bytes from {from}, byte {at} is wrong although the transfer succeeded")]
-    Damaged {
-        /// The step.
-        step: u64,
-        /// The sender.
-        from: MemberId,
-        /// The number of received bytes.
-        len: usize,
-        /// The position of the first wrong byte.
-        at: usize,
-    },
-    /// An array differs from the one before its sharding changed.
-    #[error(
-        "step {step}: element ({row}, {column}) of the array is wrong on device {device} although all of it arrived"
-    )]
-    WrongShard {
-        /// The step.
-        step: u64,
-        /// The device.
-        device: DeviceId,
-        /// The row of the wrong element.
-        row: u64,
-        /// Its column.
-        column: u64,
-    },
-    /// The array cannot be divided among this number of devices.
-    #[error("no plan for the array: {0}")]
-    Plan(#[from] PlanError),
-    /// The plan does not fit the shards.
-    #[error(transparent)]
-    Reshard(ReshardError),
-}
-
 /// The exercise of one incarnation.
 #[derive(Debug)]
 pub struct Exercise<'a> {
     agent: &'a Agent,
     options: ExerciseOptions,
-    buffers: MoveBuffers,
-    /// The memory for the shards of the array.
-    shards: Arena,
+    transfers: StepTransfers<'a>,
     epoch: Option<Epoch>,
     /// Turns true when waiting shall end.
     cancelled: watch::Receiver<bool>,
@@ -165,16 +60,11 @@ pub struct Exercise<'a> {
 /// The state that lasts as long as the members do not change.
 #[derive(Debug)]
 struct Epoch {
-    members: Vec<MemberId>,
     /// The id of the epoch, in the name of a barrier and a directory of keys.
     id: String,
-    number: u64,
-    /// The number of devices that each member has at least.
-    devices: u32,
     /// The step of the barrier's first use after the one that begins the epoch.
     base: u64,
-    rings: PreparedMoves,
-    resharding: Option<ReshardPlans>,
+    transfers: EpochTransfers,
 }
 
 enum BarrierResult {
@@ -192,10 +82,8 @@ impl<'a> Exercise<'a> {
         options: ExerciseOptions,
         cut: watch::Receiver<bool>,
     ) -> Result<Self, ExerciseError> {
-        let devices = agent.config().devices.min(move_plan::DEVICES_MAX);
-        let buffers = MoveBuffers::new(devices, options.bytes_max)?;
-        let shards = resharding::allocate_arena(devices, options.bytes_max)?;
-        Ok(Self { agent, options, buffers, shards, epoch: None, cancelled: cut, last: 0 })
+        let transfers = StepTransfers::new(agent, options.clone())?;
+        Ok(Self { agent, options, transfers, epoch: None, cancelled: cut, last: 0 })
     }
 
     /// Returns the number of the next step, as far as this task knows.
@@ -213,7 +101,7 @@ impl<'a> Exercise<'a> {
             members = self.agent.live_set(self.live_set_timeout()) => members?,
             () = wait_for_stop(self.cancelled.clone()) => return Ok(StepOutcome::Cancelled(STOP_REASON.to_owned())),
         };
-        if self.epoch.as_ref().is_none_or(|epoch| epoch.members != members) {
+        if self.epoch.as_ref().is_none_or(|epoch| epoch.transfers.members != members) {
             // Prepared transfers with lost members are dropped with the epoch.
             if let Some(old) = self.epoch.take() {
                 self.agent.drop_barrier_counter(&old.id);
@@ -226,11 +114,14 @@ impl<'a> Exercise<'a> {
         let Some(mut epoch) = self.epoch.take() else {
             return Ok(StepOutcome::Cancelled("there is no epoch".to_owned()));
         };
-        let made = match self.wait_at_epoch_barrier(&epoch.id, &epoch.members).await {
+        let made = match self.wait_at_epoch_barrier(&epoch.id, &epoch.transfers.members).await {
             Ok(BarrierResult::Passed(count)) => {
                 let number = epoch.base + u64::try_from(count).unwrap_or(0);
                 self.last = number;
-                self.run_step_transfers(&mut epoch, number).await.map(StepOutcome::Completed)
+                self.transfers
+                    .run_step_transfers(&mut epoch.transfers, number)
+                    .await
+                    .map(StepOutcome::Completed)
             }
             Ok(BarrierResult::Cancelled(why)) => Ok(StepOutcome::Cancelled(why)),
             Err(error) => Err(error),
@@ -272,7 +163,9 @@ impl<'a> Exercise<'a> {
         } else {
             None
         };
-        Ok(Ok(Epoch { members, id, number, devices, base, rings: PreparedMoves::default(), resharding }))
+        let rings = PreparedMoves::default();
+        let transfers = EpochTransfers { members, number, devices, rings, resharding };
+        Ok(Ok(Epoch { id, base, transfers }))
     }
 
     /// Returns the number of devices that all members have, or a member that was lost before that was known.

@@ -2,17 +2,21 @@
 //!
 //! Begin at `run_worker`.
 
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use clap::ValueEnum;
 use tokio::sync::watch;
 
-use super::exercise::{Exercise, PeerFailure, StepOutcome, StepReport};
+use super::exercise::{Exercise, ExerciseOptions, PeerFailure, StepOutcome, StepReport};
 use super::metrics_listener::MetricsListener;
-use super::{Arguments, WorkerProgram, print_line, print_lines, registration_text};
 use crate::agent::cluster_env::ClusterEnv;
 use crate::agent::{Agent, AgentConfig, AgentError, ClusterRoster};
+use crate::cli::output::{TerminalText, print};
 use crate::cli::stop_signals::StopSignals;
 use crate::text::format_bytes;
 use crate::transfer::MemberId;
@@ -32,12 +36,38 @@ const STEP: &str = "step";
 /// The first words of lines about cancelled steps.
 pub const CANCELLED_TEXT: &str = "called off: ";
 
+/// The program of a worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum WorkerProgram {
+    /// Stay, and follow who lives
+    Idle,
+    /// Step with all others: a barrier, then buffers round the ring and to partners, every byte checked
+    Exercise,
+}
+
+/// The options of a worker that has its configuration.
+#[derive(Debug)]
+pub struct WorkerOptions {
+    pub program: WorkerProgram,
+    pub exercise: ExerciseOptions,
+    /// The number of steps of the exercise; `None` for no limit.
+    pub steps: Option<u64>,
+    /// The pause between two steps.
+    pub pause: Duration,
+    /// The address of its metrics.
+    pub metrics: Option<SocketAddr>,
+}
+
 /// Registers, runs the program, and leaves.
-pub async fn run_worker(arguments: &Arguments, place: &ClusterEnv, config: AgentConfig) -> Result<ExitCode> {
+pub async fn run_worker(
+    options: &WorkerOptions,
+    place: &ClusterEnv,
+    config: AgentConfig,
+) -> Result<ExitCode> {
     let mut stops = StopSignals::listen()?;
     let version = env!("CARGO_PKG_VERSION");
     print_lines(&format!("Muster {version} worker\n{}", place.describe().trim_end()))?;
-    let scraped = match arguments.metrics {
+    let scraped = match options.metrics {
         Some(address) => Some(MetricsListener::bind(address).await?),
         None => None,
     };
@@ -58,9 +88,9 @@ pub async fn run_worker(arguments: &Arguments, place: &ClusterEnv, config: Agent
     let (told, told_to_end) = watch::channel(false);
     let done = {
         let running = async {
-            match arguments.program {
+            match options.program {
                 WorkerProgram::Idle => run_idle(&agent, told_to_end).await,
-                WorkerProgram::Exercise => run_exercise(&agent, arguments, told_to_end).await,
+                WorkerProgram::Exercise => run_exercise(&agent, options, told_to_end).await,
             }
         };
         tokio::pin!(running);
@@ -90,6 +120,33 @@ pub async fn run_worker(arguments: &Arguments, place: &ClusterEnv, config: Agent
     }
     print_line("left in good order")?;
     Ok(if faults == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Returns the announcement of a registered worker.
+fn registration_text(agent: &Agent) -> String {
+    let here = agent.here();
+    let address = agent.engine().address();
+    let mut ways: BTreeSet<String> = address.tcp.iter().map(SocketAddr::to_string).collect();
+    if !address.local.is_empty() {
+        ways.insert(format!("this host's @{}", address.local));
+    }
+    let ways: Vec<_> = ways.into_iter().collect();
+    let mut text = String::new();
+    // Writing to a string cannot fail.
+    let _ =
+        writeln!(text, "Registered: {here} of {}, run {:016x}", agent.tasks(), agent.service_incarnation());
+    let _ = writeln!(text, "  engine   {}", ways.join(", "));
+    text
+}
+
+/// Prints a line of the worker. A closed pipe is no error.
+fn print_line(line: &str) -> Result<()> {
+    Ok(print(&TerminalText::from_line(line))?)
+}
+
+/// Prints several lines of the worker.
+fn print_lines(lines: &str) -> Result<()> {
+    Ok(print(&TerminalText::from_escaped_text(lines))?)
 }
 
 /// The way in which a program ended.
@@ -152,14 +209,35 @@ struct ExerciseTotals {
     faults: u64,
 }
 
+impl ExerciseTotals {
+    /// Prints a completed step and adds it. `open` are the failures of the step before; those of this step replace them.
+    fn record_step(&mut self, step: StepReport, open: &mut Vec<PeerFailure>) -> Result<()> {
+        print_line(&step_line_text(&step))?;
+        self.steps += 1;
+        self.checked += step.checked as u64;
+        self.received += step.received;
+        for PeerFailure { with, error } in &step.failures {
+            let names: Vec<String> = with.iter().map(MemberId::to_string).collect();
+            print_line(&format!("  failed with {}: {}: {error}", names.join(" or "), error.reason_label()))?;
+        }
+        // A task that takes part in another step with the same life was not lost, so the earlier failure was a fault.
+        for failed in open.drain(..).filter(|failed| all_possibly_failed_members_continue(failed, &step)) {
+            self.faults += 1;
+            print_fault(&failed)?;
+        }
+        *open = step.failures;
+        Ok(())
+    }
+}
+
 /// Runs the steps with all other tasks.
 async fn run_exercise(
     agent: &Agent,
-    arguments: &Arguments,
+    options: &WorkerOptions,
     mut told: watch::Receiver<bool>,
 ) -> Result<(ProgramEnd, u64)> {
     let cut = watch::Sender::new(false);
-    let mut exercise = Exercise::new(agent, arguments.exercise_options(), cut.subscribe())?;
+    let mut exercise = Exercise::new(agent, options.exercise.clone(), cut.subscribe())?;
     let roster = agent.roster();
     let mut faces = RosterPrinter::default();
     let mut totals = ExerciseTotals::default();
@@ -168,7 +246,7 @@ async fn run_exercise(
     let mut open: Vec<PeerFailure> = Vec::new();
     let end = loop {
         faces.print_changes(&roster.borrow().clone())?;
-        if arguments.steps.is_some_and(|steps| totals.steps >= steps) {
+        if options.steps.is_some_and(|steps| totals.steps >= steps) {
             break ProgramEnd::Together;
         }
         if agent.reached_sync_point(exercise.next_step_number()).await? {
@@ -200,30 +278,9 @@ async fn run_exercise(
         match outcome {
             StepOutcome::Cancelled(why) => print_line(&format!("{CANCELLED_TEXT}{why}"))?,
             StepOutcome::Completed(step) => {
-                print_line(&step_line_text(&step))?;
-                totals.steps += 1;
-                totals.checked += step.checked as u64;
-                totals.received += step.received;
-                for failed in &step.failures {
-                    let PeerFailure { with, error } = failed;
-                    let names: Vec<String> = with.iter().map(MemberId::to_string).collect();
-                    print_line(&format!(
-                        "  failed with {}: {}: {error}",
-                        names.join(" or "),
-                        error.reason_label()
-                    ))?;
-                }
-                // A task that takes part in another step with the same life was not lost, so the earlier
-                // failure was a fault.
-                for failed in
-                    open.drain(..).filter(|failed| all_possibly_failed_members_continue(failed, &step))
-                {
-                    totals.faults += 1;
-                    print_fault(&failed)?;
-                }
-                open = step.failures;
+                totals.record_step(step, &mut open)?;
                 tokio::select! {
-                    () = tokio::time::sleep(arguments.pause) => {}
+                    () = tokio::time::sleep(options.pause) => {}
                     _ = told.changed(), if !asked => {}
                 }
             }

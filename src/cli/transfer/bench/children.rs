@@ -12,8 +12,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail};
 
-use super::PEER;
-use super::protocol::{BenchOrder, BenchReply, PairSide};
+use super::protocol::{BenchOrder, BenchReply, PEER, PairSide};
 use crate::cli::self_command;
 use crate::clock;
 

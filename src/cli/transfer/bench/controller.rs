@@ -7,10 +7,9 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 
-use super::BenchShape;
 use super::children::BenchChildren;
-use super::protocol::{BenchEngineSetup, BenchOrder, BenchReply, PairSide};
-use super::results::{LatencySample, PrepareTimes, ThroughputSample};
+use super::protocol::{BenchEngineSetup, BenchOrder, BenchReply, BenchShape, PairSide};
+use super::results::{LatencySample, PingPongTimes, PrepareTimes, ThroughputSample};
 use crate::clock;
 use crate::transfer::{Incarnation, MemberId, MemberInfo, Membership, TaskId, TransportKind};
 
@@ -200,28 +199,6 @@ impl BenchController {
         let far = ends.pop().context("no receiver")?;
         let near = ends.pop().context("no sender")?;
         Ok((near, far))
-    }
-}
-
-/// The measurements of one end of a pair in a latency measurement.
-#[derive(Debug, Clone)]
-pub struct PingPongTimes {
-    pub launched: Vec<u64>,
-    pub arrived: Vec<u64>,
-    /// The time that each call of `launch` took, in nanoseconds.
-    pub calls: Vec<u64>,
-    /// The CPU time, in nanoseconds.
-    pub worked: u64,
-    /// The transport that moved most bytes.
-    pub by: TransportKind,
-    pub wrong: Option<String>,
-}
-
-impl PingPongTimes {
-    /// Returns the time from the first launch to the last arrival.
-    fn span_nanos(&self) -> u64 {
-        let first = self.launched.first().copied().unwrap_or(0);
-        self.arrived.last().copied().unwrap_or(0).saturating_sub(first)
     }
 }
 

@@ -9,8 +9,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use clap::Args;
 use rustix::process::Signal;
 
-use super::BenchShape;
-use super::protocol::{BenchEngineSetup, BenchOrder, BenchReply, PairSide};
+use super::protocol::{BenchEngineSetup, BenchOrder, BenchReply, BenchShape, PairSide};
 use crate::clock;
 use crate::test_pattern;
 use crate::transfer::{

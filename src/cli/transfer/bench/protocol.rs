@@ -7,9 +7,36 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::BenchShape;
 use crate::cli::certificates::TransferCertificateArgs;
 use crate::transfer::{MemberId, MemberInfo, Membership, TransportChoice, TransportKind};
+
+/// The hidden subcommand that runs a task of the benchmark.
+pub const PEER: &str = "bench-peer";
+
+/// The buffers of each launch, and the number of launches in progress.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub struct BenchShape {
+    pub size: usize,
+    pub batch: usize,
+    pub in_flight: usize,
+}
+
+impl BenchShape {
+    /// Returns the minimum distance between the buffers of a batch, which keeps them from being merged into
+    /// one large buffer.
+    pub fn buffer_stride(self) -> usize {
+        const GAP: usize = 64;
+        if self.batch > 1 { self.size + GAP } else { self.size }
+    }
+
+    /// Returns the memory of a task in bytes: the launches in progress, and two more for each direction of
+    /// the latency measurement.
+    pub fn memory_bytes(self) -> usize {
+        const PAGE: usize = 4096;
+        let one = self.buffer_stride().next_multiple_of(PAGE).saturating_mul(self.batch);
+        one.saturating_mul(self.in_flight + 4).saturating_add(1 << 20)
+    }
+}
 
 /// The configuration of the engines.
 #[derive(Debug, Clone, Serialize, Deserialize)]

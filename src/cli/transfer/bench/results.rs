@@ -6,9 +6,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::BenchShape;
-use super::controller::PingPongTimes;
-use super::protocol::BenchEngineSetup;
+use super::protocol::{BenchEngineSetup, BenchShape};
 use crate::sample_range::SampleRange;
 use crate::text::format_bytes;
 use crate::transfer::{TransportChoice, TransportKind};
@@ -20,6 +18,28 @@ pub struct ThroughputSample {
     pub rate: f64,
     pub by: TransportKind,
     pub wrong: Option<String>,
+}
+
+/// The measurements of one end of a pair in a latency measurement.
+#[derive(Debug, Clone)]
+pub struct PingPongTimes {
+    pub launched: Vec<u64>,
+    pub arrived: Vec<u64>,
+    /// The time that each call of `launch` took, in nanoseconds.
+    pub calls: Vec<u64>,
+    /// The CPU time, in nanoseconds.
+    pub worked: u64,
+    /// The transport that moved most bytes.
+    pub by: TransportKind,
+    pub wrong: Option<String>,
+}
+
+impl PingPongTimes {
+    /// Returns the time from the first launch to the last arrival.
+    pub fn span_nanos(&self) -> u64 {
+        let first = self.launched.first().copied().unwrap_or(0);
+        self.arrived.last().copied().unwrap_or(0).saturating_sub(first)
+    }
 }
 
 /// The latency of one repetition, in microseconds.

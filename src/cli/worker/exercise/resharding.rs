@@ -5,16 +5,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Exercise, ExerciseError};
-use crate::agent::{ClusterRoster, device_id_of};
+use super::step::{ExerciseError, ReshardResult, STALL};
+use crate::agent::{Agent, ClusterRoster, device_id_of};
 use crate::test_pattern;
 use crate::transfer::plan::{
     ArrayDescription, BufferRole, Dtype, MAX_NAME, Mesh, PartitionSpec, PlacedDevice, Placement, Plan,
     PlanError, PlanOptions, Sharding,
 };
 use crate::transfer::{
-    Arena, Buffer, DeviceId, LaunchOptions, MemberId, MemoryError, ReshardError, ReshardStats, ShardBuffers,
-    TransferError,
+    Arena, Buffer, DeviceId, LaunchOptions, MemberId, MemoryError, ReshardError, ShardBuffers, TransferError,
 };
 
 /// The name of the mesh's only axis: all devices are in one row.
@@ -33,17 +32,6 @@ const SPECS: [&[&[&str]]; 3] = [&[&[AXIS]], &[&[], &[AXIS]], &[]];
 pub struct ReshardPlans {
     /// The plan from each sharding to the next.
     plans: [Arc<Plan>; SPECS.len()],
-}
-
-/// The result of the resharding in a step.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ReshardResult {
-    /// The shardings before and after, as JAX writes them.
-    pub what: String,
-    /// The number of shards that were correct, byte for byte.
-    pub checked: usize,
-    /// The amount of data that moved.
-    pub moved: ReshardStats,
 }
 
 /// Returns the number of columns with which the array has its largest permitted size.
@@ -100,25 +88,27 @@ impl ReshardPlans {
     }
 }
 
-impl Exercise<'_> {
-    /// Executes the plan of a step and checks this task's shards. The inner error names the members that may
-    /// have caused it.
-    pub(super) async fn reshard(
+impl ReshardPlans {
+    /// Executes the plan of a step with shards in `arena`, and checks this task's shards. The inner error names the
+    /// members that may have caused it.
+    pub async fn reshard(
         &self,
-        resharding: &ReshardPlans,
+        agent: &Agent,
+        arena: &Arena,
         (step, seed): (u64, u64),
         members: &[MemberId],
         channel: u32,
     ) -> Result<Result<ReshardResult, (Vec<MemberId>, TransferError)>, ExerciseError> {
-        let plan = Arc::clone(resharding.plan_of_step(step));
-        let arena = self.shards.clone();
-        let shards = self.allocate_shards(&plan)?;
+        let plan = Arc::clone(self.plan_of_step(step));
+        let arena = arena.clone();
+        let here = agent.here();
+        let shards = allocate_shards(&plan, here, &arena)?;
         for (device, buffer) in &shards.source {
             let elements = expected_elements(&plan, BufferRole::Source, *device, seed);
             buffer.with_bytes_mut(|bytes| fill_shard(bytes, elements))?;
         }
-        let engine = self.agent.engine().clone();
-        let options = LaunchOptions { channel, stall: super::transfers::STALL, ..LaunchOptions::default() };
+        let engine = agent.engine().clone();
+        let options = LaunchOptions { channel, stall: STALL, ..LaunchOptions::default() };
         // The call blocks its thread.
         let carried = tokio::task::spawn_blocking({
             let plan = Arc::clone(&plan);
@@ -134,7 +124,7 @@ impl Exercise<'_> {
             Ok(moved) => moved,
             Err(ReshardError::Memory(error)) => return Err(error.into()),
             Err(error @ ReshardError::Shard { .. }) => return Err(ExerciseError::Reshard(error)),
-            Err(error) => return Ok(Err(self.possibly_failed_members(&plan, error, members))),
+            Err(error) => return Ok(Err(possibly_failed_members(&plan, here, error, members))),
         };
         let mut checked = 0;
         for (device, buffer) in &shards.destination {
@@ -148,45 +138,40 @@ impl Exercise<'_> {
         let what = format!("{} to {}", name(plan.source()), name(plan.destination()));
         Ok(Ok(ReshardResult { what, checked, moved }))
     }
+}
 
-    /// Allocates the shards of this task's devices, before and after.
-    fn allocate_shards(&self, plan: &Plan) -> Result<ShardBuffers, MemoryError> {
-        let here = self.agent.here();
-        let mine = || plan.placement().devices.iter().filter(|placed| placed.task == here.task);
-        let buffers = |role| {
-            let buffer = |placed: &PlacedDevice| {
-                let bytes = plan.shard_bytes(role, placed.device) as usize;
-                Ok::<(DeviceId, Buffer), MemoryError>((placed.device, self.shards.allocate(bytes)?))
-            };
-            mine().map(buffer).collect::<Result<_, MemoryError>>()
+/// Allocates the shards of this task's devices, before and after.
+fn allocate_shards(plan: &Plan, here: MemberId, arena: &Arena) -> Result<ShardBuffers, MemoryError> {
+    let mine = || plan.placement().devices.iter().filter(|placed| placed.task == here.task);
+    let buffers = |role| {
+        let buffer = |placed: &PlacedDevice| {
+            let bytes = plan.shard_bytes(role, placed.device) as usize;
+            Ok::<(DeviceId, Buffer), MemoryError>((placed.device, arena.allocate(bytes)?))
         };
-        Ok(ShardBuffers {
-            source: buffers(BufferRole::Source)?,
-            destination: buffers(BufferRole::Destination)?,
-        })
-    }
+        mine().map(buffer).collect::<Result<_, MemoryError>>()
+    };
+    Ok(ShardBuffers { source: buffers(BufferRole::Source)?, destination: buffers(BufferRole::Destination)? })
+}
 
-    /// Returns the members that may have caused the failure of a plan: the peer of the failed transfer, or
-    /// all members if the plan was cancelled because of another failure or did not arrive.
-    fn possibly_failed_members(
-        &self,
-        plan: &Plan,
-        error: ReshardError,
-        members: &[MemberId],
-    ) -> (Vec<MemberId>, TransferError) {
-        let here = self.agent.here();
-        let others = || members.iter().copied().filter(|member| *member != here);
-        match error {
-            ReshardError::Transfer { step, error, .. }
-                if !matches!(error, TransferError::Cancelled { .. } | TransferError::Deadline { .. }) =>
-            {
-                let tasks = plan.step(step).map(|step| [step.source.task, step.destination.task]);
-                let with = others().filter(|member| tasks.is_some_and(|tasks| tasks.contains(&member.task)));
-                (with.collect(), error)
-            }
-            ReshardError::Transfer { error, .. } => (others().collect(), error),
-            _ => (others().collect(), TransferError::Deadline { moved: 0, total: 0 }),
+/// Returns the members that may have caused the failure of a plan: the peer of the failed transfer, or
+/// all members if the plan was cancelled because of another failure or did not arrive.
+fn possibly_failed_members(
+    plan: &Plan,
+    here: MemberId,
+    error: ReshardError,
+    members: &[MemberId],
+) -> (Vec<MemberId>, TransferError) {
+    let others = || members.iter().copied().filter(|member| *member != here);
+    match error {
+        ReshardError::Transfer { step, error, .. }
+            if !matches!(error, TransferError::Cancelled { .. } | TransferError::Deadline { .. }) =>
+        {
+            let tasks = plan.step(step).map(|step| [step.source.task, step.destination.task]);
+            let with = others().filter(|member| tasks.is_some_and(|tasks| tasks.contains(&member.task)));
+            (with.collect(), error)
         }
+        ReshardError::Transfer { error, .. } => (others().collect(), error),
+        _ => (others().collect(), TransferError::Deadline { moved: 0, total: 0 }),
     }
 }
 

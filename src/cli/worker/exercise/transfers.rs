@@ -8,17 +8,15 @@ use std::time::Duration;
 use futures_util::future::join_all;
 
 use super::move_plan::{self, BufferMove};
-use super::{Epoch, Exercise, ExerciseError, PeerFailure, StepReport};
-use crate::agent::device_id_of;
+use super::resharding::{self, ReshardPlans};
+use super::step::{ExerciseError, ExerciseOptions, PeerFailure, STALL, StepReport};
+use crate::agent::{Agent, device_id_of};
 use crate::clock;
 use crate::test_pattern;
 use crate::transfer::{
     Arena, Buffer, LaunchOptions, LaunchStats, MemberId, MemoryError, PrepareError, ReshardStats, Span,
     TransferError, TransferSpec,
 };
-
-/// The time without progress after which a transfer fails.
-pub(super) const STALL: Duration = Duration::from_secs(10);
 
 /// The buffers of a task, which are allocated once. Those for the ring are stored by direction, device and
 /// turn, those for partners by direction.
@@ -80,11 +78,41 @@ struct PeerResult {
     damaged: Option<ExerciseError>,
 }
 
-impl Exercise<'_> {
+/// The transfers of the exercise, with the memory for them.
+#[derive(Debug)]
+pub struct StepTransfers<'a> {
+    agent: &'a Agent,
+    options: ExerciseOptions,
+    buffers: MoveBuffers,
+    /// The memory for the shards of the array.
+    shards: Arena,
+}
+
+/// The transfers that last as long as the members do not change.
+#[derive(Debug)]
+pub struct EpochTransfers {
+    pub members: Vec<MemberId>,
+    /// The number of the epoch.
+    pub number: u64,
+    /// The number of devices that each member has at least.
+    pub devices: u32,
+    pub rings: PreparedMoves,
+    pub resharding: Option<ReshardPlans>,
+}
+
+impl<'a> StepTransfers<'a> {
+    /// Allocates the memory for all buffers.
+    pub fn new(agent: &'a Agent, options: ExerciseOptions) -> Result<Self, MemoryError> {
+        let devices = agent.config().devices.min(move_plan::DEVICES_MAX);
+        let buffers = MoveBuffers::new(devices, options.bytes_max)?;
+        let shards = resharding::allocate_arena(devices, options.bytes_max)?;
+        Ok(Self { agent, options, buffers, shards })
+    }
+
     /// Runs the transfers of step `number`, and checks the received bytes.
-    pub(super) async fn run_step_transfers(
+    pub async fn run_step_transfers(
         &self,
-        epoch: &mut Epoch,
+        epoch: &mut EpochTransfers,
         number: u64,
     ) -> Result<StepReport, ExerciseError> {
         let began = clock::monotonic();
@@ -115,7 +143,7 @@ impl Exercise<'_> {
         let array = async {
             let Some(resharding) = &epoch.resharding else { return Ok(None) };
             let what = (number, move_plan::content_seed_of_array(number, epoch.number));
-            self.reshard(resharding, what, &epoch.members, channel | 2).await.map(Some)
+            resharding.reshard(self.agent, &self.shards, what, &epoch.members, channel | 2).await.map(Some)
         };
         let mut step = StepReport::new(number, epoch.members.clone());
         let (bundles, array) = tokio::join!(join_all(work), array);
