@@ -6,6 +6,7 @@
 //! | file | contents |
 //! | --- | --- |
 //! | `middleware.rs` | the checks of a request: host, identity, origin, role, CSRF proof, rate, body |
+//! | `request_authorizer.rs` | a request while it is authorized |
 //! | `refusals.rs` | the answers to refused requests, and their audit |
 //! | `cookies.rs` | the cookies of browsers |
 //! | `roles.rs` | the role, if any, that a route requires |
@@ -23,7 +24,7 @@
 //!   process, so the server stores no proofs.
 //! - A viewer cannot read the values of keys, because tasks find and trust one another by the addresses and ids in
 //!   these values.
-//! - The access that a route requires is declared where the route is registered (`route_table.rs`). For each route,
+//! - The access that a route requires is declared where the route is registered (`route_builder.rs`). For each route,
 //!   a test sends requests without the required role, and with a missing or wrong proof, origin and host.
 
 mod cookies;
@@ -33,6 +34,7 @@ mod login_throttle;
 mod middleware;
 mod rate_limit;
 mod refusals;
+mod request_authorizer;
 mod roles;
 mod sessions;
 mod tokens;
@@ -46,11 +48,12 @@ use std::time::Duration;
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 
-pub(super) use middleware::{AccessLayerState, CsrfProof, authorize};
+pub(super) use csrf::CsrfProof;
+pub(super) use middleware::{AccessLayerState, authorize};
 pub use roles::RequiredAccess;
 pub use tokens::{NewToken, TokenError, TokenFile, append_token};
 
-use super::AllowedHosts;
+use super::{AllowedHosts, Problem};
 use crate::clock::Clock;
 use crate::coordination::Actor;
 use crate::service::Role;
@@ -91,10 +94,10 @@ pub struct Principal {
 }
 
 impl<S: Sync> FromRequestParts<S> for Principal {
-    type Rejection = super::Problem;
+    type Rejection = Problem;
 
-    async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, super::Problem> {
-        parts.extensions.get::<Self>().cloned().ok_or_else(super::Problem::internal)
+    async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, Problem> {
+        parts.extensions.get::<Self>().cloned().ok_or_else(Problem::internal)
     }
 }
 

@@ -17,11 +17,14 @@ use axum::body::{Body, HttpBody as _};
 use axum::http::StatusCode;
 use bytes::Bytes;
 use http_body_util::BodyExt as _;
+use percent_encoding::percent_decode_str;
 use tokio::time::{Instant, timeout_at};
 
 use super::{ClientNetwork, Problem};
 use crate::telemetry::metrics::{MetricSource, ScrapeSamples, catalogue as metric};
 
+/// The maximum length of a request body, in bytes.
+pub(super) const BODY_BYTES_MAX: usize = 256 << 10;
 /// The maximum time for a whole body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 /// The time during which the rate of a body is not checked.
@@ -30,6 +33,14 @@ const RATE_GRACE: Duration = Duration::from_secs(2);
 const RATE_MIN_BYTES_PER_SECOND: u64 = 1 << 10;
 /// The first allocation for a body, in bytes.
 const INITIAL_CAPACITY: usize = 4 << 10;
+
+/// Returns the value of a field of a form.
+pub(super) fn form_field(form: &[u8], name: &str) -> Option<String> {
+    let form = std::str::from_utf8(form).ok()?;
+    let value = form.split('&').filter_map(|pair| pair.split_once('=')).find(|(key, _)| *key == name)?.1;
+    let value = value.replace('+', " ");
+    percent_decode_str(&value).decode_utf8().ok().map(std::borrow::Cow::into_owned)
+}
 
 #[derive(Default)]
 struct BudgetUsage {

@@ -1,10 +1,10 @@
-//! Serves the events of a job as pages or as server-sent events, and limits the number of streams.
+//! Serves the events of a job as pages or as server-sent events.
 //!
 //! The driver (`engine`) stores the events. Begin at `list_or_stream_events`, then `EventFollower`.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::convert::Infallible;
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use axum::Json;
@@ -17,6 +17,7 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{broadcast, watch};
 
 use super::api::{EventLine, EventsPage};
+use super::event_stream_limiter::StreamGuard;
 use super::extract::{JobPath, QueryParams};
 use super::pagination::{page_limit, page_query};
 use super::{AppState, ClientNetwork, Problem, openapi};
@@ -31,82 +32,6 @@ impl EventLine {
         let event = numbered.event.as_ref().clone();
         let (at, run, what, reason) = (event.at, event.run, event.what, event.reason);
         Self { number: numbered.number, at, job: job.clone(), run, what, reason }
-    }
-}
-
-/// Limits the number of open event streams.
-pub struct EventStreamLimiter {
-    most: usize,
-    most_per_source: usize,
-    open: Arc<Mutex<HashMap<ClientNetwork, usize>>>,
-    stop: watch::Sender<bool>,
-}
-
-impl Default for EventStreamLimiter {
-    fn default() -> Self {
-        Self::new(Self::DEFAULT)
-    }
-}
-
-impl EventStreamLimiter {
-    /// The default maximum of streams.
-    pub const DEFAULT: usize = 256;
-    /// A client network may hold half of all streams, but never less than this number.
-    const MIN_PER_NETWORK: usize = 128;
-
-    /// Returns a limiter for this many streams.
-    #[must_use]
-    pub fn new(most: usize) -> Self {
-        let most_per_source = (most / 2).max(Self::MIN_PER_NETWORK);
-        Self { most, most_per_source, open: Arc::default(), stop: watch::Sender::new(false) }
-    }
-
-    /// Returns how many streams are open, and how many may be.
-    #[must_use]
-    pub fn open_and_maximum(&self) -> (usize, usize) {
-        (lock_counts(&self.open).values().sum(), self.most)
-    }
-
-    /// Reserves a stream for this client network. The receiver becomes true when the stream must end.
-    pub(super) fn acquire_stream(
-        &self,
-        source: ClientNetwork,
-    ) -> Result<(StreamGuard, watch::Receiver<bool>), Problem> {
-        let mut open = lock_counts(&self.open);
-        let all: usize = open.values().sum();
-        let own = open.entry(source).or_default();
-        if all >= self.most || *own >= self.most_per_source {
-            let most = if all >= self.most { self.most } else { self.most_per_source };
-            open.retain(|_, count| *count > 0);
-            return Err(Problem::too_many_streams(most));
-        }
-        *own += 1;
-        Ok((StreamGuard { open: Arc::clone(&self.open), source }, self.stop.subscribe()))
-    }
-
-    /// Ends every stream. Called when the server stops.
-    pub fn end_all_streams(&self) {
-        self.stop.send_replace(true);
-    }
-}
-
-fn lock_counts(open: &Mutex<HashMap<ClientNetwork, usize>>) -> MutexGuard<'_, HashMap<ClientNetwork, usize>> {
-    open.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Holds the reservation of one stream.
-pub(super) struct StreamGuard {
-    open: Arc<Mutex<HashMap<ClientNetwork, usize>>>,
-    source: ClientNetwork,
-}
-
-impl Drop for StreamGuard {
-    fn drop(&mut self) {
-        let mut open = lock_counts(&self.open);
-        if let Some(count) = open.get_mut(&self.source) {
-            *count -= 1;
-        }
-        open.retain(|_, count| *count > 0);
     }
 }
 
@@ -404,24 +329,6 @@ mod tests {
         assert_eq!(numbers(&events_page(&engine, &job, &wanted, 0, 100)), excluded[1..2]);
         let wrong = EventFilter::new(job.id, &query(Some("exploded"), None)).err().unwrap();
         assert!(wrong.detail.contains("task-failed"), "{wrong:?}");
-    }
-
-    #[test]
-    fn streams_are_bounded_in_all_and_for_each_source() {
-        let streams = EventStreamLimiter::new(2 * EventStreamLimiter::MIN_PER_NETWORK);
-        let [a, b, c] = [1, 2, 3].map(|host| ClientNetwork::of_address([10, 0, 0, host].into()));
-        let half = 0..EventStreamLimiter::MIN_PER_NETWORK;
-        let mut held: Vec<_> =
-            half.clone().map(|_| streams.acquire_stream(a).map_err(|_| ()).unwrap()).collect();
-        assert!(streams.acquire_stream(a).is_err(), "half of all is for one source");
-        held.extend(half.map(|_| streams.acquire_stream(b).map_err(|_| ()).unwrap()));
-        assert!(streams.acquire_stream(c).is_err());
-        assert_eq!(
-            streams.open_and_maximum(),
-            (2 * EventStreamLimiter::MIN_PER_NETWORK, 2 * EventStreamLimiter::MIN_PER_NETWORK)
-        );
-        held.clear();
-        assert!(streams.acquire_stream(c).is_ok() && lock_counts(&streams.open).is_empty());
     }
 
     #[test]

@@ -10,7 +10,7 @@ use axum::http::request::Parts;
 use serde::de::DeserializeOwned;
 
 use super::{AppState, Problem};
-use crate::coordination::{JobId, JobName, OperatorCommand, Reason};
+use crate::coordination::{JobId, JobName, JobReader, OperatorCommand, Reason};
 use crate::service::{ActorContext, Operation};
 
 /// The JSON body of a request. Types refuse unknown fields.
@@ -60,6 +60,18 @@ impl JobPath {
         command: OperatorCommand,
     ) -> Operation<'a> {
         Operation { job: self.id, name: &self.name, by, reason, command, subject: None }
+    }
+}
+
+impl AppState {
+    /// Reads a part of a job.
+    pub(super) fn read_job<T>(
+        &self,
+        job: &JobPath,
+        look: impl FnOnce(JobReader<'_>) -> T,
+    ) -> Result<T, Problem> {
+        let seen = self.engine.read(|core, _| core.job(job.id).map(look));
+        seen.ok_or_else(|| Problem::no_such_job(job.name.as_str(), Vec::new()))
     }
 }
 

@@ -1,44 +1,10 @@
-//! Serves `/healthz/live` and `/healthz/ready`, and holds `ServerReadiness`, the state that they report.
+//! Serves `/healthz/live` and `/healthz/ready`.
 //!
-//! The health service of the gRPC port (`grpc`) reads the same `ServerReadiness`. Begin at `ServerReadiness`.
-
-use std::sync::atomic::{AtomicU8, Ordering};
+//! `readiness.rs` has the state that they report. Begin at `answer_readiness`.
 
 use axum::extract::State;
 
 use super::{AppState, Problem};
-
-const STARTING: u8 = 0;
-const READY: u8 = 1;
-const STOPPING: u8 = 2;
-
-/// The readiness of the server: ready from the moment at which every listener is bound until the server
-/// stops.
-#[derive(Debug, Default)]
-pub struct ServerReadiness(AtomicU8);
-
-impl ServerReadiness {
-    /// Records that every listener is bound.
-    pub fn mark_ready(&self) {
-        // A stop that came first prevails.
-        let _ = self.0.compare_exchange(STARTING, READY, Ordering::Relaxed, Ordering::Relaxed);
-    }
-
-    /// Records that the server stops.
-    pub fn mark_stopping(&self) {
-        self.0.store(STOPPING, Ordering::Relaxed);
-    }
-
-    /// Returns why the server is not ready; `None` if it is.
-    #[must_use]
-    pub fn not_ready_reason(&self) -> Option<&'static str> {
-        match self.0.load(Ordering::Relaxed) {
-            READY => None,
-            STOPPING => Some("the server is stopping"),
-            _ => Some("the server is starting: not every listener is bound yet"),
-        }
-    }
-}
 
 /// Serves `GET /healthz/live`.
 pub(super) async fn answer_liveness() -> &'static str {
@@ -71,7 +37,7 @@ mod tests {
     use crate::clock::Clock;
     use crate::engine::Engine;
     use crate::http::api::{ServerInfo, Version};
-    use crate::http::router;
+    use crate::http::{ServerReadiness, router};
 
     #[tokio::test]
     async fn the_probe_says_why_the_server_is_not_ready() {
@@ -96,16 +62,5 @@ mod tests {
         let (status, body) = probe().await;
         assert!(status == 503 && body.contains("the server is stopping"), "{body}");
         assert!(body.contains("\"instance\":\"/healthz/ready\""), "{body}");
-    }
-
-    #[test]
-    fn a_server_that_stops_never_becomes_ready() {
-        let readiness = ServerReadiness::default();
-        assert!(readiness.not_ready_reason().is_some_and(|reason| reason.contains("starting")));
-        readiness.mark_ready();
-        assert_eq!(readiness.not_ready_reason(), None);
-        readiness.mark_stopping();
-        readiness.mark_ready();
-        assert!(readiness.not_ready_reason().is_some_and(|reason| reason.contains("stopping")));
     }
 }

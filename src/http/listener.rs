@@ -29,39 +29,6 @@ use super::write_timeout::WriteTimeout;
 use super::{ListenerState, Problem};
 use crate::tls::{self, PrefixedStream, TransportPolicy};
 
-/// The limits of a listener.
-#[derive(Debug, Clone, Copy)]
-pub struct HttpLimits {
-    /// The maximum number of connections. When it is reached, connections that only wait are closed for new
-    /// ones.
-    pub connections: usize,
-    /// The maximum number of connections of one client network.
-    pub connections_per_source: usize,
-    /// The timeout for the protocol detection, the TLS handshake and the head of a request.
-    pub head_timeout: Duration,
-    /// The timeout for the next request after a response.
-    pub idle_timeout: Duration,
-    /// The timeout for a client that does not read a response, and for sent bytes without an acknowledgement.
-    pub send_timeout: Duration,
-    /// The maximum size of the head of a request, in bytes.
-    pub head_bytes: usize,
-}
-
-impl HttpLimits {
-    /// Returns the default limits with this many connections.
-    #[must_use]
-    pub fn new(connections: usize) -> Self {
-        Self {
-            connections,
-            connections_per_source: connections,
-            head_timeout: Duration::from_secs(5),
-            idle_timeout: Duration::from_secs(60),
-            send_timeout: Duration::from_secs(30),
-            head_bytes: 64 << 10,
-        }
-    }
-}
-
 /// The pause after an accept that failed for lack of memory or file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// The maximum time of reading from the client after the last response.
@@ -360,6 +327,7 @@ mod tests {
     use futures_util::stream;
 
     use super::*;
+    use crate::http::HttpLimits;
     #[cfg(feature = "metrics")]
     use crate::telemetry::metrics::catalogue::CATALOGUE;
     #[cfg(feature = "metrics")]

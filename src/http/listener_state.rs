@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use axum::http::StatusCode;
 
-use super::HttpLimits;
+use super::http_limits::HttpLimits;
 use super::slots::ConnectionTable;
 use crate::clock::Clock;
 use crate::meter::{Counter, Histogram, Moment};

@@ -6,25 +6,11 @@ use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::IntoResponse;
 
-use super::{AppState, EventStreamLimiter, Problem, ServerReadiness};
-use crate::telemetry::metrics::{MetricSource, ScrapeSamples, TEXT_FORMAT, catalogue as metric};
+use super::{AppState, Problem};
+use crate::telemetry::metrics::TEXT_FORMAT;
 
 /// Serves `GET /metrics`.
 pub(super) async fn serve_metrics(State(site): State<AppState>) -> Result<impl IntoResponse, Problem> {
     let text = site.metrics.scrape().ok_or_else(Problem::no_metrics)?;
     Ok(([(CONTENT_TYPE, TEXT_FORMAT)], text))
-}
-
-impl MetricSource for ServerReadiness {
-    fn write_samples(&self, page: &mut ScrapeSamples) {
-        page.add_integer_sample(&metric::READY, &[], u64::from(self.not_ready_reason().is_none()));
-    }
-}
-
-impl MetricSource for EventStreamLimiter {
-    fn write_samples(&self, page: &mut ScrapeSamples) {
-        let (open, most) = self.open_and_maximum();
-        page.add_usize_sample(&metric::STREAMS, &[], open);
-        page.add_usize_sample(&metric::STREAMS_LIMIT, &[], most);
-    }
 }

@@ -36,17 +36,20 @@ mod access;
 mod actor;
 mod allowed_hosts;
 pub mod api;
+mod app_state;
 mod audit;
 mod body;
 mod client_network;
 mod drain;
 mod etag;
+mod event_stream_limiter;
 mod events;
 mod exclusions;
 mod extract;
 mod findings;
 mod headers;
 mod health;
+mod http_limits;
 mod jobs;
 mod keys;
 mod listener;
@@ -56,7 +59,10 @@ mod openapi;
 mod pages;
 mod pagination;
 mod problem;
+mod problem_rendering;
+mod readiness;
 mod redaction;
+mod route_builder;
 mod route_table;
 mod routes;
 mod runs;
@@ -68,111 +74,21 @@ mod write_timeout;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use access::check_token_file_round_trip;
 
-use std::sync::Arc;
-
 pub use access::{
     AccessControl, AuthMethod, NewToken, Principal, RequiredAccess, TokenError, TokenFile, append_token,
 };
 pub use actor::{PeerAddress, TransportSecurity};
 pub use allowed_hosts::AllowedHosts;
+pub(crate) use api::Problem;
+pub use app_state::AppState;
 pub use body::BodyBudget;
 pub use client_network::ClientNetwork;
-pub use events::EventStreamLimiter;
-pub use health::ServerReadiness;
-pub use listener::{HttpLimits, serve};
+pub use event_stream_limiter::EventStreamLimiter;
+pub use http_limits::HttpLimits;
+pub use listener::serve;
 pub use listener_state::ListenerState;
-pub use pages::LiveHubs;
+pub use readiness::ServerReadiness;
 pub use redaction::RedactionPatterns;
 pub use route_table::RouteTable;
 pub use routes::{health_router, metrics_router, route_table, router};
 pub use slots::descriptors_needed;
-
-use crate::coordination::JobReader;
-use crate::engine::Engine;
-use crate::service::findings::{FindingMetrics, FindingStore};
-use crate::service::reports::ReportStore;
-use crate::service::{AuditLog, AuditedOperations, Timelines};
-use crate::telemetry::metrics::{MetricSource, Metrics};
-use crate::tls::HandshakeFailures;
-use api::{Problem, ServerInfo};
-
-/// The maximum length of a request body, in bytes.
-const BODY_BYTES_MAX: usize = 256 << 10;
-
-/// The state that the handlers share.
-#[derive(Clone)]
-pub struct AppState {
-    /// The engine.
-    pub engine: Arc<Engine>,
-    /// The readiness of the server.
-    pub readiness: Arc<ServerReadiness>,
-    /// Version and addresses of the server.
-    pub about: Arc<ServerInfo>,
-    /// Commands upon jobs, and the audit of them.
-    pub operations: Arc<AuditedOperations>,
-    /// The limiter of event streams.
-    pub streams: Arc<EventStreamLimiter>,
-    /// The memory budget for request bodies.
-    pub bodies: Arc<BodyBudget>,
-    /// The patterns of keys whose values are hidden.
-    pub redaction: Arc<RedactionPatterns>,
-    /// The failed TLS handshakes.
-    pub handshakes: Arc<HandshakeFailures>,
-    /// Access control.
-    pub guard: Arc<AccessControl>,
-    /// The metrics.
-    pub metrics: Arc<Metrics>,
-    /// The findings.
-    pub findings: Arc<FindingStore>,
-    /// The transfer reports of workers.
-    pub transfers: Arc<ReportStore>,
-    /// The timelines of the jobs.
-    pub timelines: Arc<Timelines>,
-    /// The hubs of live pages.
-    pub live: Arc<LiveHubs>,
-}
-
-impl AppState {
-    /// Returns a state that keeps its audit in memory, redacts nothing, and measures the engine.
-    #[must_use]
-    pub fn new(engine: Arc<Engine>, readiness: Arc<ServerReadiness>, about: Arc<ServerInfo>) -> Self {
-        let (audit, streams) = (Arc::<AuditLog>::default(), Arc::<EventStreamLimiter>::default());
-        let bodies = Arc::<BodyBudget>::default();
-        let (findings, transfers) = (Arc::<FindingStore>::default(), Arc::<ReportStore>::default());
-        let of_findings = FindingMetrics {
-            engine: Arc::clone(&engine),
-            reports: Arc::clone(&transfers),
-            findings: Arc::clone(&findings),
-        };
-        let own: Vec<Arc<dyn MetricSource>> =
-            vec![readiness.clone(), audit.clone(), streams.clone(), bodies.clone(), Arc::new(of_findings)];
-        let metrics = Arc::new(Metrics::for_engine(&engine, own));
-        let operations = AuditedOperations { engine: Arc::clone(&engine), audit, traces: None };
-        Self {
-            operations: Arc::new(operations),
-            handshakes: Arc::new(HandshakeFailures::new(*engine.clock())),
-            guard: Arc::new(AccessControl::without_tokens(*engine.clock())),
-            engine,
-            readiness,
-            about,
-            metrics,
-            findings,
-            transfers,
-            timelines: Arc::default(),
-            live: Arc::default(),
-            streams,
-            bodies,
-            redaction: Arc::default(),
-        }
-    }
-
-    /// Reads a part of a job.
-    fn read_job<T>(
-        &self,
-        job: &extract::JobPath,
-        look: impl FnOnce(JobReader<'_>) -> T,
-    ) -> Result<T, Problem> {
-        let seen = self.engine.read(|core, _| core.job(job.id).map(look));
-        seen.ok_or_else(|| Problem::no_such_job(job.name.as_str(), Vec::new()))
-    }
-}

@@ -1,6 +1,6 @@
 //! Builds the OpenAPI document from the annotations of the handlers.
 //!
-//! `route_table.rs` registers the routes. Begin at `OpenApiDocument`.
+//! `route_builder.rs` registers the routes. Begin at `OpenApiDocument`.
 
 use std::collections::BTreeSet;
 

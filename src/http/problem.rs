@@ -1,25 +1,22 @@
-//! Renders errors as RFC 9457 problem documents, or as pages for browsers.
+//! Makes the problem documents (RFC 9457) of errors.
 //!
-//! Begin at `Problem`.
+//! `problem_rendering.rs` writes them into responses. Begin at `Problem`.
 
-use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
-use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use std::time::Duration;
 
 use super::api::{NO_SUCH_JOB, Problem};
-use super::pages;
 use crate::coordination::{ClaimRefusal, Code, CommandRefusal, JobName};
 use crate::engine::DeclareError;
-use crate::http::TransportSecurity;
 use crate::service::Role;
 
 /// The maximum number of names in a problem.
 const NAMES_MAX: usize = 100;
 
 impl Problem {
-    fn new(status: StatusCode, kind: &str, title: &str, detail: impl Into<Box<str>>) -> Self {
+    /// Returns a problem without jobs.
+    pub(super) fn new(status: StatusCode, kind: &str, title: &str, detail: impl Into<Box<str>>) -> Self {
         Self {
             kind: kind.into(),
             title: title.into(),
@@ -298,56 +295,14 @@ impl IntoResponse for Problem {
     fn into_response(self) -> Response {
         let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let mut response = status.into_response();
-        // `render_problems` writes the body, because it knows what the client accepts.
+        // `problem_rendering.rs` writes the body, because it knows what the client accepts.
         response.extensions_mut().insert(self);
         response
     }
-}
-
-/// Answers a request for an unknown path.
-pub(super) async fn answer_unknown_path() -> Problem {
-    let detail = "this page does not exist; the REST API is at /api/v1/jobs";
-    Problem::new(StatusCode::NOT_FOUND, "/problems/no-such-page", "No such page", detail)
-}
-
-/// Answers a request whose path does not support its method.
-pub(super) async fn answer_unknown_method() -> Problem {
-    let detail = "this page does not support that method; the Allow header lists the supported ones";
-    Problem::new(StatusCode::METHOD_NOT_ALLOWED, "/problems/no-such-method", "No such method", detail)
 }
 
 /// Returns whether a browser asks for a page.
 pub(super) fn accepts_html(headers: &HeaderMap, uri: &Uri) -> bool {
     let accepts = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
     accepts.is_some_and(|accept| accept.contains("text/html")) && !uri.path().starts_with("/api/")
-}
-
-/// Writes the body of a problem, as a page for browsers and as JSON otherwise, and adds the headers of every
-/// response.
-pub(super) async fn render_problems(uri: Uri, request: Request, next: Next) -> Response {
-    let page = accepts_html(request.headers(), &uri);
-    let secure = request.extensions().get::<TransportSecurity>().is_some_and(|channel| channel.secure);
-    let mut response = next.run(request).await;
-    if let Some(mut problem) = response.extensions_mut().remove::<Problem>() {
-        problem.instance = uri.path().into();
-        let kind = if page {
-            *response.body_mut() = pages::render_problem_page(problem).into();
-            HeaderValue::from_static("text/html; charset=utf-8")
-        } else {
-            // A struct of strings and numbers always serializes.
-            *response.body_mut() = serde_json::to_vec(&problem).unwrap_or_default().into();
-            HeaderValue::from_static("application/problem+json")
-        };
-        let headers = response.headers_mut();
-        headers.remove(header::CONTENT_LENGTH);
-        headers.insert(header::CONTENT_TYPE, kind);
-    }
-    let headers = response.headers_mut();
-    super::headers::add_security_headers(headers, secure);
-    // Responses show the state of one moment and are not cached. Those with a tag may be stored for
-    // revalidation.
-    if !headers.contains_key(header::ETAG) {
-        headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    }
-    response
 }

@@ -1,13 +1,14 @@
 //! Lists the routes, each with the access that it requires, and builds the routers of the listeners.
 //!
 //! The handlers are in the modules of their subjects, and the routes of pages are in `pages/mod.rs`. Begin at
-//! [`router`], then `route_table.rs`.
+//! [`router`], then `route_builder.rs`.
 
 use axum::Router;
 use utoipa_axum::routes;
 
 use super::access::{RequiredAccess, login};
-use super::route_table::{RouteTable, Routes};
+use super::route_builder::Routes;
+use super::route_table::RouteTable;
 use super::{
     AppState, about, audit, drain, events, exclusions, findings, health, jobs, keys, metrics, openapi, pages,
     runs, task_owners, transfers,

@@ -26,7 +26,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 
 use super::ClientNetwork;
-use super::listener::HttpLimits;
+use super::http_limits::HttpLimits;
 use crate::clock::Clock;
 use crate::coordination::Timestamp;
 use crate::meter::Counter;

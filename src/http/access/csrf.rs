@@ -12,6 +12,10 @@ use ring::hmac;
 
 use crate::clock::random_bytes;
 
+/// The CSRF proof that the forms of the requested page carry.
+#[derive(Debug, Clone)]
+pub(in crate::http) struct CsrfProof(pub Arc<str>);
+
 /// The HMAC key from which CSRF proofs are derived.
 pub(super) struct CsrfKey(hmac::Key);
 

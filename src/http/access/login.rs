@@ -13,12 +13,14 @@ use bytes::Bytes;
 use super::AuthMethod;
 use super::Principal;
 use super::cookies::{CookieNames, cookie_value};
-use super::middleware::{CsrfProof, form_field};
+use super::csrf::CsrfProof;
 use super::refusals::with_retry_after;
 use super::tokens::{SecretHash, hash_secret};
 use crate::coordination::{Actor, ActorOrigin};
 use crate::http::actor::{PeerAddress, TransportSecurity};
-use crate::http::{AppState, ClientNetwork, Problem, pages};
+use crate::http::body::form_field;
+use crate::http::pages::asset_path;
+use crate::http::{AppState, ClientNetwork, Problem};
 use crate::service::{ActorContext, AuditOutcome};
 
 /// Serves `GET /login`: the page that asks for a token.
@@ -33,9 +35,6 @@ pub(in crate::http) async fn show_login_page(State(site): State<AppState>, reque
     let proof = request.extensions().get::<CsrfProof>().map(|proof| proof.0.to_string()).unwrap_or_default();
     Html(login_page_html(&proof, &next, "")).into_response()
 }
-
-/// The maximum length of a login form, in bytes.
-pub(super) const FORM_BYTES_MAX: usize = 8 << 10;
 
 /// Serves `POST /login`: exchanges a token for a session.
 pub(in crate::http) async fn log_in(State(site): State<AppState>, head: Parts, form: Bytes) -> Response {
@@ -145,7 +144,7 @@ struct LoginPage<'a> {
 }
 
 fn login_page_html(proof: &str, next: &str, wrong: &str) -> Bytes {
-    let page = LoginPage { style: pages::asset_path("muster.css"), proof, next, wrong };
+    let page = LoginPage { style: asset_path("muster.css"), proof, next, wrong };
     // Writing to a string cannot fail.
     page.render().unwrap_or_default().into()
 }

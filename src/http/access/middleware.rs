@@ -11,43 +11,35 @@
 use std::sync::Arc;
 
 use axum::body::Body;
-use axum::extract::{MatchedPath, Request, State};
+use axum::extract::{Request, State};
 use axum::http::header::{self, HeaderName, HeaderValue};
-use axum::http::request::Parts;
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, Method};
 use axum::middleware::Next;
 use axum::response::Response;
 use bytes::Bytes;
-use percent_encoding::percent_decode_str;
 
-use super::cookies::{CookieNames, cookie_value};
-use super::login::FORM_BYTES_MAX;
+use super::cookies::cookie_value;
+use super::csrf::CsrfProof;
 use super::refusals::RefusedRequest;
-use super::{AccessControl, AuthMethod, Principal, RequiredAccess, tokens};
+use super::request_authorizer::{RequestAuthorizer, SEC_FETCH_SITE};
+use super::{AuthMethod, Principal, RequiredAccess, tokens};
 use crate::coordination::{Actor, ActorOrigin};
-use crate::http::actor::{PeerAddress, TransportSecurity, origin_of_user_agent};
+use crate::http::actor::origin_of_user_agent;
 use crate::http::allowed_hosts::host_without_port;
-use crate::http::body::{self, BodyPermit};
+use crate::http::body::{self, BODY_BYTES_MAX, BodyPermit, form_field};
 use crate::http::problem::accepts_html;
 use crate::http::route_table::RouteTable;
-use crate::http::{AppState, BODY_BYTES_MAX, ClientNetwork, Problem};
+use crate::http::{AppState, Problem};
 use crate::service::{ActorContext, Role};
 use crate::telemetry::traces::TraceParent;
 
+/// The maximum length of a login form, in bytes.
+const FORM_BYTES_MAX: usize = 8 << 10;
 /// The header in which scripts of a page send the CSRF proof.
 const PROOF_HEADER: HeaderName = HeaderName::from_static("x-csrf-token");
-const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 /// The field in which forms send the CSRF proof.
 const PROOF_FIELD: &str = "csrf";
-
-/// Returns the value of a field of a form.
-pub(super) fn form_field(form: &[u8], name: &str) -> Option<String> {
-    let form = std::str::from_utf8(form).ok()?;
-    let value = form.split('&').filter_map(|pair| pair.split_once('=')).find(|(key, _)| *key == name)?.1;
-    let value = value.replace('+', " ");
-    percent_decode_str(&value).decode_utf8().ok().map(std::borrow::Cow::into_owned)
-}
 
 /// The state of the authorization middleware.
 #[derive(Clone)]
@@ -62,7 +54,7 @@ pub struct AccessLayerState {
 pub async fn authorize(State(layer): State<AccessLayerState>, request: Request, next: Next) -> Response {
     let (head, wire) = request.into_parts();
     // The checks of the head cannot reach the body.
-    let mut request = RequestAuthorizer::new(layer, head);
+    let mut request = RequestAuthorizer::new(layer.site, &layer.routes, head);
     match request.admit(wire).await {
         Ok(admitted) => request.call_handler(admitted, next).await,
         Err(refusal) => *refusal,
@@ -71,22 +63,6 @@ pub async fn authorize(State(layer): State<AccessLayerState>, request: Request, 
 
 /// The result of a check: the answer to a refused request is its error.
 type AuthorizationResult<T> = Result<T, Box<Response>>;
-
-/// A request while it is authorized: its head, and what is known of it.
-pub(super) struct RequestAuthorizer {
-    pub site: AppState,
-    pub head: Parts,
-    pub source: ClientNetwork,
-    pub access: RequiredAccess,
-    /// The method changes state.
-    pub is_change: bool,
-    /// A browser sent the request.
-    is_browser: bool,
-    channel: TransportSecurity,
-    cookies: CookieNames,
-    /// The author; none before they are identified, and without credentials.
-    pub visitor: Option<Principal>,
-}
 
 /// The parts of an admitted request for its handler.
 struct AdmittedRequest {
@@ -100,10 +76,6 @@ struct AdmittedRequest {
 /// The value of a cookie that a browser gets, and the CSRF proof that is derived from it.
 type NewVisitorCookie = (String, Arc<str>);
 
-/// The CSRF proof that the forms of the requested page carry.
-#[derive(Debug, Clone)]
-pub(in crate::http) struct CsrfProof(pub Arc<str>);
-
 /// The result of the CSRF check on the head of a request.
 enum CsrfCheck {
     /// The proof holds, or none is required.
@@ -113,26 +85,6 @@ enum CsrfCheck {
 }
 
 impl RequestAuthorizer {
-    fn new(AccessLayerState { site, routes }: AccessLayerState, head: Parts) -> Self {
-        let matched = head.extensions.get::<MatchedPath>().map(MatchedPath::as_str);
-        let channel = head.extensions.get::<TransportSecurity>().cloned().unwrap_or_default();
-        let cookies = CookieNames::for_transport(&channel);
-        Self {
-            site,
-            source: ClientNetwork::of_request(&head.extensions),
-            access: routes.required_access(&head.method, matched),
-            is_change: !matches!(head.method, Method::GET | Method::HEAD | Method::OPTIONS),
-            is_browser: head.headers.contains_key(header::ORIGIN)
-                || head.headers.contains_key(&SEC_FETCH_SITE)
-                || cookie_value(&head.headers, cookies.session_cookie_name()).is_some()
-                || cookie_value(&head.headers, cookies.visitor_cookie_name()).is_some(),
-            channel,
-            cookies,
-            visitor: None,
-            head,
-        }
-    }
-
     /// Checks the head, reads the body, and checks the proof in it.
     async fn admit(&mut self, wire: Body) -> AuthorizationResult<AdmittedRequest> {
         let proof = self.check_head().await?;
@@ -231,10 +183,6 @@ impl RequestAuthorizer {
         request
     }
 
-    pub(super) fn access_control(&self) -> &AccessControl {
-        &self.site.guard
-    }
-
     /// Returns the host name by which the client reached this server.
     fn request_host(&self) -> Option<&str> {
         let header = || self.head.headers.get(header::HOST).and_then(|host| host.to_str().ok());
@@ -307,16 +255,6 @@ impl RequestAuthorizer {
             let (actor, role) = (actor(holder.name, ActorOrigin::Page), holder.role);
             Some(Principal { actor, role, auth_method: AuthMethod::Session, csrf: guard.csrf.proof_for(id) })
         }))
-    }
-
-    /// Returns the address of the client.
-    pub(super) fn peer_address(&self) -> Option<std::net::SocketAddr> {
-        self.head.extensions.get::<PeerAddress>().map(|peer| peer.0)
-    }
-
-    pub(super) fn user_agent(&self) -> &str {
-        let agent = self.head.headers.get(header::USER_AGENT).and_then(|agent| agent.to_str().ok());
-        agent.unwrap_or_default()
     }
 
     /// Checks role, content type and origin, as far as the head of the request tells them.

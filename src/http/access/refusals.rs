@@ -11,7 +11,7 @@ use axum::http::{Method, StatusCode};
 use axum::response::{IntoResponse as _, Redirect, Response};
 use percent_encoding::percent_decode_str;
 
-use super::middleware::RequestAuthorizer;
+use super::request_authorizer::RequestAuthorizer;
 use super::tokens;
 use crate::coordination::{Actor, JobName};
 use crate::http::Problem;

@@ -69,3 +69,8 @@ pub(super) async fn serve_asset(
 pub(super) async fn redirect_favicon() -> Redirect {
     Redirect::permanent("/static/muster.svg")
 }
+
+/// Returns the address of a static file.
+pub(in crate::http) fn asset_path(name: &str) -> String {
+    Asset::url_path(name)
+}

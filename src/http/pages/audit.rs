@@ -6,11 +6,10 @@
 use askama::Template;
 use axum::extract::State;
 use axum::response::Response;
-use serde::{Deserialize, Serialize};
 
 use super::fragment::Fragment;
 use super::frame::{NavEntry, PageFrame, PageUser, render_page};
-use super::live_page::LivePage;
+use super::live_page::{AuditPageQuery, LivePage};
 use super::times;
 use crate::coordination::JobName;
 use crate::http::extract::QueryParams;
@@ -20,14 +19,6 @@ use crate::tls::FailedHandshake;
 
 /// The maximum number of lines on the page.
 const LINES: usize = 300;
-
-/// The query parameters of the page.
-#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub(super) struct AuditPageQuery {
-    pub job: String,
-    pub outcome: String,
-}
 
 #[derive(Template)]
 #[template(path = "audit.html")]

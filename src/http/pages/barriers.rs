@@ -10,7 +10,8 @@ use axum::response::Response;
 
 use super::fragment::Fragment;
 use super::frame::{NavEntry, PageFrame, PageUser, render_page};
-use super::job::{BarrierRow, barrier_rows, render_head_fragment};
+use super::job::{BarrierRow, barrier_rows};
+use super::job_head::render_head_fragment;
 use super::links;
 use super::live_page::LivePage;
 use super::snapshot::JobSnapshot;

@@ -7,12 +7,11 @@ use std::sync::Arc;
 use askama::Template;
 use axum::extract::State;
 use axum::response::Response;
-use serde::{Deserialize, Serialize};
 
 use super::fragment::Fragment;
 use super::frame::{NavEntry, PageFrame, PageUser, render_page};
-use super::job::render_head_fragment;
-use super::live_page::LivePage;
+use super::job_head::render_head_fragment;
+use super::live_page::{DevicesPageQuery, LivePage};
 use super::snapshot::JobSnapshot;
 use super::{amount, links};
 use crate::coordination::{
@@ -27,14 +26,6 @@ const ROWS_MAX: usize = 400;
 const ORBAX_KEYS_MAX: usize = 2_000;
 /// The directory in which Orbax stores the device ids of each process.
 const ORBAX: &[u8] = b"orbax/distributed_to_device_ids";
-
-/// The query parameters of the page.
-#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub(super) struct DevicesPageQuery {
-    pub task: String,
-    pub fate: String,
-}
 
 /// The devices of the run and what moved since the run before.
 #[derive(Template)]
@@ -140,7 +131,7 @@ fn render_orbax_fragment(site: &AppState, snapshot: &JobSnapshot) -> Result<Frag
 }
 
 /// Adds the fragment with values of keys for a user who may see them.
-pub(super) fn add_orbax_fragment(
+fn add_orbax_fragment(
     site: &AppState,
     snapshot: &JobSnapshot,
     user: &PageUser,
@@ -154,8 +145,20 @@ pub(super) fn add_orbax_fragment(
     Ok(Arc::new(parts))
 }
 
+/// Returns the fragments of the page. Viewers share them, except for the one with values of keys.
+pub(super) fn render_fragments_for_user(
+    site: &AppState,
+    snapshot: &JobSnapshot,
+    user: &PageUser,
+    which: &DevicesPageQuery,
+) -> Result<Arc<Vec<Fragment>>, Problem> {
+    let name = LivePage::Devices(which.clone()).to_query();
+    let parts = snapshot.cached_fragments(&name, || render_fragments(site, snapshot, which))?;
+    add_orbax_fragment(site, snapshot, user, parts)
+}
+
 /// Returns the fragments that every user sees.
-pub(super) fn render_fragments(
+fn render_fragments(
     site: &AppState,
     snapshot: &JobSnapshot,
     which: &DevicesPageQuery,
@@ -224,7 +227,7 @@ pub(super) async fn show_devices_page(
     let snapshot = JobSnapshot::capture_by_path(&site, &job)?;
     let now = snapshot.captured_at();
     let (title, live) = (format!("Devices of {}", job.name), LivePage::Devices(which.clone()));
-    let parts = live.render_fragments(&site, &snapshot, &user)?.to_vec();
+    let parts = render_fragments_for_user(&site, &snapshot, &user, &which)?.to_vec();
     let page = PageFrame::for_job_snapshot(user, NavEntry::Devices, title, &snapshot, &live, parts);
     render_page(&DevicesPageTemplate { page, job: job.name, query: which }, now)
 }

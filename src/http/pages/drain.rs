@@ -11,7 +11,7 @@ use serde::Deserialize;
 use super::exclusions::FlashQuery;
 use super::fragment::Fragment;
 use super::frame::{NavEntry, PageFrame, PageUser, render_page_with_status};
-use super::job::render_head_fragment;
+use super::job_head::render_head_fragment;
 use super::links::{self, TaskLabel};
 use super::live_page::LivePage;
 use super::snapshot::JobSnapshot;

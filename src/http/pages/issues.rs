@@ -7,7 +7,7 @@ use askama::Template;
 use super::amount;
 use super::fragment::Fragment;
 use super::links::{self, TaskLabel};
-use super::snapshot::JobSnapshot;
+use super::snapshot::{JobSnapshot, last_arrival_time};
 use super::status::{self, TaskStatus, barrier_name};
 use super::times;
 use crate::coordination::{BarrierKind, BarrierView, JobName, RunState, TaskId, Timestamp};
@@ -265,11 +265,6 @@ fn awaited_tasks_issue(snapshot: &JobSnapshot) -> Option<Issue> {
     let advice = "Take a stack of its process (py-spy dump) before anything else; then restart it, or exclude it if the \
                   job can continue without it.";
     Some(need.with_tasks(snapshot, &missing).with_advice(advice, "/guide/states#awaited"))
-}
-
-/// Returns the time of the latest arrival at a barrier.
-pub(super) fn last_arrival_time(barrier: &BarrierView) -> Timestamp {
-    barrier.arrivals.last().map_or(barrier.since, |arrival| arrival.at)
 }
 
 /// Returns a sentence about the heartbeats of these tasks and its consequence. `mixed`: others are missing

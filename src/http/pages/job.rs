@@ -10,12 +10,12 @@ use axum::response::Response;
 
 use super::fragment::Fragment;
 use super::frame::{NavEntry, PageFrame, PageUser, render_page};
+use super::job_head::render_head_fragment;
 use super::links::TaskLabel;
-use super::live_page::LivePage;
-use super::snapshot::JobSnapshot;
+use super::live_page::{LivePage, TaskTableQuery};
+use super::snapshot::{JobSnapshot, last_arrival_time};
 use super::status::{AWAITED_AFTER, TaskStatus, barrier_name};
-use super::task_table::{self, TaskTableQuery};
-use super::{amount, grid, issues, links, status, timeline, times};
+use super::{amount, grid, issues, links, status, task_table, timeline, times};
 use crate::coordination::{
     BarrierKind, BarrierView, FirstCause, JobName, JobView, RunState, RunSummary, TaskId,
 };
@@ -28,43 +28,6 @@ const NAMED: usize = 12;
 const NAMED_OF_MANY: usize = 4;
 /// The maximum number of barriers in progress on the page.
 const BARRIERS_SHOWN: usize = 32;
-
-/// The state of a job, in the line below its name on every page of the job.
-#[derive(Template)]
-#[template(path = "parts/head.html")]
-struct JobHeadFragment<'a> {
-    view: &'a JobView,
-    total: usize,
-    out: usize,
-    excluded: usize,
-    is_unregistered: bool,
-}
-
-impl JobHeadFragment<'_> {
-    /// Returns the tone of the state. A run without some of its tasks has a tone of its own.
-    fn state_tone(&self) -> &'static str {
-        let running = self.view.run.state == RunState::Running;
-        if running && self.out > self.excluded {
-            "warn"
-        } else {
-            status::run_state_tone(&self.view.run.state)
-        }
-    }
-
-    /// Returns the share of live tasks, in percent.
-    fn live_percent(&self) -> usize {
-        self.view.run.live * 100 / self.total.max(1)
-    }
-}
-
-pub(super) fn render_head_fragment(snapshot: &JobSnapshot) -> Result<Fragment, Problem> {
-    let run = &snapshot.view.run;
-    let excluded = run.counts.excluded;
-    let nobody = run.tasks.iter().all(|task| task.lives.is_empty());
-    let (view, total) = (&snapshot.view, snapshot.task_count());
-    let out = total.saturating_sub(run.live);
-    Fragment::new("head", &JobHeadFragment { view, total, out, excluded, is_unregistered: nobody })
-}
 
 /// A barrier in progress, as a row.
 pub(super) struct BarrierRow<'a> {
@@ -122,7 +85,7 @@ impl<'a> BarrierRow<'a> {
 
 /// Returns whether a task arrived at the barrier a moment ago, so that it is still filling.
 pub(super) fn has_recent_arrival(snapshot: &JobSnapshot, barrier: &BarrierView) -> bool {
-    let waited = snapshot.captured_at().since(issues::last_arrival_time(barrier));
+    let waited = snapshot.captured_at().since(last_arrival_time(barrier));
     barrier.kind != BarrierKind::Registration && waited < AWAITED_AFTER
 }
 

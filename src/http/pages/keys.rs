@@ -6,13 +6,13 @@ use askama::Template;
 use axum::extract::State;
 use axum::response::Response;
 use percent_encoding::percent_decode_str;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 
 use super::fragment::Fragment;
 use super::frame::{NavEntry, PageFrame, PageUser, render_page};
-use super::job::render_head_fragment;
+use super::job_head::render_head_fragment;
 use super::links;
-use super::live_page::LivePage;
+use super::live_page::{KeysPageQuery, LivePage};
 use super::snapshot::JobSnapshot;
 use super::{amount, times};
 use crate::coordination::{
@@ -27,15 +27,6 @@ use crate::text::{encode_query_value, percent_encode};
 const LINES: usize = 200;
 /// The maximum number of bytes of a value on the page.
 const VALUE_BYTES_MAX: usize = 16 << 10;
-
-/// The query parameters of the page of keys.
-#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub(super) struct KeysPageQuery {
-    /// The directory, percent-encoded twice, because keys need not be text.
-    pub prefix: String,
-    pub after: String,
-}
 
 /// A row of the tree.
 struct KeyRow {

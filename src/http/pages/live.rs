@@ -1,6 +1,6 @@
 //! Live updates: one stream of server-sent events for each open page.
 //!
-//! `live_page.rs` calls the pages, which render their fragments. Begin at `LiveHub`, then `LivePageStream`.
+//! `page_fragments.rs` calls the pages, which render their fragments. Begin at `LiveHub`, then `LivePageStream`.
 //!
 //! Each viewed job, the overview and the audit have one *hub*, which takes snapshots for all viewers. When an event
 //! reports a change, the hub takes a new snapshot. The time between two snapshots is at least [`MIN_INTERVAL`], and
@@ -17,6 +17,7 @@ use std::convert::Infallible;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use axum::Extension;
 use axum::extract::State;
 use axum::response::sse::{Event, Sse};
 use axum::response::{IntoResponse as _, Response};
@@ -29,12 +30,13 @@ use super::fragment::Fragment;
 use super::frame::PageUser;
 use super::live_page::{LivePage, LiveStreamQuery};
 use super::overview::FleetSnapshot;
+use super::page_fragments::render_page_fragments;
 use super::patch::{PatchStep, line_patch};
 use super::snapshot::JobSnapshot;
 use super::{audit, overview};
 use crate::coordination::JobId;
 use crate::engine::NumberedEvent;
-use crate::http::events::StreamGuard;
+use crate::http::event_stream_limiter::StreamGuard;
 use crate::http::extract::{JobPath, QueryParams};
 use crate::http::{AppState, ClientNetwork, Problem};
 
@@ -73,15 +75,15 @@ struct VersionedSnapshot {
 
 type LatestSnapshot = Option<Arc<VersionedSnapshot>>;
 
-/// The running hubs.
+/// The running hubs, which the streams of a router share.
 #[derive(Default)]
-pub struct LiveHubs {
+pub(super) struct LiveHubs {
     hubs: Mutex<HashMap<HubSubject, Arc<watch::Sender<LatestSnapshot>>>>,
 }
 
 impl LiveHubs {
     /// Subscribes to a hub. Starts the hub if it is not running.
-    fn join(&self, site: &AppState, subject: HubSubject) -> watch::Receiver<LatestSnapshot> {
+    fn join(self: &Arc<Self>, site: &AppState, subject: HubSubject) -> watch::Receiver<LatestSnapshot> {
         let mut hubs = self.hubs.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(hub) = hubs.get(&subject) {
             return hub.subscribe();
@@ -89,7 +91,7 @@ impl LiveHubs {
         let (news, joined) = watch::channel(None);
         let news = Arc::new(news);
         hubs.insert(subject, Arc::clone(&news));
-        tokio::spawn(LiveHub::new(site.clone(), subject, news).run());
+        tokio::spawn(LiveHub::new(Arc::clone(self), site.clone(), subject, news).run());
         joined
     }
 
@@ -105,6 +107,7 @@ impl LiveHubs {
 }
 
 struct LiveHub {
+    hubs: Arc<LiveHubs>,
     site: AppState,
     subject: HubSubject,
     news: Arc<watch::Sender<LatestSnapshot>>,
@@ -114,10 +117,15 @@ struct LiveHub {
 }
 
 impl LiveHub {
-    fn new(site: AppState, subject: HubSubject, news: Arc<watch::Sender<LatestSnapshot>>) -> Self {
+    fn new(
+        hubs: Arc<LiveHubs>,
+        site: AppState,
+        subject: HubSubject,
+        news: Arc<watch::Sender<LatestSnapshot>>,
+    ) -> Self {
         let events = site.engine.subscribe_events(u64::MAX).1;
         let acts = site.operations.audit.subscribe();
-        Self { site, subject, news, events, acts, version: 0 }
+        Self { hubs, site, subject, news, events, acts, version: 0 }
     }
 
     async fn run(mut self) {
@@ -137,13 +145,13 @@ impl LiveHub {
             let pace = tokio::time::sleep((took * CAPTURE_SHARE).clamp(MIN_INTERVAL, MAX_INTERVAL));
             let news = Arc::clone(&self.news);
             tokio::select! {
-                () = news.closed() => if self.site.live.remove_unused(self.subject, &news) { return },
+                () = news.closed() => if self.hubs.remove_unused(self.subject, &news) { return },
                 () = self.wait_for_change() => pace.await,
                 () = tokio::time::sleep(REFRESH_INTERVAL) => {}
             }
         }
         // The job is deleted: the end of their streams tells the viewers.
-        let mut hubs = self.site.live.hubs.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut hubs = self.hubs.hubs.lock().unwrap_or_else(PoisonError::into_inner);
         hubs.remove(&self.subject);
     }
 
@@ -193,6 +201,7 @@ struct LivePageStream {
 
 impl LivePageStream {
     fn new(
+        hubs: &Arc<LiveHubs>,
         site: &AppState,
         source: ClientNetwork,
         subject: HubSubject,
@@ -200,7 +209,7 @@ impl LivePageStream {
         which: LiveStreamQuery,
     ) -> Result<Self, Problem> {
         let (slot, stop) = site.streams.acquire_stream(source)?;
-        let mut news = site.live.join(site, subject);
+        let mut news = hubs.join(site, subject);
         // The present snapshot is new to a viewer that joins now.
         news.mark_changed();
         let pairs = which.have.split(',').take(KNOWN_FRAGMENTS_MAX).filter_map(|pair| pair.split_once(':'));
@@ -220,7 +229,7 @@ impl LivePageStream {
     /// Returns the fragments of the page in this snapshot.
     fn render_fragments(&self, snapshot: &VersionedSnapshot) -> Result<Arc<Vec<Fragment>>, Problem> {
         match &snapshot.seen {
-            HubSnapshot::Job(snapshot) => self.page.render_fragments(&self.site, snapshot, &self.user),
+            HubSnapshot::Job(snapshot) => render_page_fragments(&self.page, &self.site, snapshot, &self.user),
             HubSnapshot::Audit => {
                 let LivePage::Audit(which) = &self.page else { return Err(Problem::internal()) };
                 audit::render_fragments(&self.site, which).map(Arc::new)
@@ -298,6 +307,7 @@ fn sse_event(site: &AppState, kind: &str, parts: &[FragmentUpdate<'_>]) -> Event
 /// Serves `GET /live`.
 pub(super) async fn stream_overview_pages(
     State(site): State<AppState>,
+    Extension(hubs): Extension<Arc<LiveHubs>>,
     guest: PageUser,
     source: ClientNetwork,
     QueryParams(which): QueryParams<LiveStreamQuery>,
@@ -306,17 +316,21 @@ pub(super) async fn stream_overview_pages(
         Some(LivePage::Audit(_)) => HubSubject::Audit,
         _ => HubSubject::All,
     };
-    Ok(Sse::new(LivePageStream::new(&site, source, subject, guest, which)?.into_stream()).into_response())
+    Ok(Sse::new(LivePageStream::new(&hubs, &site, source, subject, guest, which)?.into_stream())
+        .into_response())
 }
 
 /// Serves `GET /jobs/{job}/live`.
 pub(super) async fn stream_job_pages(
     State(site): State<AppState>,
+    Extension(hubs): Extension<Arc<LiveHubs>>,
     job: JobPath,
     guest: PageUser,
     source: ClientNetwork,
     QueryParams(which): QueryParams<LiveStreamQuery>,
 ) -> Result<Response, Problem> {
-    Ok(Sse::new(LivePageStream::new(&site, source, HubSubject::Job(job.id), guest, which)?.into_stream())
-        .into_response())
+    Ok(Sse::new(
+        LivePageStream::new(&hubs, &site, source, HubSubject::Job(job.id), guest, which)?.into_stream(),
+    )
+    .into_response())
 }

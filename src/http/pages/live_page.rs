@@ -1,25 +1,9 @@
 //! The pages that receive live updates. Each has a query that selects its fragments. This module writes and parses
 //! the addresses of the streams.
 //!
-//! `live.rs` sends the updates, and each page renders its own fragments. Begin at [`LivePage`].
-
-use std::sync::Arc;
+//! `live.rs` sends the updates, and `page_fragments.rs` renders the fragments. Begin at [`LivePage`].
 
 use serde::{Deserialize, Serialize};
-
-use super::audit::AuditPageQuery;
-use super::devices::DevicesPageQuery;
-use super::drain::DrainForm;
-use super::fragment::Fragment;
-use super::frame::PageUser;
-use super::keys::KeysPageQuery;
-use super::snapshot::JobSnapshot;
-use super::task_table::TaskTableQuery;
-use super::timeline::TimelinePageQuery;
-use super::transfers::PairFilter;
-use super::{barriers, devices, drain, exclusions, job, keys, task, timeline, transfers};
-use crate::coordination::TaskId;
-use crate::http::{AppState, Problem};
 
 /// A page that follows updates. All its values are texts, as in an address; the page parses them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,6 +28,68 @@ pub(super) enum LivePage {
     Head,
 }
 
+/// The query parameters of the page of the audit.
+#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(super) struct AuditPageQuery {
+    pub job: String,
+    pub outcome: String,
+}
+
+/// The query parameters of the table of tasks: filter, order and page.
+#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(super) struct TaskTableQuery {
+    /// The status to show; `trouble` for all but connected tasks.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub state: String,
+    /// The text that number, address, incarnation or barrier must contain.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub find: String,
+    /// The column by which rows are sorted.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub sort: String,
+    /// Set for descending order.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub down: String,
+    /// The page, counted from 1; `rows` in the address of a stream, where `page` names the page itself.
+    #[serde(rename = "rows", alias = "page", skip_serializing_if = "String::is_empty")]
+    pub page: String,
+}
+
+/// The query parameters of the page of the timeline.
+#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(super) struct TimelinePageQuery {
+    /// The task to which the timeline is limited.
+    pub task: String,
+}
+
+/// The query parameters of the page of devices.
+#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(super) struct DevicesPageQuery {
+    pub task: String,
+    pub fate: String,
+}
+
+/// The query parameters that filter pairs.
+#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(super) struct PairFilter {
+    pub task: String,
+    pub transport: String,
+}
+
+/// The query parameters of the page of keys.
+#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(super) struct KeysPageQuery {
+    /// The directory, percent-encoded twice, because keys need not be text.
+    pub prefix: String,
+    pub after: String,
+}
+
 /// The query of a stream's address.
 #[derive(Debug, Deserialize)]
 pub(super) struct LiveStreamQuery {
@@ -66,39 +112,6 @@ impl LivePage {
     #[cfg(test)]
     fn from_query(query: &str) -> Option<Self> {
         serde_urlencoded::from_str::<LiveStreamQuery>(query).ok()?.page
-    }
-
-    /// Returns the fragments of a page of a job. Viewers share them, except for fragments that are made for one user.
-    pub fn render_fragments(
-        &self,
-        site: &AppState,
-        snapshot: &JobSnapshot,
-        user: &PageUser,
-    ) -> Result<Arc<Vec<Fragment>>, Problem> {
-        let shared = |make: &dyn Fn() -> Result<Vec<Fragment>, Problem>| {
-            snapshot.cached_fragments(&self.to_query(), make)
-        };
-        match self {
-            Self::Job(table) => shared(&|| job::render_fragments(snapshot, table)),
-            Self::Timeline(which) => shared(&|| timeline::render_fragments(snapshot, which)),
-            Self::Barriers => shared(&|| barriers::render_fragments(snapshot)),
-            Self::Transfers(filter) => shared(&|| transfers::render_fragments(snapshot, filter)),
-            Self::Keys(which) => shared(&|| keys::render_fragments(site, snapshot, which)),
-            Self::Devices(which) => {
-                let parts = shared(&|| devices::render_fragments(site, snapshot, which))?;
-                devices::add_orbax_fragment(site, snapshot, user, parts)
-            }
-            // Fragments with forms are made for one user.
-            Self::Task { task } => {
-                let task = task.parse().map_or(TaskId(-1), TaskId);
-                Ok(Arc::new(task::render_fragments(site, snapshot, user, task)?.unwrap_or_default()))
-            }
-            Self::Drain => drain::render_fragments(snapshot, user, DrainForm::default()).map(Arc::new),
-            Self::Exclusions => exclusions::render_fragments(site, snapshot, user).map(Arc::new),
-            Self::Overview | Self::Audit(_) | Self::Head => {
-                shared(&|| Ok(vec![job::render_head_fragment(snapshot)?]))
-            }
-        }
     }
 }
 

@@ -23,7 +23,8 @@
 //! | `assets.rs` | the static files |
 //! | `snapshot.rs` | the snapshot of one job that all viewers share |
 //! | `overview.rs`, `job.rs`, … | one file for each page |
-//! | `live_page.rs` | the pages that receive live updates, with the addresses of their streams |
+//! | `job_head.rs` | the head of every page of a job |
+//! | `live_page.rs`, `page_fragments.rs` | the pages that receive live updates, with the addresses of their streams; their fragments |
 //! | `live.rs`, `patch.rs` | live updates, and line patches between two versions of a fragment |
 
 mod amount;
@@ -41,11 +42,13 @@ mod grid;
 mod guide;
 mod issues;
 mod job;
+mod job_head;
 mod keys;
 mod links;
 mod live;
 mod live_page;
 mod overview;
+mod page_fragments;
 mod patch;
 mod search;
 mod snapshot;
@@ -58,26 +61,25 @@ mod timeline;
 mod times;
 mod transfers;
 
-use super::access::RequiredAccess;
-use super::route_table::Routes;
+use std::sync::Arc;
 
+use super::access::RequiredAccess;
+use super::route_builder::Routes;
+
+pub(super) use assets::asset_path;
 pub use escape::HtmlEscaper;
 pub(super) use frame::render_problem_page;
-pub use live::LiveHubs;
-
-/// Returns the address of a static file.
-pub(super) fn asset_path(name: &str) -> String {
-    assets::Asset::url_path(name)
-}
 
 /// Returns the routes of all pages.
 pub(super) fn page_routes() -> Routes {
-    Routes::default()
-        .get(RequiredAccess::VIEWER, "/", overview::show_overview_page)
+    let streams = Routes::default()
         .get(RequiredAccess::VIEWER, "/live", live::stream_overview_pages)
+        .get(RequiredAccess::VIEWER, "/jobs/{job}/live", live::stream_job_pages)
+        .with_extension(Arc::<live::LiveHubs>::default());
+    streams
+        .get(RequiredAccess::VIEWER, "/", overview::show_overview_page)
         .get(RequiredAccess::VIEWER, "/jobs", overview::redirect_to_overview)
         .get(RequiredAccess::VIEWER, "/jobs/{job}", job::show_job_page)
-        .get(RequiredAccess::VIEWER, "/jobs/{job}/live", live::stream_job_pages)
         .get(RequiredAccess::VIEWER, "/jobs/{job}/timeline", timeline::show_timeline_page)
         .get(RequiredAccess::VIEWER, "/jobs/{job}/barriers", barriers::show_barriers_page)
         .get(RequiredAccess::VIEWER, "/jobs/{job}/tasks/{task}", task::show_task_page)

@@ -8,7 +8,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use super::fragment::Fragment;
-use super::issues::last_arrival_time;
 use super::links::TaskLabel;
 use super::status::{TaskStatus, barrier_name, key_name};
 use crate::coordination::{
@@ -261,6 +260,11 @@ fn awaited_since(view: &JobView) -> HashMap<TaskId, Timestamp> {
         }
     }
     awaited
+}
+
+/// Returns the time of the latest arrival at a barrier.
+pub(super) fn last_arrival_time(barrier: &BarrierView) -> Timestamp {
+    barrier.arrivals.last().map_or(barrier.since, |arrival| arrival.at)
 }
 
 /// Returns the present or last address of a task.

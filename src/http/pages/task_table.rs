@@ -6,10 +6,10 @@ use std::cmp::Reverse;
 use std::fmt::Write as _;
 
 use askama::Template;
-use serde::{Deserialize, Serialize};
 
 use super::fragment::Fragment;
 use super::links;
+use super::live_page::TaskTableQuery;
 use super::snapshot::{JobSnapshot, task_host_text};
 use super::status::{TaskStatus, shorten, wait_texts};
 use super::times;
@@ -21,27 +21,6 @@ use crate::text::encode_query_value;
 const ROWS: usize = 100;
 /// The maximum length of a filter, in bytes.
 const FIND_BYTES_MAX: usize = 200;
-
-/// The query parameters of the table: filter, order and page.
-#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub(super) struct TaskTableQuery {
-    /// The status to show; `trouble` for all but connected tasks.
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub state: String,
-    /// The text that number, address, incarnation or barrier must contain.
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub find: String,
-    /// The column by which rows are sorted.
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub sort: String,
-    /// Set for descending order.
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub down: String,
-    /// The page, counted from 1; `rows` in the address of a stream, where `page` names the page itself.
-    #[serde(rename = "rows", alias = "page", skip_serializing_if = "String::is_empty")]
-    pub page: String,
-}
 
 /// A column by which rows can be sorted.
 struct TaskColumn {

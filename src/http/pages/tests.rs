@@ -10,9 +10,9 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::fragment::Fragment;
+use super::live_page::TaskTableQuery;
 use super::snapshot::JobSnapshot;
 use super::status::TaskStatus;
-use super::task_table::TaskTableQuery;
 use super::{drain, issues, job, overview, times};
 use crate::coordination::{
     Actor, ActorOrigin, CallId, Caller, ConnectionEnd, ConnectionId, Coordinator, Effect, FindingChange,
@@ -53,7 +53,7 @@ impl PagesFixture {
     fn of(settings: JobSettings, beat: u64) -> Self {
         let mut rig = Self::empty(settings, beat);
         (0..rig.lives.len()).for_each(|number| rig.register(number));
-        assert_eq!(rig.scene().view.run.live, rig.lives.len());
+        assert_eq!(rig.snapshot().view.run.live, rig.lives.len());
         rig
     }
 
@@ -187,7 +187,7 @@ impl PagesFixture {
     }
 
     /// Returns the present snapshot of the job.
-    fn scene(&self) -> JobSnapshot {
+    fn snapshot(&self) -> JobSnapshot {
         let view = self.core.job_view(JOB, self.now).unwrap();
         let roster = self.core.job(JOB).unwrap().task_incarnations();
         let seen = self.core.observe_job(JOB, self.now).unwrap();
@@ -205,14 +205,14 @@ impl PagesFixture {
 
     /// Returns the text of one fragment of the job's page.
     fn says(&self, part: &str) -> String {
-        let parts = job::render_fragments(&self.scene(), &TaskTableQuery::default())
+        let parts = job::render_fragments(&self.snapshot(), &TaskTableQuery::default())
             .unwrap_or_else(|_| panic!("it is made"));
         text(&parts, part, self.now)
     }
 
     /// Returns the headings of the issues in order.
     fn issues(&self) -> Vec<String> {
-        issues::job_issues(&self.scene()).iter().map(|need| need.title.clone()).collect()
+        issues::job_issues(&self.snapshot()).iter().map(|need| need.title.clone()).collect()
     }
 }
 
@@ -272,7 +272,7 @@ fn over_a_thousand_failed_tasks_stands_the_end_of_their_run() {
     assert_eq!(rig.issues(), ["1 task has not reached the barrier"]);
     (0..1000).for_each(|number| rig.kill(number));
     rig.wait(1);
-    assert_eq!(rig.scene().count_with_status(TaskStatus::Failed), 1000);
+    assert_eq!(rig.snapshot().count_with_status(TaskStatus::Failed), 1000);
     let issues = rig.issues();
     assert_eq!(issues[0], "Run 1 was abandoned", "{issues:?}");
     assert!(issues.iter().all(|issue| !issue.contains("reached the barrier")), "{issues:?}");
@@ -309,7 +309,7 @@ fn a_drain_waits_for_the_task_that_restarted_after_it_had_acknowledged() {
     let reason = Reason::try_from("maintenance".to_owned()).unwrap();
     rig.apply(Input::Command { job: JOB, actor, reason, act: OperatorCommand::Drain { at: None } });
     let says = |rig: &PagesFixture| {
-        let part = drain::render_status_fragment(&rig.scene()).unwrap_or_else(|_| panic!("it is made"));
+        let part = drain::render_status_fragment(&rig.snapshot()).unwrap_or_else(|_| panic!("it is made"));
         (text(std::slice::from_ref(&part), "drain", rig.now), part.html)
     };
     rig.acknowledge(2, false);
@@ -356,7 +356,7 @@ fn a_task_is_awaited_for_as_long_as_the_others_have_waited() {
     rig.wait(52);
     (0..7).for_each(|number| rig.arrive(number, "step", 3_600_000));
     rig.wait(23);
-    let snapshot = rig.scene();
+    let snapshot = rig.snapshot();
     let awaited = snapshot.find_task(task(7)).unwrap();
     assert_eq!(snapshot.status_since(awaited), Timestamp(rig.now.0 - 23_000_000));
     // The table of tasks, the page of the task and the issue show the same.
@@ -438,8 +438,8 @@ fn issues_are_ordered_alike_on_the_overview() {
     let mut stuck = PagesFixture::of(recoverable(3), 5);
     (0..2).for_each(|number| stuck.arrive(number, "step", 3_600_000));
     stuck.wait(40);
-    survey.add_job(&stuck.scene());
-    survey.add_job(&rig.scene());
+    survey.add_job(&stuck.snapshot());
+    survey.add_job(&rig.snapshot());
     let parts =
         overview::render_fragments(&survey.sorted_by_urgency()).unwrap_or_else(|_| panic!("it is made"));
     let said = text(&parts, "needs", stuck.now);

@@ -5,11 +5,11 @@
 use askama::Template;
 use axum::extract::State;
 use axum::response::Response;
-use serde::{Deserialize, Serialize};
 
 use super::fragment::Fragment;
 use super::frame::{NavEntry, PageFrame, PageUser, render_page};
-use super::live_page::LivePage;
+use super::job_head::render_head_fragment;
+use super::live_page::{LivePage, TimelinePageQuery};
 use super::snapshot::JobSnapshot;
 use super::{issues, links, status, times};
 use crate::coordination::{JobName, TaskId, Timestamp};
@@ -158,14 +158,6 @@ struct TimelinePage {
     tasks: usize,
 }
 
-/// The query parameters of the page.
-#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub(super) struct TimelinePageQuery {
-    /// The task to which the timeline is limited.
-    pub task: String,
-}
-
 impl TimelinePageQuery {
     fn task(&self) -> Option<TaskId> {
         self.task.trim().parse().ok().map(TaskId)
@@ -177,7 +169,7 @@ pub(super) fn render_fragments(
     snapshot: &JobSnapshot,
     which: &TimelinePageQuery,
 ) -> Result<Vec<Fragment>, Problem> {
-    Ok(vec![super::job::render_head_fragment(snapshot)?, render_fragment(snapshot, true, which.task())?])
+    Ok(vec![render_head_fragment(snapshot)?, render_fragment(snapshot, true, which.task())?])
 }
 
 /// Serves `GET /jobs/{job}/timeline`.

@@ -8,12 +8,11 @@ use std::time::Duration;
 use askama::Template;
 use axum::extract::State;
 use axum::response::Response;
-use serde::{Deserialize, Serialize};
 
 use super::fragment::Fragment;
 use super::frame::{NavEntry, PageFrame, PageUser, render_page};
-use super::job::render_head_fragment;
-use super::live_page::LivePage;
+use super::job_head::render_head_fragment;
+use super::live_page::{LivePage, PairFilter};
 use super::snapshot::JobSnapshot;
 use super::{amount, links, status, times};
 use crate::coordination::{JobId, JobName, TaskId, TaskIncarnations, Timestamp};
@@ -35,14 +34,6 @@ const STEP: usize = 10;
 /// The width of the chart, in units of the picture.
 const WIDTH: usize = 600;
 const HEIGHT: usize = 140;
-
-/// The query parameters that filter pairs.
-#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub(super) struct PairFilter {
-    pub task: String,
-    pub transport: String,
-}
 
 impl PairFilter {
     fn task(&self) -> Option<TaskId> {

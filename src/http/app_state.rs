@@ -1,0 +1,83 @@
+//! The state that the handlers of the HTTP port share.
+//!
+//! `routes.rs` gives it to the handlers. Begin at [`AppState`].
+
+use std::sync::Arc;
+
+use super::access::AccessControl;
+use super::api::ServerInfo;
+use super::body::BodyBudget;
+use super::event_stream_limiter::EventStreamLimiter;
+use super::readiness::ServerReadiness;
+use super::redaction::RedactionPatterns;
+use crate::engine::Engine;
+use crate::service::findings::{FindingMetrics, FindingStore};
+use crate::service::reports::ReportStore;
+use crate::service::{AuditLog, AuditedOperations, Timelines};
+use crate::telemetry::metrics::{MetricSource, Metrics};
+use crate::tls::HandshakeFailures;
+
+/// The state that the handlers share.
+#[derive(Clone)]
+pub struct AppState {
+    /// The engine.
+    pub engine: Arc<Engine>,
+    /// The readiness of the server.
+    pub readiness: Arc<ServerReadiness>,
+    /// Version and addresses of the server.
+    pub about: Arc<ServerInfo>,
+    /// Commands upon jobs, and the audit of them.
+    pub operations: Arc<AuditedOperations>,
+    /// The limiter of event streams.
+    pub streams: Arc<EventStreamLimiter>,
+    /// The memory budget for request bodies.
+    pub bodies: Arc<BodyBudget>,
+    /// The patterns of keys whose values are hidden.
+    pub redaction: Arc<RedactionPatterns>,
+    /// The failed TLS handshakes.
+    pub handshakes: Arc<HandshakeFailures>,
+    /// Access control.
+    pub guard: Arc<AccessControl>,
+    /// The metrics.
+    pub metrics: Arc<Metrics>,
+    /// The findings.
+    pub findings: Arc<FindingStore>,
+    /// The transfer reports of workers.
+    pub transfers: Arc<ReportStore>,
+    /// The timelines of the jobs.
+    pub timelines: Arc<Timelines>,
+}
+
+impl AppState {
+    /// Returns a state that keeps its audit in memory, redacts nothing, and measures the engine.
+    #[must_use]
+    pub fn new(engine: Arc<Engine>, readiness: Arc<ServerReadiness>, about: Arc<ServerInfo>) -> Self {
+        let (audit, streams) = (Arc::<AuditLog>::default(), Arc::<EventStreamLimiter>::default());
+        let bodies = Arc::<BodyBudget>::default();
+        let (findings, transfers) = (Arc::<FindingStore>::default(), Arc::<ReportStore>::default());
+        let of_findings = FindingMetrics {
+            engine: Arc::clone(&engine),
+            reports: Arc::clone(&transfers),
+            findings: Arc::clone(&findings),
+        };
+        let own: Vec<Arc<dyn MetricSource>> =
+            vec![readiness.clone(), audit.clone(), streams.clone(), bodies.clone(), Arc::new(of_findings)];
+        let metrics = Arc::new(Metrics::for_engine(&engine, own));
+        let operations = AuditedOperations { engine: Arc::clone(&engine), audit, traces: None };
+        Self {
+            operations: Arc::new(operations),
+            handshakes: Arc::new(HandshakeFailures::new(*engine.clock())),
+            guard: Arc::new(AccessControl::without_tokens(*engine.clock())),
+            engine,
+            readiness,
+            about,
+            metrics,
+            findings,
+            transfers,
+            timelines: Arc::default(),
+            streams,
+            bodies,
+            redaction: Arc::default(),
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! Registers routes, each with the access that it requires.
+//!
+//! `routes.rs` and `pages/mod.rs` list the routes, and `access/middleware.rs` checks requests. [`Routes`] holds the
+//! router. Every function that adds a route takes a [`RequiredAccess`], so a route without it does not compile. The
+//! methods and the path of a route under `/api/v1` come from the annotation that also describes it in the OpenAPI
+//! document. Begin at [`Routes`].
+
+use std::sync::Arc;
+
+use axum::handler::Handler;
+use axum::http::Method;
+use axum::routing::{self, MethodRouter};
+use axum::{Extension, Router, middleware};
+use utoipa::openapi::extensions::Extensions;
+use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouter};
+
+use super::access::{AccessLayerState, RequiredAccess, authorize};
+use super::openapi::{self, OpenApiDocument};
+use super::route_table::RouteTable;
+use super::{AppState, etag, problem_rendering};
+
+/// Routes with the access that each requires.
+#[derive(Default)]
+pub(super) struct Routes {
+    router: OpenApiRouter<AppState>,
+    table: RouteTable,
+}
+
+impl Routes {
+    /// Adds a route for GET, which has no OpenAPI description.
+    pub fn get<H: Handler<T, AppState>, T: 'static>(
+        self,
+        access: RequiredAccess,
+        path: &str,
+        handler: H,
+    ) -> Self {
+        self.add_route(access, Method::GET, path, routing::get(handler))
+    }
+
+    /// Adds a route for POST, which has no OpenAPI description.
+    pub fn post<H: Handler<T, AppState>, T: 'static>(
+        self,
+        access: RequiredAccess,
+        path: &str,
+        handler: H,
+    ) -> Self {
+        self.add_route(access, Method::POST, path, routing::post(handler))
+    }
+
+    fn add_route(
+        mut self,
+        access: RequiredAccess,
+        method: Method,
+        path: &str,
+        handler: MethodRouter<AppState>,
+    ) -> Self {
+        self.table.add_route(access, method, path);
+        Self { router: self.router.route(path, handler), ..self }
+    }
+
+    /// Adds the routes of handlers that have an OpenAPI description, which then states the role that they require.
+    pub fn add_described(
+        mut self,
+        access: RequiredAccess,
+        mut handlers: UtoipaMethodRouter<AppState>,
+    ) -> Self {
+        for (path, item) in &mut handlers.1.paths {
+            for (method, operation) in openapi::operations_by_method(item) {
+                self.table.add_route(access, method, path);
+                if let RequiredAccess::Role(role) = access {
+                    operation.extensions = Some(Extensions::from_iter([("x-role", role.to_string())]));
+                }
+            }
+        }
+        Self { router: self.router.routes(handlers), ..self }
+    }
+
+    /// Adds other routes.
+    pub fn merge(mut self, other: Self) -> Self {
+        for (access, method, path) in other.table.rows() {
+            self.table.add_route(access, method.clone(), path);
+        }
+        Self { router: self.router.merge(other.router), ..self }
+    }
+
+    /// Adds entity tags to the answers of these routes.
+    pub fn with_etags(self) -> Self {
+        Self { router: self.router.layer(middleware::from_fn(etag::answer_with_etag)), ..self }
+    }
+
+    /// Adds a value to the requests of these routes, for their handlers.
+    pub fn with_extension<E: Clone + Send + Sync + 'static>(self, extension: E) -> Self {
+        Self { router: self.router.layer(Extension(extension)), ..self }
+    }
+
+    /// Adds the OpenAPI document of these routes to their requests, for the handlers that show it.
+    pub fn with_document(self) -> Self {
+        let described = openapi::document_without_paths().merge_from(self.router.get_openapi().clone());
+        Self { router: self.router.layer(Extension(OpenApiDocument::new(described))), ..self }
+    }
+
+    /// Returns the access that each route requires.
+    pub fn into_table(self) -> RouteTable {
+        self.table
+    }
+
+    /// Returns the router, with access control before every route.
+    pub fn into_guarded_router(self, site: AppState) -> Router {
+        let access = AccessLayerState { site: site.clone(), routes: Arc::new(self.table) };
+        let router = with_fallbacks(self.router.into());
+        finish_router(router.layer(middleware::from_fn_with_state(access, authorize)), site)
+    }
+
+    /// Returns the router without access control. Only routes for everybody that read no body may be in it.
+    pub fn into_router_without_access_control(self, site: AppState) -> Router {
+        debug_assert!(
+            self.table
+                .rows()
+                .all(|(access, method, _)| (access, method) == (RequiredAccess::Public, &Method::GET))
+        );
+        finish_router(with_fallbacks(self.router.into()), site)
+    }
+}
+
+/// Answers requests for unknown paths and methods.
+fn with_fallbacks(router: Router<AppState>) -> Router<AppState> {
+    router
+        .fallback(problem_rendering::answer_unknown_path)
+        .method_not_allowed_fallback(problem_rendering::answer_unknown_method)
+}
+
+/// Renders problems, and gives the handlers their state.
+fn finish_router(router: Router<AppState>, site: AppState) -> Router {
+    router.layer(middleware::from_fn(problem_rendering::render_problems)).with_state(site)
+}
