@@ -21,12 +21,13 @@ use crate::telemetry::traces::OtlpProtocol;
 mod effective;
 mod exposure;
 mod file;
+mod listener_access;
 mod load;
 mod setting_definitions;
 mod value;
 mod value_source;
 
-pub use exposure::{ExposedAddress, TlsConfig};
+pub use listener_access::{ExposedAddress, TlsConfig};
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use load::check_config_round_trip;
 pub use load::load_config;

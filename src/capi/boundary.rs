@@ -5,14 +5,14 @@
 use std::ffi::{CStr, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use super::process::check_not_forked;
 use super::status::{CallError, MusterStatus, set_last_error};
-use super::wait;
 
 /// Runs the body of a function of the interface.
 pub fn call(body: impl FnOnce() -> Result<(), CallError>) -> MusterStatus {
     let checked = || {
         // First, because another thread may have held any lock when the process was forked.
-        wait::check_not_forked()?;
+        check_not_forked()?;
         body()
     };
     match catch_unwind(AssertUnwindSafe(checked)) {

@@ -69,6 +69,7 @@ mod boundary;
 mod buffer;
 mod handles;
 mod join;
+mod process;
 mod status;
 mod transfer;
 mod values;

@@ -7,7 +7,6 @@
 
 use std::cell::Cell;
 use std::future::Future;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -17,6 +16,7 @@ use tokio::sync::watch;
 
 use super::boundary::{Output, call, panic_error};
 use super::handles::{self, OpaqueHandle};
+use super::process::check_not_forked;
 use super::status::{CallError, MusterStatus};
 
 /// The threads of the runtime. They wait for sockets and timers most of the time.
@@ -27,22 +27,6 @@ pub const ANSWER_TIME: Duration = Duration::from_secs(1);
 pub const MUSTER_TIMEOUT_MAX_MS: i64 = 31_622_400_000;
 
 static RUNTIME: OnceLock<Runtime> = OnceLock::new();
-/// The process that used the library first; 0 before.
-static PROCESS: AtomicU32 = AtomicU32::new(0);
-
-/// Refuses a call in a process that was forked after the library was used.
-pub fn check_not_forked() -> Result<(), CallError> {
-    let own = std::process::id();
-    match PROCESS.compare_exchange(0, own, Ordering::AcqRel, Ordering::Acquire) {
-        Ok(_) => Ok(()),
-        Err(first) if first == own => Ok(()),
-        Err(_) => Err(CallError::new(
-            MusterStatus::Forked,
-            "muster was used before this process was forked, and its threads exist only in the parent: use muster only in \
-             the child, or start another program with exec",
-        )),
-    }
-}
 
 /// Returns the runtime. It is never stopped: the process ends with its threads running.
 fn runtime() -> Result<&'static Runtime, CallError> {
