@@ -145,7 +145,9 @@ impl<'a> Results<'a> {
         // Writing to a string cannot fail.
         let _ = writeln!(
             out,
-            "{repeat} repetitions of {seconds} s each, medians with the least and the most. GB/s are 10^9 bytes a second.\n"
+            "{repeat} repetitions of {seconds} s each, medians with the least and the most. GB/s are 10^9 bytes a second. One at a \
+             time is measured from the sender's call until the bytes are in place, as the receiver saw it, or the sender where the \
+             receiver takes no part. A message that only tells the sender is not counted.\n"
         );
         for (title, subjects) in self.suite.tables {
             self.table(&mut out, title, subjects, |found| {

@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 import threading
+import time
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -111,16 +112,15 @@ class DevicePut:
     def told(self, pipe):
         def wait(moved):
             jax.block_until_ready(moved)
-            pipe.send(("there", None))
+            pipe.send(("there", time.monotonic_ns()))
 
         return wait
 
     def once(self, pipe):
         moved = self.put(0)
         if self.sender:
-            common.expect(pipe, "there")
-        else:
-            self.told(pipe)(moved)
+            return common.expect(pipe, "there")
+        self.told(pipe)(moved)
 
     def close(self):
         jax.distributed.shutdown()

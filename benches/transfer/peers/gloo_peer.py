@@ -4,6 +4,7 @@ import datetime
 import os
 import socket
 import sys
+import time
 
 os.environ["GLOO_SOCKET_IFNAME"] = "lo"
 
@@ -22,7 +23,7 @@ class Gloo:
 
     def __init__(self, sender):
         self.sender = sender
-        self.ack = torch.zeros(1, dtype=torch.uint8)
+        self.ack = torch.zeros(1, dtype=torch.int64)
 
     def meet(self, pipe):
         if self.sender:
@@ -62,13 +63,14 @@ class Gloo:
                 work.wait()
 
     def once(self, pipe):
-        """There, and a byte back: only so does a sender know."""
+        """There, and the time of its arrival back: only so does a sender know."""
         for work in self.post(0):
             work.wait()
         if self.sender:
             dist.recv(self.ack, 1)
-        else:
-            dist.send(self.ack, 0)
+            return int(self.ack[0])
+        self.ack[0] = time.monotonic_ns()
+        dist.send(self.ack, 0)
 
 
 if __name__ == "__main__":

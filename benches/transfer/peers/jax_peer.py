@@ -5,6 +5,7 @@ What it pulls becomes a new array each time: it has no way to receive into memor
 
 import os
 import sys
+import time
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -79,14 +80,12 @@ class Jax:
         self.memory = [np.asarray(array) for slot in range(slots) for array in last[slot]]
 
     def once(self, pipe):
-        # Timed at the sender, as for the others: offered, pulled, and acknowledged.
         self.uuid += 1
         if self.sender:
             self.server.await_pull(self.uuid, self.arrays[0])
-            common.expect(pipe, "pulled")
-        else:
-            jax.block_until_ready(self.connection.pull(self.uuid, self.spec))
-            pipe.send(("pulled", None))
+            return common.expect(pipe, "pulled")
+        jax.block_until_ready(self.connection.pull(self.uuid, self.spec))
+        pipe.send(("pulled", time.monotonic_ns()))
 
 
 if __name__ == "__main__":
