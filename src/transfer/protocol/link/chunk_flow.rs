@@ -80,6 +80,8 @@ impl<T: Clone> LinkSide<T> {
         match header.kind {
             // The peer detects the difference only when it reads the frame.
             _ if self.differed => WaitersToWake::Everyone,
+            // Until the frame of a launch follows, there is nothing to do with a list of transfers.
+            FrameKind::Define | FrameKind::Undefine => WaitersToWake::Lazy,
             FrameKind::Done => WaitersToWake::SendWaiters,
             FrameKind::Go if self.terms.fetch && self.definitions.get(&header.index).is_some_and(fetched) => {
                 WaitersToWake::Lazy

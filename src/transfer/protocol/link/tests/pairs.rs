@@ -156,3 +156,27 @@ fn a_question_that_nobody_answers_changes_nothing() {
     assert_eq!(said(&mut link), [FrameKind::Stay]);
     assert!(link.try_lease() && !link.has_requested_leave() && link.take_outputs().is_empty());
 }
+
+#[test]
+fn of_a_transfer_that_is_not_prepared_only_the_launch_of_the_sender_wakes_a_waiter_that_receives() {
+    let terms = LinkTerms { chunk: CHUNK, fetch: true, lasting: true };
+    for (me, woken) in [(0, WaitersToWake::Everyone), (1, WaitersToWake::Lazy)] {
+        let mut link = LinkSide::new(member(me), member(1 - me), terms, LaunchNumbers::default());
+        let definition = link.define(LaunchDefinition::new(vec![entry(1, 0, 10, 1, me)]));
+        let launching = LaunchParameters {
+            token: 1,
+            definition,
+            at: link.numbers.take_next(0),
+            class: PriorityClass::Normal,
+            source: true,
+            destination: true,
+            inline: None,
+        };
+        assert!(link.launch(launching));
+        let mut told = Vec::new();
+        while let Some(frame) = link.next_control(true) {
+            told.push((frame.header.kind, link.waiters_to_wake(&frame.header)));
+        }
+        assert_eq!(told, [(FrameKind::Define, WaitersToWake::Lazy), (FrameKind::Go, woken)], "task {me}");
+    }
+}
