@@ -50,7 +50,7 @@ _dtype_names: dict[Any, str] = {}
 _DTYPE_NAMES_MAX = 1024
 
 # The data types that JAX converts to those of half the size, unless `jax_enable_x64` is on.
-_WIDE = frozenset({"int64", "uint64", "float64", "complex128"})
+WIDE = frozenset({"int64", "uint64", "float64", "complex128"})
 
 # The longest that the end of the interpreter waits for computations of JAX.
 _COMPUTATIONS_WAIT_S = 60.0
@@ -74,7 +74,7 @@ class Buffer(_native.Buffer):
         types unless `jax_enable_x64` is on. Nobody may write the Buffer while the array lives.
         """
         # Programs that use this package together with JAX have loaded it.
-        internals: Any = None if self.dtype in _WIDE else sys.modules.get("muster.jax._internals")
+        internals: Any = None if self.dtype in WIDE else sys.modules.get("muster.jax._internals")
         made: Any = None if internals is None else internals.array_over(self)
         array: jax.Array = _array_by_dlpack(self) if made is None else made
         if self.nbytes > 0 and array.unsafe_buffer_pointer() != self.address:
@@ -155,6 +155,18 @@ def source(value: Any) -> _native.Source:
     return _of_buffer(value)
 
 
+def plain_dtype_name(dtype: Any) -> str | None:
+    """Returns the name of a data type that `check_plain_dtype()` has accepted; None if it has not, or not yet."""
+    return dtype_name(dtype) if dtype in _dtypes_of_jax else None
+
+
+def check_plain_dtype(dtype: Any) -> None:
+    """Refuses a data type that JAX does not have, or whose elements share bytes."""
+    if dtype not in _dtypes_of_jax:
+        _native.check_dtype(dtype_name(dtype))
+        _dtypes_of_jax.add(dtype)
+
+
 def source_of_jax(array: Any) -> _native.Source:
     """Returns the memory of an array of JAX that `check_concrete()` has not refused, as `source()` does."""
     devices = array.sharding.device_set
@@ -166,9 +178,7 @@ def source_of_jax(array: Any) -> _native.Source:
     [device] = devices
     if device.platform != "cpu":
         raise ArrayMemoryError(f"the array is on {device}, not in memory of the host: copy it there first, jax.device_get(x)")
-    if array.dtype not in _dtypes_of_jax:
-        _native.check_dtype(str(array.dtype))
-        _dtypes_of_jax.add(array.dtype)
+    check_plain_dtype(array.dtype)
     # __dlpack__() waits, too, but holds the GIL meanwhile in JAX 0.6.2.
     check_defined(array)
     try:

@@ -1,7 +1,8 @@
 """Requests of transfers, in the form that the extension takes.
 
 A request says which arrays are sent and received, in which parts, and under which keys. This file also adds the
-program's own names to errors. The extension moves the bytes. Begin at `Launch`.
+program's own names to errors. The extension moves the bytes. Begin at `Launch`. One array that is not divided is
+requested by a `WholeArray` instead, because a `Launch` costs more than all other work for a small array.
 """
 
 from __future__ import annotations
@@ -20,7 +21,24 @@ from muster.errors import LayoutMismatch, MusterError, OrderMismatch, SettingsEr
 if TYPE_CHECKING:
     from muster.jax._packed import Packing
 
-__all__ = ["CHANNEL_MAX", "RESHARDING", "TOGETHER", "Launch", "Part", "Peer", "Receive", "Request", "Send", "channel_number", "peer_address"]
+__all__ = [
+    "CHANNEL_MAX",
+    "RESHARDING",
+    "TOGETHER",
+    "Launch",
+    "Part",
+    "Peer",
+    "Receive",
+    "Request",
+    "Send",
+    "WholeArray",
+    "WholeTarget",
+    "channel_number",
+    "is_process",
+    "peer_address",
+    "whole_array_to_receive",
+    "whole_array_to_send",
+]
 
 _KEY_MAX = 2**64
 CHANNEL_MAX = 2**30
@@ -86,6 +104,16 @@ class Part(NamedTuple):
     """The data type and shape, if elements share bytes."""
     is_jax: bool = False
     """Whether it is an array of JAX, which is sent."""
+
+
+class WholeTarget(NamedTuple):
+    """The memory for an array that is not divided."""
+
+    memory: _native.Buffer
+    finish: Callable[[], Any]
+    """Returns the array, once it is received."""
+    build_early: Callable[[], None]
+    """Does what it can of the work of `finish` while the array is received."""
 
 
 class Request:
@@ -160,9 +188,7 @@ class Launch:
             # At the caller of send() or receive().
             warn_of_copies(packed, stacklevel=4)
         for request in self.requests:
-            _names[request.key] = request.name
-        while len(_names) > _NAMES_MAX:
-            _names.pop(next(iter(_names)), None)
+            _remember_name(request.key, request.name)
 
     def _add(self, transfer: Send | Receive) -> None:
         parts: list[Any] = []
@@ -199,24 +225,96 @@ class Launch:
                 undefined.append(request.part.array)
         return undefined
 
+    def results(self) -> list[Any]:
+        """Returns what became of each transfer: the array that was received, or None for one that was sent."""
+        return [finish() for finish in self.finish]
+
     def explain(self, error: MusterError) -> MusterError:
         """Returns the error with the keys and layouts as the program knows them."""
-        text = str(error)
-        for request in self.requests:
-            name = request.name
-            if isinstance(error, LayoutMismatch) and request.memory is not None:
-                name += f" ({request.describe()} here)"
-            text = text.replace(f"{request.key:016x}", name)
-        if isinstance(error, OrderMismatch):
-            # The other side's keys are known here if they were used here, too.
-            text = re.sub("[0-9a-f]{16}", lambda found: _names.get(int(found[0], 16), found[0]), text)
-            text = re.sub(r"\bchannel (\d+)", lambda found: f"channel {int(found[1]) // _CHANNELS}", text)
-        return type(error)(text, error.reason) if isinstance(error, TransferError) else error
+        return _explain(error, self.requests)
+
+
+class WholeArray:
+    """A launch of one array that is not divided, with a process of this job."""
+
+    __slots__ = ("_key", "finish", "key", "memory")
+
+    failure: MusterError | None = None
+
+    def __init__(self, memory: _native.Source | _native.Buffer, key: str | int, finish: Callable[[], Any]) -> None:
+        self.memory = memory
+        self.key = _number(key, "")
+        self.finish = finish
+        self._key = key
+        _remember_name(self.key, repr(key))
+
+    @property
+    def name(self) -> str:
+        return repr(self._key)
+
+    @property
+    def requests(self) -> Sequence[WholeArray]:
+        return (self,)
+
+    def describe(self) -> str:
+        """Returns the data type and shape."""
+        return f"{self.memory.dtype}{list(self.memory.shape)}"
+
+    def results(self) -> list[Any]:
+        """Returns a list of the array that was received, or of None if it was sent."""
+        return [self.finish()]
+
+    def explain(self, error: MusterError) -> MusterError:
+        """Returns the error with the key and the layout as the program knows them."""
+        return _explain(error, self.requests)
+
+
+def whole_array_to_send(value: Any) -> _native.Source | _native.Buffer | None:
+    """Returns the memory of a Buffer, or of an array of JAX that is defined and lies on one CPU device of this process. None
+    for every other value, which a `Launch` sends or refuses."""
+    if isinstance(value, _native.Buffer):
+        return value
+    shards: Any = sys.modules.get("muster.jax._shards")
+    found: _native.Source | None = None if shards is None else shards.whole_source(value)
+    return found
+
+
+def whole_array_to_receive(value: Any) -> WholeTarget | None:
+    """Returns the memory for a Buffer, or for a jax.ShapeDtypeStruct without a sharding. None for every other value, which a
+    `Launch` receives or refuses."""
+    if isinstance(value, _native.Buffer):
+        return WholeTarget(value, lambda: value, lambda: None)
+    shards: Any = sys.modules.get("muster.jax._shards")
+    found: WholeTarget | None = None if shards is None else shards.whole_target(value)
+    return found
+
+
+def _explain(error: MusterError, requests: Sequence[Request] | Sequence[WholeArray]) -> MusterError:
+    text = str(error)
+    for request in requests:
+        name = request.name
+        if isinstance(error, LayoutMismatch) and request.memory is not None:
+            name += f" ({request.describe()} here)"
+        text = text.replace(f"{request.key:016x}", name)
+    if isinstance(error, OrderMismatch):
+        # The other side's keys are known here if they were used here, too.
+        text = re.sub("[0-9a-f]{16}", lambda found: _names.get(int(found[0], 16), found[0]), text)
+        text = re.sub(r"\bchannel (\d+)", lambda found: f"channel {int(found[1]) // _CHANNELS}", text)
+    return type(error)(text, error.reason) if isinstance(error, TransferError) else error
 
 
 # The last keys that were used, by their numbers.
 _names: dict[int, str] = {}
 _NAMES_MAX = 4096
+
+# The numbers of the texts that were used last as keys of whole arrays. To hash a text takes longer than to look it up.
+_numbers: dict[str, int] = {}
+
+
+def _remember_name(number: int, name: str) -> None:
+    _names[number] = name
+    while len(_names) > _NAMES_MAX:
+        _names.pop(next(iter(_names)), None)
 
 
 def _is_jax(value: Any, kind: str) -> bool:
@@ -227,12 +325,12 @@ def _is_jax(value: Any, kind: str) -> bool:
 
 def peer_address(peer: Any) -> tuple[str | None, int, int | None]:
     """Returns the job of a process if it is another one, the number of the process, and of its device if one is named."""
-    if _is_process(peer):
+    if is_process(peer):
         return None, peer, None
     if isinstance(peer, Peer):
         if not (isinstance(peer.job, str) and _JOB.fullmatch(peer.job)):
             raise SettingsError(f"{peer.job!r} is no job: give its name, as `muster job list` shows it")
-        if not _is_process(peer.task):
+        if not is_process(peer.task):
             raise SettingsError(f"{peer.task!r} is no task of job {peer.job}: give its number")
         return peer.job, peer.task, peer.device
     process, device = getattr(peer, "process_index", None), getattr(peer, "id", None)
@@ -243,7 +341,8 @@ def peer_address(peer: Any) -> tuple[str | None, int, int | None]:
     )
 
 
-def _is_process(number: Any) -> bool:
+def is_process(number: Any) -> bool:
+    """Returns whether a value can be the number of a process."""
     return isinstance(number, int) and not isinstance(number, bool) and 0 <= number < _PROCESS_MAX
 
 
@@ -258,7 +357,19 @@ def _number(key: str | int, place: str) -> int:
     """Returns the number of the transfer of the shard at this place, under this key."""
     if isinstance(key, int) and not place and 0 <= key < _KEY_MAX:
         return key
+    if isinstance(key, str) and not place:
+        known = _numbers.get(key)
+        if known is not None:
+            return known
+        if len(_numbers) >= _NAMES_MAX:
+            _numbers.clear()
+        _numbers[key] = number = _hash(key, place)
+        return number
     if not isinstance(key, (str, int)) or (isinstance(key, int) and not 0 <= key < _KEY_MAX):
         raise SettingsError(f"{key!r} is no key: give a text, or a number below 2**64")
+    return _hash(key, place)
+
+
+def _hash(key: str | int, place: str) -> int:
     text = f"{type(key).__name__}\0{place}\0{key}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")

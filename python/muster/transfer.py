@@ -30,7 +30,20 @@ from typing import Any
 
 from muster import _native
 from muster._network import Network, native_network
-from muster._requests import RESHARDING, TOGETHER, Launch, Peer, Receive, Send, channel_number, peer_address
+from muster._requests import (
+    RESHARDING,
+    TOGETHER,
+    Launch,
+    Peer,
+    Receive,
+    Send,
+    WholeArray,
+    channel_number,
+    is_process,
+    peer_address,
+    whole_array_to_receive,
+    whole_array_to_send,
+)
 from muster._tls import Tls, native_tls
 from muster.errors import LayoutMismatch, MusterError, OrderMismatch, SettingsError, TransferError
 
@@ -59,7 +72,7 @@ class Transfer:
 
     __slots__ = ("_launch", "_native", "_result", "_single")
 
-    def __init__(self, native: _native.Transfer, launch: Launch, single: bool) -> None:
+    def __init__(self, native: _native.Transfer, launch: Launch | WholeArray, single: bool) -> None:
         self._native = native
         self._launch = launch
         self._single = single
@@ -94,7 +107,7 @@ class Transfer:
         """Waits, and returns what was received; None for what was sent. Of several transfers: a list, in their order."""
         self._wait(timeout)
         if self._result is None:
-            self._result = [finish() for finish in self._launch.finish]
+            self._result = self._launch.results()
         return self._result[0] if self._single else list(self._result)
 
     def cancel(self, reason: str, timeout: float = _CANCEL_S) -> None:
@@ -133,6 +146,10 @@ class Transfer:
         names = ", ".join(request.name for request in self._launch.requests[:3])
         more = ", …" if len(self._launch.requests) > 3 else ""
         return f"<muster.transfer.Transfer of {names}{more}: {'over' if self.done() else 'in flight'}>"
+
+
+def _nothing() -> None:
+    """Returns the result of an array that was sent."""
 
 
 def _resolve(future: asyncio.Future[None]) -> None:
@@ -175,15 +192,16 @@ class Engine:
     by their order.
     """
 
-    __slots__ = ("__weakref__", "_native")
+    __slots__ = ("__weakref__", "_here", "_native")
 
     def __init__(self, native: _native.Engine) -> None:
         self._native = native
+        self._here = native.process_id
 
     @property
     def process_id(self) -> int:
         """The number of this process."""
-        return self._native.process_id
+        return self._here
 
     @property
     def incarnation(self) -> int:
@@ -240,7 +258,12 @@ class Engine:
             channel: launches are matched by their order on a channel.
             priority: `latency`, `normal` or `bulk`.
         """
-        return self._transfer([Send(array, to, key)], True, channel, priority, timeout, stall_timeout)
+        memory = whole_array_to_send(array) if is_process(to) else None
+        if memory is None:
+            return self._transfer([Send(array, to, key)], True, channel, priority, timeout, stall_timeout)
+        launch = WholeArray(memory, key, _nothing)
+        options = (channel_number(channel, int(self._here > to)), priority, timeout, stall_timeout)
+        return Transfer(self._native.transfer_whole(True, memory, to, launch.key, options), launch, single=True)
 
     def receive(
         self,
@@ -261,7 +284,15 @@ class Engine:
                 over the memory that was received, without a copy.
             source: the number of the process, or one of its JAX devices; or a Peer, which is a process of another job.
         """
-        return self._transfer([Receive(into, source, key)], True, channel, priority, timeout, stall_timeout)
+        target = whole_array_to_receive(into) if is_process(source) else None
+        if target is None:
+            return self._transfer([Receive(into, source, key)], True, channel, priority, timeout, stall_timeout)
+        launch = WholeArray(target.memory, key, target.finish)
+        options = (channel_number(channel, int(self._here <= source)), priority, timeout, stall_timeout)
+        transfer = Transfer(self._native.transfer_whole(False, target.memory, source, launch.key, options), launch, single=True)
+        # The bytes are on their way meanwhile.
+        target.build_early()
+        return transfer
 
     def transfer(
         self,

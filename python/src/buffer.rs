@@ -19,6 +19,12 @@ use super::wait::forked_error;
 /// The process that made the first Buffer, and the arenas of all its Buffers.
 static MEMORY: LazyLock<(u32, ArenaPool)> = LazyLock::new(|| (std::process::id(), ArenaPool::default()));
 
+/// The bytes of memory that this machine has.
+static TOTAL_MEMORY: LazyLock<u64> = LazyLock::new(|| {
+    let found = rustix::system::sysinfo();
+    found.totalram.saturating_mul(found.mem_unit.into())
+});
+
 /// Memory of the transfer engine with a shape and a data type.
 ///
 /// The class that programs see is derived from this one: `buffer_protocol.rs` adds the buffer protocol, `muster/_memory.py`
@@ -50,6 +56,23 @@ impl Buffer {
         self.memory(py)?.export().map_err(|error| memory_error(py, &error))
     }
 
+    /// Returns a capsule of DLPack that holds an export.
+    fn lend_export<'py>(
+        &self,
+        py: Python<'py>,
+        export: BufferExport,
+        max_version: Option<(u32, u32)>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let loan = MemoryToLend {
+            address: export.address(),
+            shape: &self.shape.sizes,
+            dtype: self.shape.dtype,
+            device: self.device,
+            owner: Box::new(export),
+        };
+        lend(py, loan, max_version)
+    }
+
     /// Returns the shape, the data type and the size in bytes.
     pub const fn array_shape(&self) -> &ArrayShape {
         &self.shape
@@ -66,10 +89,9 @@ impl Buffer {
             let text = format!("device is {device}: give the index of a local CPU device, from 0 on");
             return Err(new_exception(py, "SettingsError", &text, &[]));
         }
-        let total = rustix::system::sysinfo();
-        let total = total.totalram.saturating_mul(total.mem_unit.into());
-        if shape.bytes as u64 > total {
-            let text = format!("{} bytes were asked for, and this machine has {total}", shape.bytes);
+        if shape.bytes as u64 > *TOTAL_MEMORY {
+            let text =
+                format!("{} bytes were asked for, and this machine has {}", shape.bytes, *TOTAL_MEMORY);
             return Err(new_exception(py, "ArrayMemoryError", &text, &[]));
         }
         let (process, arenas) = &*MEMORY;
@@ -118,6 +140,15 @@ impl Buffer {
         Ok(self.memory(py)?.exports())
     }
 
+    /// Returns a capsule of DLPack while a transfer receives into the Buffer, for an array that nobody sees before the
+    /// transfer is complete; `None` if no transfer receives into it now.
+    fn lend_while_received<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        match self.memory(py)?.export_while_written() {
+            Some(export) => self.lend_export(py, export, None).map(Some),
+            None => Ok(None),
+        }
+    }
+
     fn __dlpack_device__(&self) -> (i32, i32) {
         (CPU, self.device)
     }
@@ -146,15 +177,7 @@ impl Buffer {
                 "a Buffer lends its memory and makes no copies: ask without copy=True, and copy the array",
             );
         }
-        let export = self.export(py)?;
-        let loan = MemoryToLend {
-            address: export.address(),
-            shape: &self.shape.sizes,
-            dtype: self.shape.dtype,
-            device: self.device,
-            owner: Box::new(export),
-        };
-        lend(py, loan, max_version)
+        self.lend_export(py, self.export(py)?, max_version)
     }
 
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {

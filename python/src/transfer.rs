@@ -189,6 +189,22 @@ impl Engine {
         };
         requests.iter().map(spec).collect()
     }
+
+    /// Launches transfers as one.
+    fn launch(&self, py: Python<'_>, requests: &[Request<'_>], given: Options) -> PyResult<Transfer> {
+        let began = clock::monotonic();
+        let (mut options, limit) = options(py, given)?;
+        self.wait_for_request_peers(py, requests, limit)?;
+        let specs = self.specs(py, requests)?;
+        let engine = self.live_host(py)?.engine().clone();
+        options.deadline = Some(limit.saturating_sub(clock::monotonic().saturating_duration_since(began)));
+        let handle = py.detach(move || engine.transfer(&[], specs, options));
+        // An error of the request itself is known already.
+        if let Some(Err(error @ (TransferError::Prepare(_) | TransferError::Memory(_)))) = handle.outcome() {
+            return Err(transfer_error(py, &error));
+        }
+        Ok(Transfer { handle, limit: limit + options.stall + GRACE })
+    }
 }
 
 /// Returns a task of this job, or of the one with this name.
@@ -315,18 +331,25 @@ impl Engine {
 
     /// Launches transfers as one.
     fn transfer(&self, py: Python<'_>, requests: Vec<Request<'_>>, given: Options) -> PyResult<Transfer> {
-        let began = clock::monotonic();
-        let (mut options, limit) = options(py, given)?;
-        self.wait_for_request_peers(py, &requests, limit)?;
-        let specs = self.specs(py, &requests)?;
-        let engine = self.live_host(py)?.engine().clone();
-        options.deadline = Some(limit.saturating_sub(clock::monotonic().saturating_duration_since(began)));
-        let handle = py.detach(move || engine.transfer(&[], specs, options));
-        // An error of the request itself is known already.
-        if let Some(Err(error @ (TransferError::Prepare(_) | TransferError::Memory(_)))) = handle.outcome() {
-            return Err(transfer_error(py, &error));
-        }
-        Ok(Transfer { handle, limit: limit + options.stall + GRACE })
+        self.launch(py, &requests, given)
+    }
+
+    /// Launches the transfer of one whole array, with a task of this job. Its first device and this task's take part.
+    fn transfer_whole(
+        &self,
+        outgoing: bool,
+        memory: Bound<'_, PyAny>,
+        task: u32,
+        key: u64,
+        given: Options,
+    ) -> PyResult<Transfer> {
+        let py = memory.py();
+        let place = String::new();
+        self.launch(
+            py,
+            &[Request { outgoing, memory, job: None, task, far: None, near: None, key, place }],
+            given,
+        )
     }
 
     /// Takes the place of a launch in the order of its channel, for transfers whose memory is known later: of each,

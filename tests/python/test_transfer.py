@@ -539,6 +539,111 @@ jax.distributed.shutdown()
         assert f"'weights' ({here} here)" in text, text
 
 
+def test_arrays_of_jax_that_come_again_and_again_are_whole_and_stay_so(scene, release):
+    server = scene.serve("--tasks", "2")
+    code = """
+dtypes, shape = [jnp.float32, jnp.bfloat16, jnp.int8, jnp.bool_, jnp.float8_e4m3fn, jnp.complex64], (64, 300)
+def array(dtype, seed):
+    return ((jnp.arange(shape[0] * shape[1]) + seed) % 7 < 3).reshape(shape).astype(dtype).block_until_ready()
+def same(got, dtype, seed):
+    want = array(dtype, seed)
+    return got.dtype == dtype and got.shape == shape and (np.asarray(got).view(np.uint8) == np.asarray(want).view(np.uint8)).all()
+def meet():
+    target = np.zeros(1, np.uint8)
+    both = [engine.send(np.ones(1, np.uint8), peer, "meet", channel=1), engine.receive(target, peer, "meet", channel=1)]
+    for transfer in both: transfer.wait()
+
+kept = []
+for step in range(12):
+    # The receiver comes first, then the sender does.
+    coming = []
+    if me == 1 and step % 2 == 0:
+        coming = [engine.receive(jax.ShapeDtypeStruct(shape, dtype), peer, f"{dtype}") for dtype in dtypes]
+        assert not any(transfer.done() for transfer in coming)
+    meet()
+    if me == 0:
+        arrays = [array(dtype, step) for dtype in dtypes]
+        transfers = [engine.send(each, peer, f"{dtype}") for each, dtype in zip(arrays, dtypes)]
+        for each in arrays: each.delete()
+        del arrays
+        for transfer in transfers: transfer.wait()
+    else:
+        if not coming: time.sleep(0.05)
+        coming = coming or [engine.receive(jax.ShapeDtypeStruct(shape, dtype), peer, f"{dtype}") for dtype in dtypes]
+        for transfer, dtype in zip(coming, dtypes):
+            got = transfer.result()
+            assert got is transfer.result() and got.committed and list(got.devices()) == [jax.local_devices()[0]]
+            assert same(got, dtype, step), (step, dtype)
+            kept.append((got, dtype, step))
+    # One that never comes is cancelled, and its memory is used for others.
+    if me == 1:
+        never = engine.receive(jax.ShapeDtypeStruct(shape, jnp.float32), peer, "never", channel=2)
+        never.cancel("it is not needed")
+        try: never.result(); raise SystemExit("it has come")
+        except muster.Cancelled: pass
+        del never
+    meet()
+    if me == 0:
+        try: engine.send(array(jnp.float32, 0), peer, "never", channel=2).wait(); raise SystemExit("it was received")
+        except muster.Cancelled: pass
+# What was received can be donated and sent on.
+if me == 1:
+    addresses = {each.unsafe_buffer_pointer() for each, _, _ in kept}
+    assert len(addresses) == len(kept) and all(address % 64 == 0 for address in addresses)
+    assert all(same(*each) for each in kept), "an array has changed"
+    spent = jax.jit(lambda x: x * 2, donate_argnums=0)(kept[0][0])
+    assert (np.asarray(spent) == 2 * np.asarray(array(jnp.float32, 0))).all()
+    engine.send(kept[7][0], peer, "back").wait()
+else:
+    assert same(engine.receive(jax.ShapeDtypeStruct(shape, jnp.bfloat16), peer, "back").result(), jnp.bfloat16, 1)
+say("DONE")
+jax.distributed.shutdown()
+"""
+    tasks = [jax_task(scene, release, server, me, "import time\nimport muster\n" + code) for me in range(2)]
+    for program in reversed(tasks):
+        assert "DONE" in program.succeed()
+
+
+def test_what_cannot_be_sent_is_refused_with_the_same_words_at_every_call(scene, release):
+    server = scene.serve("--tasks", "2")
+    code = """
+def refused(call, kind, text):
+    try: call()
+    except kind as error: assert text in str(error), error
+    else: raise SystemExit(f"nothing said {text!r}")
+whole = jnp.ones(4).block_until_ready()
+gone = jnp.ones(4).block_until_ready(); gone.delete()
+if me == 0:
+    engine.wait_for_peers([peer])
+    for _ in range(2):
+        refused(lambda: engine.send(gone, peer, "k"), muster.ArrayDeleted, "was deleted")
+        refused(lambda: engine.send(jax.random.key(1), peer, "k"), muster.ArrayMemoryError, "key_data")
+        refused(lambda: jax.jit(lambda x: engine.send(x, peer, "k") and x)(whole), muster.ArrayMemoryError, "inside jit")
+        refused(lambda: engine.receive(whole, peer, "k"), muster.ArrayMemoryError, "never changes")
+        refused(lambda: engine.send(whole, True, "k"), muster.SettingsError, "no peer")
+        refused(lambda: engine.send(whole, peer, 1.5), muster.SettingsError, "no key")
+        refused(lambda: engine.send(whole, peer, "k", channel=-1), muster.SettingsError, "channel is -1")
+        refused(lambda: engine.send(whole, peer, "k", priority="urgent"), muster.SettingsError, "latency, normal, bulk")
+        refused(lambda: engine.receive(jax.ShapeDtypeStruct((4,), jnp.float32), me, "k"), muster.SettingsError, "both of this task")
+# The names of both sides, for whole arrays of JAX.
+for _ in range(2):
+    try:
+        if me == 0: engine.send(whole, peer, "weights").wait()
+        else: engine.receive(jax.ShapeDtypeStruct((5,), jnp.float32), peer, "weights").result()
+    except muster.LayoutMismatch as error: say("MISMATCH", error)
+    try:
+        if me == 0: engine.send(whole, peer, "one").wait()
+        else: engine.receive(jax.ShapeDtypeStruct((4,), jnp.float32), peer, "other").result()
+    except muster.OrderMismatch as error: say("ORDER", error)
+say("DONE")
+jax.distributed.shutdown()
+"""
+    tasks = [jax_task(scene, release, server, me, "import muster\n" + code) for me in range(2)]
+    for program, shape, key in zip(tasks, ("[4]", "[5]"), ("one", "other")):
+        text = program.succeed()
+        assert text.count(f"'weights' (float32{shape} here)") == 2 and text.count(f"'{key}'") == 2, text
+
+
 def test_shards_are_sent_from_the_devices_that_have_them(scene, release):
     server = scene.serve("--tasks", "2")
     code = """

@@ -58,6 +58,13 @@ xla_bridge: Any = _private("jax._src.xla_bridge")
 # conversion that has nothing to do, except for types of 64 bits.
 _array_of_capsule: Any = getattr(_private("jaxlib._jax"), "dlpack_managed_tensor_to_buffer", None)
 
+# Makes a DLPack capsule of an array. The array's own __dlpack__() calls it too, after checks that take three times as long.
+_capsule_of_array: Any = getattr(_private("jaxlib._jax"), "buffer_to_dlpack_managed_tensor", None)
+
+# The class of arrays that have memory; traced ones and those of keys are of others. To look at the class takes less time than to
+# ask jax.Array and jax.core.Tracer.
+concrete_array: Any = getattr(_private("jax._src.array"), "ArrayImpl", None)
+
 # Up to 0.6.2 an interval and a count of missed heartbeats, then one timeout.
 _HEARTBEAT_BY_COUNT = not hasattr(distributed.State, "partition_index")
 
@@ -79,6 +86,32 @@ def array_over(buffer: Any) -> Any:
         return None
     device = xla_bridge.get_backend("cpu").device_from_local_hardware_id(buffer.device)
     return _array_of_capsule(buffer.__dlpack__(), device, None)
+
+
+def array_while_received(buffer: Any) -> tuple[Any, Any] | None:
+    """Returns an array of JAX over the memory of a Buffer into which a transfer receives now, and its backend. Nobody may see it
+    before the transfer is complete. None if no transfer receives into it now, or if `array_over()` does not serve it."""
+    if _array_of_capsule is None:
+        return None
+    capsule = buffer.lend_while_received()
+    if capsule is None:
+        return None
+    backend = xla_bridge.get_backend("cpu")
+    return _array_of_capsule(capsule, backend.device_from_local_hardware_id(buffer.device), None), backend
+
+
+def is_present_backend(backend: Any) -> bool:
+    """Returns whether a backend for the CPU is still the one that makes arrays now."""
+    return xla_bridge.get_backend("cpu") is backend
+
+
+def capsule_of(array: Any) -> Any:
+    """Returns the capsule of DLPack by which an array of JAX that is defined lends its memory."""
+    if _capsule_of_array is None:
+        return array.__dlpack__()
+    # The capsule keeps the array that it is made of, which must not be the program's: when that one is deleted, jaxlib would end
+    # the process.
+    return _capsule_of_array(array.addressable_data(0))
 
 
 def process_id() -> int:

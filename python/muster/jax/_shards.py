@@ -11,14 +11,17 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import SingleDeviceSharding
 
+from muster import _native
 from muster._boxes import extents, from_index, whole
-from muster._memory import Buffer, check_concrete, deleted, empty
-from muster._requests import Part
+from muster._memory import WIDE, Buffer, check_concrete, check_plain_dtype, deleted, empty, plain_dtype_name
+from muster._requests import Part, WholeTarget
 from muster.errors import ArrayMemoryError, SettingsError
+from muster.jax._internals import array_while_received, capsule_of, concrete_array, is_present_backend
 from muster.jax._packed import Packing, packing
 
-__all__ = ["parts_to_receive", "parts_to_send"]
+__all__ = ["parts_to_receive", "parts_to_send", "whole_source", "whole_target"]
 
 
 def parts_to_send(array: jax.Array) -> list[Part]:
@@ -42,11 +45,70 @@ def parts_to_send(array: jax.Array) -> list[Part]:
     return [parts[place] for place in sorted(parts)]
 
 
+def whole_source(array: Any) -> _native.Source | None:
+    """Returns the memory of an array that is defined and lies on one CPU device of this process. None for every other value:
+    `parts_to_send()` serves or refuses it, and says why."""
+    if type(array) is not concrete_array:
+        return None
+    sharding = array.sharding
+    if type(sharding) is not SingleDeviceSharding and not (sharding.num_devices == 1 and array.is_fully_addressable):
+        return None
+    # The extension refuses memory of another device, and elements that share bytes.
+    if _native.is_ready(array) is not True:
+        return None
+    try:
+        return _native.Source.from_dlpack(capsule_of(array))
+    except Exception:
+        return None
+
+
+class _ReceivedArray:
+    """An array without a sharding that is received into a Buffer."""
+
+    __slots__ = ("_buffer", "_early")
+
+    def __init__(self, buffer: Buffer) -> None:
+        self._buffer = buffer
+        # The array and its backend. The program gets the array when the transfer is complete.
+        self._early: tuple[Any, Any] | None = None
+
+    def build_early(self) -> None:
+        try:
+            found = array_while_received(self._buffer)
+        except Exception:
+            # The transfer is under way. `finish` raises the error, if it is still there.
+            return
+        if found is not None and found[0].unsafe_buffer_pointer() == self._buffer.address:
+            self._early = found
+
+    def finish(self) -> jax.Array:
+        early, self._early = self._early, None
+        if early is not None and is_present_backend(early[1]):
+            array: jax.Array = early[0]
+            return array
+        return self._buffer.array()
+
+
+def whole_target(struct: Any) -> WholeTarget | None:
+    """Returns the memory for a jax.ShapeDtypeStruct without a sharding. None for every other value, and for a data type that JAX
+    converts or that was not sent or received before."""
+    if type(struct) is not jax.ShapeDtypeStruct or struct.sharding is not None:
+        return None
+    name = plain_dtype_name(struct.dtype)
+    if name is None or name in WIDE:
+        return None
+    buffer = Buffer(list(struct.shape), name, 0)
+    received = _ReceivedArray(buffer)
+    return WholeTarget(buffer, received.finish, received.build_early)
+
+
 def parts_to_receive(struct: Any) -> tuple[list[Part], Callable[[], jax.Array]]:
     """Returns memory for the shards that this process is to have, and what makes an array of it, without a copy."""
     sharding, shape = struct.sharding, tuple(struct.shape)
     local = jax.local_devices(backend="cpu")
     packed = packing(struct.dtype)
+    if packed is None:
+        check_plain_dtype(struct.dtype)
     if sharding is None:
         buffer = _empty(packed, shape, struct.dtype, 0)
         return [Part(buffer, "", int(local[0].id), _elements(packed, shape))], lambda: _array(packed, buffer, shape)

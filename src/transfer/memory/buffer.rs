@@ -156,6 +156,19 @@ impl Buffer {
         Ok(BufferExport(self.clone()))
     }
 
+    /// Hands the address out while a transfer writes the buffer, to a caller that shows the contents to nobody before
+    /// the transfer is complete. None if no transfer writes it now: then [`export`](Self::export) is for it.
+    #[must_use]
+    pub fn export_while_written(&self) -> Option<BufferExport> {
+        let mut usage = self.lock_usage();
+        if usage.claims > 0 || usage.writes.is_empty() {
+            return None;
+        }
+        usage.exports += 1;
+        drop(usage);
+        Some(BufferExport(self.clone()))
+    }
+
     /// Returns the number of exports that live.
     #[must_use]
     pub fn exports(&self) -> u32 {
@@ -435,6 +448,22 @@ mod tests {
         drop(reading);
         buffer.fill(3).unwrap();
         assert_eq!(buffer.with_bytes(|bytes| bytes.to_vec()).unwrap(), vec![3; 100]);
+    }
+
+    #[test]
+    fn an_address_that_is_handed_out_during_a_write_outlives_it_and_forbids_the_next() {
+        let buffer = Buffer::foreign(vec![1; 100]);
+        assert!(buffer.export_while_written().is_none(), "nothing writes it");
+        let writing = buffer.full_span().reserve(AccessKind::Write).unwrap();
+        assert!(buffer.export().is_err());
+        let export = buffer.export_while_written().unwrap();
+        drop(writing);
+        let refused = buffer.full_span().reserve(AccessKind::Write).unwrap_err();
+        assert_eq!(refused, MemoryError::Exported { exports: 1 });
+        drop(export);
+        assert!(
+            buffer.full_span().reserve(AccessKind::Write).is_ok() && buffer.export_while_written().is_none()
+        );
     }
 
     /// An owner that tells on which thread it was dropped.
