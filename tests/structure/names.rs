@@ -1,20 +1,28 @@
-//! Checks that the name of a public type belongs to no other type, except for listed names.
+//! Checks that the name of a public type belongs to no other type, except for listed names: neither in the product nor
+//! in a folder of the tests or of the benchmarks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Names that several types may have, with the reasons.
 const SHARED: &[(&str, &str)] = &[
+    ("Agent", "the Python class is a thin layer over it"),
     ("Arguments", "the command line of one subcommand: its module says which"),
+    ("Buffer", "the Python class is a thin layer over it"),
+    ("Engine", "the driver; the Python class is a transfer engine"),
+    ("Request", "a call of the protocol; in the Python package, a request for transfers"),
     ("TaskId", "the same number; `muster-transfer` does not know the coordination service"),
 ];
 
 /// Files that define the types of another file again, for a build without a feature.
 const SECOND_FORMS: &[&str] = &["meter/disabled.rs"];
 
-/// Returns the definitions of types: by name, the files, and whether one of them is public.
-fn definitions(sources: &BTreeMap<String, String>) -> BTreeMap<&str, (Vec<&str>, bool)> {
-    let mut all: BTreeMap<&str, (Vec<&str>, bool)> = BTreeMap::new();
+/// Definitions of types: by name, the files, and whether one of them is public.
+type Definitions<'a> = BTreeMap<&'a str, (Vec<&'a str>, bool)>;
+
+/// Returns the definitions of types.
+fn definitions(sources: &BTreeMap<String, String>) -> Definitions<'_> {
+    let mut all = Definitions::new();
     for (file, text) in sources {
         // The tests are at the end of a file.
         let text = text.split("\nmod tests {").next().unwrap_or_default();
@@ -48,6 +56,11 @@ fn defined(line: &str) -> Option<(&str, bool)> {
     (is_definition && end > 0).then_some((&rest[..end], public))
 }
 
+/// Returns the names of public types that several files define.
+fn shared_names(all: Definitions<'_>) -> Definitions<'_> {
+    all.into_iter().filter(|(_, (files, public))| *public && files.len() > 1).collect()
+}
+
 fn read(root: &Path) -> BTreeMap<String, String> {
     let mut sources = BTreeMap::new();
     let mut folders: Vec<PathBuf> = vec![root.to_path_buf()];
@@ -55,7 +68,7 @@ fn read(root: &Path) -> BTreeMap<String, String> {
         for entry in std::fs::read_dir(&folder).expect("the sources can be read") {
             let path = entry.expect("the sources can be read").path();
             let below = path.strip_prefix(root).expect("it lies below").to_string_lossy().into_owned();
-            if path.is_dir() && !path.ends_with("tests") {
+            if path.is_dir() && !path.ends_with("tests") && !path.ends_with("node_modules") {
                 folders.push(path);
             } else if below.ends_with(".rs") && !path.ends_with("tests.rs") {
                 sources.insert(below, std::fs::read_to_string(&path).expect("the sources can be read"));
@@ -67,14 +80,16 @@ fn read(root: &Path) -> BTreeMap<String, String> {
 
 #[test]
 fn a_public_type_name_has_one_meaning() {
-    let mut sources = read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"));
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut sources = read(&root.join("src"));
     for file in SECOND_FORMS {
         assert!(sources.remove(*file).is_some(), "{file} is not there");
     }
+    let python = read(&root.join("python/src"));
+    sources.extend(python.into_iter().map(|(file, text)| (format!("python/src/{file}"), text)));
     let all = definitions(&sources);
     assert!(all.len() > 500, "{} types were found", all.len());
-    let shared: BTreeMap<_, _> =
-        all.into_iter().filter(|(_, (files, public))| *public && files.len() > 1).collect();
+    let shared = shared_names(all);
     let allowed: BTreeSet<_> = SHARED.iter().map(|(name, _)| *name).collect();
     let wrong: Vec<_> = shared
         .iter()
@@ -84,6 +99,27 @@ fn a_public_type_name_has_one_meaning() {
     assert!(wrong.is_empty(), "one name, several types:\n{}", wrong.concat());
     let stale: Vec<_> = allowed.iter().filter(|name| !shared.contains_key(**name)).collect();
     assert!(stale.is_empty(), "these names are not shared any more: {stale:?}");
+}
+
+#[test]
+fn a_public_type_name_has_one_meaning_in_each_folder_of_tests() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let (mut folders, mut wrong) = (0, Vec::new());
+    for parent in ["benches", "tests"] {
+        for entry in std::fs::read_dir(root.join(parent)).expect("the tests can be read") {
+            let path = entry.expect("the tests can be read").path();
+            if !path.is_dir() {
+                continue;
+            }
+            folders += 1;
+            let sources = read(&path);
+            for (name, (files, _)) in shared_names(definitions(&sources)) {
+                wrong.push(format!("  {}: {name}: {}\n", path.display(), files.join(", ")));
+            }
+        }
+    }
+    assert!(folders > 10, "{folders} folders were found");
+    assert!(wrong.is_empty(), "one name, several types:\n{}", wrong.concat());
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The imports of a crate, read from its sources.
 //!
-//! A name is followed through the re-exports of modules to the file that defines it. Re-exports themselves,
-//! declarations of modules, and test code do not count as imports. If a file adds a method to a type of another
+//! A name is followed through the re-exports of modules to the file that defines it. A re-export counts as an import
+//! only if the code of its own file has the name. Declarations of modules and test code do not count as imports. If a file adds a method to a type of another
 //! file, a call of the method counts as an import (`methods.rs`).
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,6 +20,8 @@ pub struct File {
     exports: BTreeMap<String, Vec<String>>,
     /// The paths in its code.
     paths: Vec<Vec<String>>,
+    /// The names in its code.
+    words: BTreeSet<String>,
     methods: Methods,
     /// It contains unsafe code.
     pub has_unsafe: bool,
@@ -77,7 +79,9 @@ impl Sources {
                 Some(module) => module.iter().chain(&path[1..]).cloned().collect(),
                 None => path.clone(),
             });
-            for path in direct.chain(inline) {
+            let own = file.exports.iter().filter(|(alias, _)| file.words.contains(*alias));
+            let own = own.map(|(_, path)| path.clone());
+            for path in direct.chain(inline).chain(own) {
                 if let Some(target) = self.resolve(&file.module, &path, 0)
                     && target != *name
                 {
@@ -170,7 +174,8 @@ impl File {
         }
         file.paths = paths(&rest);
         let words = rest.split(|sign: char| !sign.is_alphanumeric() && sign != '_');
-        file.has_unsafe = words.into_iter().any(|word| word == "unsafe");
+        file.words = words.map(str::to_owned).collect();
+        file.has_unsafe = file.words.contains("unsafe");
         file
     }
 }
@@ -245,11 +250,18 @@ fn imports_are_followed_to_the_file_that_defines_them() {
             "high.rs",
             "use crate::low::{self, Thing as Name};\nfn f() { low::renamed(); crate::low::deep::f(); }\n",
         ),
+        ("low/own.rs", "mod part;\npub use part::{Part, unused};\nfn f(_: Part) {}\n"),
+        ("low/own/part.rs", "pub struct Part;\npub fn unused() {}\n"),
         ("tested.rs", "#[cfg(test)]\nmod tests {\n use crate::high::f;\n}\n"),
     ] {
         sources.add(path.to_owned(), text);
     }
     let found: Vec<_> = sources.imports().into_iter().collect();
-    let wanted = [("high.rs", "low/deep.rs"), ("high.rs", "low/inner.rs"), ("low/deep.rs", "low/inner.rs")];
+    let wanted = [
+        ("high.rs", "low/deep.rs"),
+        ("high.rs", "low/inner.rs"),
+        ("low/deep.rs", "low/inner.rs"),
+        ("low/own.rs", "low/own/part.rs"),
+    ];
     assert_eq!(found, wanted.map(|(from, to)| (from.to_owned(), to.to_owned())));
 }

@@ -33,7 +33,7 @@ pub enum Turn {
     Discard,
 }
 
-type Operation = Box<dyn FnOnce(Turn) -> Answer + Send>;
+type StreamOperation = Box<dyn FnOnce(Turn) -> Answer + Send>;
 
 /// A place in the order of a stream: all operations up to this number.
 struct Position {
@@ -49,7 +49,7 @@ impl Position {
 
 #[derive(Default)]
 struct Queue {
-    waiting: VecDeque<(Vec<Position>, Operation)>,
+    waiting: VecDeque<(Vec<Position>, StreamOperation)>,
     enqueued: u64,
     done: u64,
     is_closed: bool,
