@@ -5,17 +5,14 @@ use std::ffi::{c_int, c_uint};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
-use crate::device::Device;
+use crate::device::{DEVICES_MAX, Device};
 use crate::error::{
     Answer, CONTEXT_IS_DESTROYED, INVALID_CONTEXT, INVALID_VALUE, NO_DEVICE, NOT_INITIALIZED, NOT_PERMITTED,
     check_sticky, code_of, write_out,
 };
 use crate::settings::Setting;
 use crate::wait::lock;
-use crate::{device_memory, stream};
 
-/// The most devices that a process can have.
-pub const DEVICES_MAX: usize = 16;
 /// The handle of device 0's primary context; the next devices follow at this distance.
 const FIRST_CONTEXT: usize = 0x0c00_0000;
 const CONTEXT_DISTANCE: usize = 0x1000;
@@ -50,6 +47,14 @@ pub fn current_device() -> Answer<Device> {
         return Err(CONTEXT_IS_DESTROYED);
     }
     Ok(device)
+}
+
+/// Releases the primary context of a device once; returns whether that was the last time.
+pub fn release_primary_context(device: Device) -> Answer<bool> {
+    let mut retained = lock(&RETAINED);
+    let count = &mut retained[device.index()];
+    *count = count.checked_sub(1).ok_or(INVALID_CONTEXT)?;
+    Ok(*count == 0)
 }
 
 /// Runs a host function of a stream, during which this thread may make no CUDA call.
@@ -98,24 +103,6 @@ pub unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut usize, ordinal: 
     }))
 }
 
-/// Releases the primary context of a device. The last release destroys it with its streams and memory; threads on which it
-/// is current then get error 709. A release without a retain gives error 201.
-#[unsafe(no_mangle)]
-pub extern "C" fn cuDevicePrimaryCtxRelease_v2(ordinal: c_int) -> c_int {
-    code_of(check_ready().and_then(|()| {
-        let device = Device::find(ordinal)?;
-        let mut retained = lock(&RETAINED);
-        let count = &mut retained[device.index()];
-        *count = count.checked_sub(1).ok_or(INVALID_CONTEXT)?;
-        if *count == 0 {
-            drop(retained);
-            stream::destroy_all(device);
-            device_memory::free_all(device);
-        }
-        Ok(())
-    }))
-}
-
 /// Returns the flags of a primary context (always 0), and whether it is retained.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDevicePrimaryCtxGetState(
@@ -155,26 +142,4 @@ pub unsafe extern "C" fn cuCtxGetCurrent(context: *mut usize) -> c_int {
 pub unsafe extern "C" fn cuCtxGetDevice(ordinal: *mut c_int) -> c_int {
     // SAFETY: the caller passes a place for a number.
     code_of(current_device().and_then(|device| unsafe { write_out(ordinal, device.ordinal()) }))
-}
-
-/// Returns the range of priorities. A smaller number is a higher priority. A device without priorities returns 0 and 0.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuCtxGetStreamPriorityRange(least: *mut c_int, greatest: *mut c_int) -> c_int {
-    let outputs = [(least, stream::LEAST_PRIORITY), (greatest, stream::GREATEST_PRIORITY)];
-    code_of(current_device().and_then(|_| {
-        // Either output may be null, if the caller does not want it.
-        outputs.into_iter().filter(|(to, _)| !to.is_null()).try_for_each(|(to, value)| {
-            // SAFETY: the caller passes places for two numbers.
-            unsafe { write_out(to, value) }
-        })
-    }))
-}
-
-/// Waits until all work of the current context has ended, and returns an error of that work.
-#[unsafe(no_mangle)]
-pub extern "C" fn cuCtxSynchronize() -> c_int {
-    code_of(current_device().and_then(|device| {
-        stream::synchronize_all(device);
-        check_sticky()
-    }))
 }

@@ -11,9 +11,9 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 
-use crate::context::{DEVICES_MAX, check_ready, current_device};
+use crate::context::{check_ready, current_device};
 use crate::counters::{Counter, CounterGuard};
-use crate::device::Device;
+use crate::device::{DEVICES_MAX, Device};
 use crate::error::{Answer, INVALID_VALUE, OUT_OF_MEMORY, code_of, write_out};
 use crate::settings::Setting;
 use crate::wait::lock;

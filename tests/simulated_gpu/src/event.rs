@@ -21,7 +21,7 @@ use crate::error::{
 use crate::handles::new_handle;
 use crate::process::ProcessIdentity;
 use crate::settings::Setting;
-use crate::stream::{Stream, Turn};
+use crate::stream::{Stream, Turn, on_stream};
 use crate::wait::{announce, lock, wait_until};
 
 /// Flags of events, as `CUevent_flags` numbers them.
@@ -174,7 +174,7 @@ impl EventRecord {
 }
 
 /// Waits for a record in the order of a stream.
-pub fn wait_on_stream(record: &EventRecord) -> Answer {
+fn wait_on_stream(record: &EventRecord) -> Answer {
     if record.wait() {
         Counter::OrphanedWaits.add(1);
         error_of(Setting::OrphanedWait.get())?;
@@ -226,6 +226,26 @@ pub extern "C" fn cuEventRecord(handle: usize, stream: usize) -> c_int {
         });
         Ok(())
     }))
+}
+
+/// Lets the later work of a stream wait for the latest record of an event, as of this call. An event that was never
+/// recorded is no wait. The stream may belong to another device than the event.
+///
+/// A record by a process that has ended, or has lost its device, may never complete. The manual leaves that undefined;
+/// *unconfirmed*: a real stream is taken to wait for ever. Here the wait ends, and is counted (`orphaned_waits`). The setting
+/// `orphaned_wait` makes it a sticky error.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuStreamWaitEvent(handle: usize, event: usize, flags: c_uint) -> c_int {
+    on_stream(handle, |stream| {
+        let event = Event::find(event)?;
+        if flags > 1 {
+            return Err(INVALID_VALUE);
+        }
+        if let Some(record) = event.latest() {
+            stream.enqueue_work(move || wait_on_stream(&record));
+        }
+        Ok(())
+    })
 }
 
 /// Returns whether the latest record is complete: success or error 600. An event that was never recorded is complete.

@@ -6,7 +6,8 @@
 //!
 //! | module | what it owns |
 //! | --- | --- |
-//! | `error`, `context`, `device` | codes, the sticky error, devices, primary contexts, the current context of a thread |
+//! | `error`, `device`, `device_properties` | codes, the sticky error, devices |
+//! | `context`, `context_work` | primary contexts, the current context of a thread, the end of a context and of its work |
 //! | `device_memory`, `host_memory`, `vmm` | allocations, page-locked memory, physical allocations and their mappings |
 //! | `stream`, `stream_values`, `event`, `ipc` | ordered work, words that streams write and await, events, handles for other processes |
 //! | `copy` | copies and fills |
@@ -38,11 +39,13 @@
 #![allow(clippy::disallowed_methods, reason = "elapsed times of events are real ones")]
 
 mod context;
+mod context_work;
 mod control;
 mod copy;
 mod counters;
 mod device;
 mod device_memory;
+mod device_properties;
 mod error;
 mod event;
 mod handles;

@@ -15,7 +15,6 @@ use crate::device::Device;
 use crate::error::{
     Answer, INVALID_HANDLE, INVALID_VALUE, NOT_READY, check_sticky, code_of, is_lost, make_sticky, write_out,
 };
-use crate::event::{self, Event};
 use crate::handles::new_handle;
 use crate::wait::{announce, lock, wait_until};
 
@@ -212,7 +211,7 @@ pub fn destroy_all(device: Device) {
 }
 
 /// Runs a call about a stream.
-fn on_stream(handle: usize, body: impl FnOnce(Arc<Stream>) -> Answer) -> c_int {
+pub fn on_stream(handle: usize, body: impl FnOnce(Arc<Stream>) -> Answer) -> c_int {
     code_of(current_device().and_then(|device| body(Stream::find(handle, device)?)))
 }
 
@@ -282,26 +281,6 @@ pub extern "C" fn cuStreamSynchronize(handle: usize) -> c_int {
 pub unsafe extern "C" fn cuStreamIsCapturing(handle: usize, to: *mut c_int) -> c_int {
     // SAFETY: the caller passes a place for a number.
     on_stream(handle, |_| unsafe { write_out(to, 0) })
-}
-
-/// Lets the later work of a stream wait for the latest record of an event, as of this call. An event that was never
-/// recorded is no wait. The stream may belong to another device than the event.
-///
-/// A record by a process that has ended, or has lost its device, may never complete. The manual leaves that undefined;
-/// *unconfirmed*: a real stream is taken to wait for ever. Here the wait ends, and is counted (`orphaned_waits`). The setting
-/// `orphaned_wait` makes it a sticky error.
-#[unsafe(no_mangle)]
-pub extern "C" fn cuStreamWaitEvent(handle: usize, event: usize, flags: c_uint) -> c_int {
-    on_stream(handle, |stream| {
-        let event = Event::find(event)?;
-        if flags > 1 {
-            return Err(INVALID_VALUE);
-        }
-        if let Some(record) = event.latest() {
-            stream.enqueue_work(move || event::wait_on_stream(&record));
-        }
-        Ok(())
-    })
 }
 
 /// Calls a function of the host after all earlier work of a stream; the stream's later work waits for its return. The

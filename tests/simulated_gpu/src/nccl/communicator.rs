@@ -10,19 +10,14 @@ use std::sync::{Arc, Mutex};
 
 use super::rendezvous::{Links, UniqueId, meet};
 use super::{
-    IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, NcclAnswer, NcclError, SYSTEM_ERROR, UNHANDLED_CUDA_ERROR,
-    code_of, group, write_out,
+    IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, NcclAnswer, NcclError, SYSTEM_ERROR, code_of, write_out,
 };
-use crate::context::current_device;
 use crate::counters::{Counter, CounterGuard};
 use crate::device::Device;
 use crate::error::is_lost;
 use crate::handles::new_handle;
 use crate::settings::Setting;
 use crate::wait::{announce, lock, wait_until};
-
-/// The most ranks of a communicator.
-const RANKS_MAX: c_int = 1024;
 
 /// One rank's side of a communicator.
 #[derive(Debug)]
@@ -49,6 +44,35 @@ pub struct Communicator {
 static COMMUNICATORS: Mutex<BTreeMap<usize, Arc<Communicator>>> = Mutex::new(BTreeMap::new());
 
 impl Communicator {
+    /// Returns a communicator that has not started, with its handle.
+    pub fn create(
+        rank: usize,
+        ranks: usize,
+        device: Device,
+        is_blocking: bool,
+        id: UniqueId,
+    ) -> (usize, Arc<Self>) {
+        let communicator = Arc::new(Self {
+            rank,
+            ranks,
+            device,
+            is_blocking,
+            id,
+            state: AtomicI32::new(IN_PROGRESS.0),
+            is_revoked: AtomicBool::new(false),
+            is_aborted: AtomicBool::new(false),
+            is_finalized: AtomicBool::new(false),
+            links: Mutex::new(None),
+            launched: AtomicU64::new(0),
+            ended: AtomicU64::new(0),
+            running: AtomicU64::new(0),
+            _guard: Counter::Communicators.hold(),
+        });
+        let handle = new_handle();
+        lock(&COMMUNICATORS).insert(handle, communicator.clone());
+        (handle, communicator)
+    }
+
     /// Returns the communicator of a handle.
     pub fn find(handle: usize) -> NcclAnswer<Arc<Self>> {
         lock(&COMMUNICATORS).get(&handle).cloned().ok_or(INVALID_ARGUMENT)
@@ -182,88 +206,6 @@ impl Communicator {
     fn drain(&self) {
         wait_until(|| self.ended.load(SeqCst) == self.launched.load(SeqCst) || self.is_stopped());
     }
-}
-
-/// The begin of `ncclConfig_t`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-pub struct ConfigHead {
-    size: usize,
-    magic: u32,
-    version: u32,
-    blocking: c_int,
-}
-
-impl ConfigHead {
-    /// Reads whether a communicator is to be blocking.
-    unsafe fn is_blocking(config: *const Self) -> NcclAnswer<bool> {
-        const MAGIC: u32 = 0xcafe_beef;
-        if config.is_null() {
-            return Ok(true);
-        }
-        // SAFETY: the caller passes the struct, of which this is the begin.
-        let config = unsafe { config.read_unaligned() };
-        if config.magic != MAGIC || config.size < size_of::<Self>() {
-            return Err(INVALID_ARGUMENT);
-        }
-        match config.blocking {
-            c_int::MIN | 1 => Ok(true),
-            0 => Ok(false),
-            _ => Err(INVALID_ARGUMENT),
-        }
-    }
-}
-
-/// Starts a blocking communicator; see `ncclCommInitRankConfig`.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclCommInitRank(to: *mut usize, ranks: c_int, id: UniqueId, rank: c_int) -> c_int {
-    // SAFETY: the caller passes a place for a handle.
-    unsafe { ncclCommInitRankConfig(to, ranks, id, rank, std::ptr::null()) }
-}
-
-/// Starts the communicator of one rank, on the current device. It completes when all ranks have called, without a limit of
-/// time. Between group start and end it begins at the group's end. A non-blocking communicator can be aborted before.
-///
-/// Stricter: two processes with one rank, and ranks that disagree on their number, have error 5. NCCL is known to hang.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclCommInitRankConfig(
-    to: *mut usize,
-    ranks: c_int,
-    id: UniqueId,
-    rank: c_int,
-    config: *const ConfigHead,
-) -> c_int {
-    let start = || {
-        // SAFETY: the caller passes the struct, or null.
-        let is_blocking = unsafe { ConfigHead::is_blocking(config)? };
-        if !(1..=RANKS_MAX).contains(&ranks) || !(0..ranks).contains(&rank) || to.is_null() || !id.is_valid()
-        {
-            return Err(INVALID_ARGUMENT);
-        }
-        let device = current_device().map_err(|_| UNHANDLED_CUDA_ERROR)?;
-        let communicator = Arc::new(Communicator {
-            rank: rank as usize,
-            ranks: ranks as usize,
-            device,
-            is_blocking,
-            id,
-            state: AtomicI32::new(IN_PROGRESS.0),
-            is_revoked: AtomicBool::new(false),
-            is_aborted: AtomicBool::new(false),
-            is_finalized: AtomicBool::new(false),
-            links: Mutex::new(None),
-            launched: AtomicU64::new(0),
-            ended: AtomicU64::new(0),
-            running: AtomicU64::new(0),
-            _guard: Counter::Communicators.hold(),
-        });
-        let handle = new_handle();
-        lock(&COMMUNICATORS).insert(handle, communicator.clone());
-        // SAFETY: the caller passes a place for a handle.
-        unsafe { write_out(to, handle)? };
-        group::start_communicator(communicator)
-    };
-    code_of(group::note_error(start()))
 }
 
 /// Returns the asynchronous error: 0, 7 while a call is in progress, or what a group has met. It does not wait.

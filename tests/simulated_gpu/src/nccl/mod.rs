@@ -25,8 +25,10 @@
 mod communicator;
 mod exchange;
 mod group;
+mod initialization;
 mod link;
 mod operation;
+mod operation_calls;
 mod reduction;
 mod rendezvous;
 
