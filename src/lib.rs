@@ -21,6 +21,8 @@
 //! | `cow` | copy-on-write tables, so that readers need no lock |
 //! | [`clock`] | the only code that reads clocks and draws random numbers |
 //! | [`meter`], [`sample_range`] | counters and timings of hot paths; medians of benchmarks |
+#![warn(clippy::too_many_lines)]
+
 pub mod agent;
 pub mod cli;
 pub mod config;

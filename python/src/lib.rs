@@ -20,6 +20,7 @@
 //! | `target.rs` | memory of other objects that transfers write |
 //! | `process_owned.rs` | values that a forked child must not use, such as memory and prepared transfers |
 //! | `definition.rs` | events that complete when arrays of JAX are defined |
+#![warn(clippy::too_many_lines)]
 
 mod agent;
 mod command;

@@ -62,6 +62,7 @@
 //! `MUSTER_ABI_VERSION` is the version of the header. Within a version, functions are added and structs of options
 //! grow. Any other change increments the version, and with it the number in the name of the library
 //! (`libmuster.so.1`).
+#![warn(clippy::too_many_lines)]
 #![allow(unsafe_code, reason = "the border to C: exported functions, and pointers that C programs pass")]
 
 mod agent;

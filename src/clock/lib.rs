@@ -2,6 +2,7 @@
 //! of async code use tokio's clock.
 //!
 //! It depends on no other crate of Muster. Begin at [`Clock`], [`monotonic`] and [`random_bytes`].
+#![warn(clippy::too_many_lines)]
 
 mod timestamp;
 

@@ -58,6 +58,7 @@
 //!    that its own program has named.
 //! 8. A connection is ended to make room for others only if neither side has a launch or a list of transfers on it.
 //!    The two launches that have the same number are always on the same connection.
+#![warn(clippy::too_many_lines)]
 
 mod base;
 mod engine;

@@ -53,16 +53,7 @@ impl Story {
                     self.sides[side].fetches.push(token);
                 }
             }
-            LinkOutput::Sent(token, _) => {
-                let launched = &mut self.sides[side].launched[token];
-                launched.sent = true;
-                let (at, sends) = (launched.at, launched.sends);
-                let there = self.sides[1 - side].launched.iter().find(|other| other.at == at);
-                assert!(
-                    sends == 0 || there.is_some_and(|other| other.arrived == sends),
-                    "sent before it is there"
-                );
-            }
+            LinkOutput::Sent(token, _) => self.mark_sent(side, token),
             LinkOutput::StoppedByPeer(token, why) => {
                 assert!(["enough", NEVER, FAILED_EARLIER].contains(&why.as_str()), "{why}");
                 assert!(self.stopping || self.harm_done(token, side), "nobody gave it up: {why}");
@@ -106,6 +97,15 @@ impl Story {
             LinkOutput::Stays => self.left[2] += 1,
             LinkOutput::Unregion(_) | LinkOutput::Switched => {}
         }
+    }
+
+    /// Records that all that a launch sends has been received.
+    fn mark_sent(&mut self, side: usize, token: usize) {
+        let launched = &mut self.sides[side].launched[token];
+        launched.sent = true;
+        let (at, sends) = (launched.at, launched.sends);
+        let there = self.sides[1 - side].launched.iter().find(|other| other.at == at);
+        assert!(sends == 0 || there.is_some_and(|other| other.arrived == sends), "sent before it is there");
     }
 
     /// Returns whether the other side may have cancelled a launch because a chunk arrived damaged twice.
