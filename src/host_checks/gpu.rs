@@ -2,7 +2,7 @@
 //!
 //! Begin at `run_checks`.
 
-use super::check::{CheckVerdict, CheckState, HostCheck, ProbeResults};
+use super::check::{CheckState, CheckVerdict, HostCheck, ProbeResults};
 use super::root::HostRoot;
 
 pub(super) fn run_checks(root: &HostRoot, probed: &ProbeResults) -> Vec<HostCheck> {

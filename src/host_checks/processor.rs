@@ -2,7 +2,7 @@
 //!
 //! Begin at `run_checks`.
 
-use super::check::{CheckVerdict, CheckState, HostCheck};
+use super::check::{CheckState, CheckVerdict, HostCheck};
 use super::memory::least_cgroup_limit;
 use super::root::HostRoot;
 
@@ -132,7 +132,9 @@ fn check_cpu_quota(root: &HostRoot) -> CheckVerdict {
             format!("{:.1} cores, though more may be used at once", limit as f64 / 1000.0),
             "docker run without --cpus, or a Kubernetes pod of class Guaranteed with whole cores",
         ),
-        Some(limit) => CheckVerdict::good(format!("{:.1} cores, which is all of them", limit as f64 / 1000.0)),
+        Some(limit) => {
+            CheckVerdict::good(format!("{:.1} cores, which is all of them", limit as f64 / 1000.0))
+        }
         None => CheckVerdict::good("none"),
     }
 }

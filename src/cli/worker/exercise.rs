@@ -19,7 +19,7 @@
 
 mod move_plan;
 mod resharding;
-mod step;
+pub(super) mod step;
 mod transfers;
 
 use std::time::Duration;
@@ -30,8 +30,6 @@ use tonic::Code;
 use crate::agent::{Agent, AgentError, hash_members};
 use crate::transfer::MemberId;
 use resharding::ReshardPlans;
-#[cfg(test)]
-pub use step::ReshardResult;
 pub use step::{ExerciseError, ExerciseOptions, PeerFailure, StepReport};
 use transfers::{EpochTransfers, PreparedMoves, StepTransfers};
 

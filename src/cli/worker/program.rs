@@ -415,7 +415,7 @@ pub fn parse_step_line(line: &str) -> Option<StepLine> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::exercise::ReshardResult;
+    use super::super::exercise::step::ReshardResult;
     use super::*;
     use crate::transfer::{Incarnation, ReshardStats, TaskId, TransferError};
 
