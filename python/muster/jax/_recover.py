@@ -244,8 +244,7 @@ def _check_structure(records: dict[int, _Record]) -> None:
 def _regions(parts: list[_Part], current: dict[int, _Record]) -> dict[int, list[_Region]]:
     """Returns for each process the regions that it digests: those that it sends, and the boxes that other processes have as well.
 
-    The boxes come last. So if another thread of the process writes the state meanwhile, either the digest of a part differs from
-    what arrives, or that of the box from those of the other processes.
+    The parts that are cut out of boxes come first.
     """
     sent: dict[int, list[_Region]] = {process: [] for process in current}
     for part in parts:
@@ -268,10 +267,15 @@ def _exchange_digests(
     sources: Mapping[_Region, Any],
     timeout: float,
 ) -> dict[int, dict[_Region, bytes]]:
-    """Returns the digests of the regions of all processes, each of which has computed its own."""
+    """Returns the digests of the regions of all processes, each of which has computed its own.
+
+    A part that is cut out of a box is digested before the whole box. So if another thread of the process writes the state meanwhile,
+    either the digest of the part differs from what arrives, or that of the box from those of the other processes.
+    """
     own = regions.get(member.me, [])
-    digests = _digests([sources[region] if region in sources else _source(leaves, region) for region in own])
-    values = member.exchange(b"".join(digests), timeout)
+    arrays = [sources[region] if region in sources else _source(leaves, region) for region in own]
+    cut = sum(held != part for _, held, part in own)
+    values = member.exchange(b"".join(_digests(arrays[:cut]) + _digests(arrays[cut:])), timeout)
     found = {}
     for process, each in regions.items():
         value = values[process]
