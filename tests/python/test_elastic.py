@@ -268,8 +268,11 @@ def children(pid: int) -> list[int]:
     return sorted(found)
 
 
-def test_the_program_of_the_readme_survives_kills(scene, release, tmp_path):
-    [program] = re.findall(r"```python\n# elastic\.py\n(.*?)```", (ROOT / "python/README.md").read_text(), re.DOTALL)
+@pytest.mark.parametrize(
+    ("page", "name", "result"), [("python/README.md", "elastic", "3.000"), ("README.md", "steps", "3.0")], ids=["package", "project"]
+)
+def test_the_programs_of_the_readmes_survive_kills(scene, release, tmp_path, page, name, result):
+    [program] = re.findall(rf"```python\n# {name}\.py\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
     # It says where it is, and is slow enough to be killed in the middle, and for the killed one to come back.
     pause = "    import time; time.sleep(0.02 if len(devices) == 4 else 1)\n"
     program = program.replace("    return train(", pause + "    print('AT', number, len(devices), flush=True)\n    return train(")
@@ -283,4 +286,4 @@ def test_the_program_of_the_readme_survives_kills(scene, release, tmp_path):
         [task] = launch.next(r"task (\d) failed \(SIGKILL\)").groups()
         launch.next(rf"\[{task}\] AT \d+ 4")
     text = launch.succeed()
-    assert len(re.findall(r"\[\d\] 3\.000 after 300 steps", text)) == 4 and "2 restart(s)" in text, text
+    assert len(re.findall(rf"\[\d\] {re.escape(result)} after 300 steps", text)) == 4 and "2 restart(s)" in text, text
