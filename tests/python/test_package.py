@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib import metadata
 from pathlib import Path
+import re
 import signal
 import subprocess
 import time
@@ -66,7 +67,23 @@ def test_the_package_is_typed():
     # Without a look whether there is a newer one.
     env = clean_environment(PYRIGHT_PYTHON_IGNORE_WARNINGS="1")
     pyright = [TOOLS / "bin/pyright", "--pythonpath", interpreter("0.10.2")]
-    done = subprocess.run(pyright, cwd=ROOT, env=env, capture_output=True, text=True, timeout=2 * PATIENCE_S)
+    done = subprocess.run(pyright, cwd=folder, env=env, capture_output=True, text=True, timeout=2 * PATIENCE_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_programs_of_the_readmes_and_guides_are_typed(tmp_path):
+    pages = [ROOT / "README.md", ROOT / "python/README.md", *sorted((ROOT / "web/guide").glob("*.md"))]
+    programs = []
+    for page in pages:
+        for name, text in re.findall(r"```python\n# (\w+)\.py\n(.*?)```", page.read_text(), re.DOTALL):
+            # Two pages may have programs of one name.
+            programs.append(tmp_path / f"{page.relative_to(ROOT).as_posix().removesuffix('.md').replace('/', '_')}_{name}.py")
+            programs[-1].write_text(text)
+    assert len(programs) >= 12, programs
+    # Functions need no annotations: neither those of the programs, whose bodies are checked all the same, nor those of JAX.
+    untyped = ("--allow-untyped-defs", "--allow-incomplete-defs", "--check-untyped-defs", "--allow-untyped-calls")
+    mypy = [TOOLS / "bin/mypy", "--strict", *untyped, "--python-executable", interpreter("0.10.2")]
+    done = run([*mypy, *programs], cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -91,11 +108,18 @@ CALLS = {
 }
 
 
+    check_by_pyright(ROOT)
+
+
+def check_by_pyright(folder: Path) -> None:
+    """Checks the files that the configuration of a folder names."""
 @pytest.mark.parametrize("call", CALLS)
 def test_the_command_answers_as_the_binary_does(command, call):
     mine, theirs = run(command, *CALLS[call]), run([BINARY], *CALLS[call])
     assert (mine.returncode, mine.stdout, mine.stderr) == (theirs.returncode, theirs.stdout, theirs.stderr)
 
+    (tmp_path / "pyrightconfig.json").write_text('{"typeCheckingMode": "standard"}')
+    check_by_pyright(tmp_path)
 
 def test_a_reader_that_goes_away_ends_the_command_as_it_ends_the_binary(command):
     ends = []
