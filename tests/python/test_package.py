@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from conftest import PATIENCE_S, ROOT, TARGET, TOOLS, clean_environment, interpreter
+from conftest import PATIENCE_S, ROOT, TARGET, TOOLS, clean_environment, interpreter, skip
 
 import muster
 
@@ -49,6 +49,34 @@ def test_importing_it_imports_neither_numpy_nor_jax(release):
     assert done.stdout == "[]\n", done
 
 
+# Two tasks without NumPy and JAX, of which one sends a mebibyte to the other.
+TRANSFER = """
+import sys, muster
+agent = muster.join(sys.argv[1], 2, me := int(sys.argv[2]), timeout=60)
+engine, sent = agent.engine(), bytes(range(256)) * 4096
+if me == 0:
+    engine.send(sent, to=1, key="k").wait(60)
+else:
+    received = bytearray(len(sent))
+    engine.receive(received, source=0, key="k").wait(60)
+    assert received == sent
+print("MOVED", sys.version_info[1], flush=True)
+agent.barrier("end", 60)
+agent.leave()
+"""
+
+
+@pytest.mark.parametrize("minor", [11, 13])
+def test_a_transfer_runs_on_an_interpreter(request, scene, minor):
+    python = TARGET / f"python3.{minor}/bin/python"
+    if not python.exists():
+        skip(request, f"Python 3.{minor}", "install it, then run tests/python/setup")
+    server = scene.serve("--tasks", "2")
+    tasks = [scene.start([python, "-c", TRANSFER, server.grpc, str(task)]) for task in range(2)]
+    for program in tasks:
+        assert f"MOVED {minor}" in program.succeed()
+
+
 def test_the_one_wheel_runs_on_every_interpreter():
     found = sorted(TARGET.glob("python3.*/bin/python"))
     assert len(found) >= 2, "one interpreter shows little: install others, then run tests/python/setup"
@@ -64,6 +92,11 @@ def test_the_one_wheel_runs_on_every_interpreter():
 def test_the_package_is_typed():
     done = run([TOOLS / "bin/mypy", "--python-executable", interpreter("0.10.2")], cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
+    check_by_pyright(ROOT)
+
+
+def check_by_pyright(folder: Path) -> None:
+    """Checks the files that the configuration of a folder names."""
     # Without a look whether there is a newer one.
     env = clean_environment(PYRIGHT_PYTHON_IGNORE_WARNINGS="1")
     pyright = [TOOLS / "bin/pyright", "--pythonpath", interpreter("0.10.2")]
@@ -85,6 +118,8 @@ def test_the_programs_of_the_readmes_and_guides_are_typed(tmp_path):
     mypy = [TOOLS / "bin/mypy", "--strict", *untyped, "--python-executable", interpreter("0.10.2")]
     done = run([*mypy, *programs], cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
+    (tmp_path / "pyrightconfig.json").write_text('{"typeCheckingMode": "standard"}')
+    check_by_pyright(tmp_path)
 
 
 def test_a_program_that_uses_it_is_checked_against_its_types(tmp_path):
@@ -108,18 +143,11 @@ CALLS = {
 }
 
 
-    check_by_pyright(ROOT)
-
-
-def check_by_pyright(folder: Path) -> None:
-    """Checks the files that the configuration of a folder names."""
 @pytest.mark.parametrize("call", CALLS)
 def test_the_command_answers_as_the_binary_does(command, call):
     mine, theirs = run(command, *CALLS[call]), run([BINARY], *CALLS[call])
     assert (mine.returncode, mine.stdout, mine.stderr) == (theirs.returncode, theirs.stdout, theirs.stderr)
 
-    (tmp_path / "pyrightconfig.json").write_text('{"typeCheckingMode": "standard"}')
-    check_by_pyright(tmp_path)
 
 def test_a_reader_that_goes_away_ends_the_command_as_it_ends_the_binary(command):
     ends = []
