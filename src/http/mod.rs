@@ -2,8 +2,8 @@
 //! Its own state consists of sessions, rate limits and live pages.
 //!
 //! This module contains no rule of coordination. Handlers read copies of the state, and pass commands to
-//! [`AuditedOperations`], which writes the audit. Begin at [`AppState`], which handlers share, then `routes.rs`. Every
-//! request passes `listener.rs`, `slots.rs` and `access/middleware.rs`.
+//! [`AuditedOperations`](crate::service::AuditedOperations), which writes the audit. Begin at [`AppState`], which
+//! handlers share, then `routes.rs`. Every request passes `listener.rs`, `slots.rs` and `access/middleware.rs`.
 //!
 //! - `GET /` and the addresses below it: the pages (`pages/`)
 //! - `GET /healthz/live`: 200 if the process answers

@@ -280,7 +280,7 @@ fn the_table_has_every_status_and_every_class_of_exceptions() {
     let classes: BTreeSet<&str> = errors.lines().filter_map(|line| word_after(line, "class ")).collect();
     let mut named: BTreeSet<&str> =
         table.iter().flat_map(|row| row.names("Python")).map(String::as_str).collect();
-    // About arrays of JAX and other jobs: below the table.
+    // About JAX, its arrays, and other jobs: below the table.
     let only_python = [
         "ArrayDeleted",
         "ComputationFailed",
@@ -289,6 +289,7 @@ fn the_table_has_every_status_and_every_class_of_exceptions() {
         "PlanError",
         "StateDiverged",
         "StateLost",
+        "UnsupportedRelease",
     ];
     let page = read("web/guide/languages.md");
     assert!(only_python.iter().all(|class| page.contains(&format!("`{class}`")) && named.insert(class)));
