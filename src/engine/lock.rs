@@ -1,8 +1,8 @@
 //! The lock of the driver, and measurements of the times for which threads wait for it and hold it.
 //!
 //! Every access to the locked state takes the lock through this module. There is one method for each kind of use (a
-//! single input, bulk work, a read), so each kind is measured separately. The module does not know
-//! the state. Begin at `StateLock`.
+//! single input, bulk work, a read), so each kind is measured separately. The module does not know the
+//! state. Begin at `StateLock`.
 //!
 //! *A panic in a transition ends the process.* The transition may have changed half of the state, and nobody may be
 //! served from it. The lock is still held when the process ends, so no other thread sees that state. A panic of a

@@ -20,7 +20,7 @@ pub(super) fn allocate_prefaulted(length: usize) -> Option<Vec<u8>> {
     #[cfg(target_os = "linux")]
     if PREFAULTED_LENGTHS.contains(&length) && needs_populating(&mut room) {
         if length < POPULATED_AT_ONCE {
-            // What is freed here is what the allocator gives next, unless it has a better fit elsewhere.
+            // The allocator gives the freed memory to the next request, unless it has a better fit elsewhere.
             drop(room);
             if let Some(mut ahead) = allocate(POPULATED_AT_ONCE) {
                 populate_pages(&mut ahead);

@@ -26,4 +26,6 @@ pub use actor_context::ActorContext;
 pub use audit::{AuditFailurePolicy, AuditLine, AuditLog, AuditOutcome, AuditPage};
 pub use operations::{AuditedOperations, Operation};
 pub use role::Role;
-pub use timelines::{CausalRole, JobTimeline, TIMELINE_ENTRIES_MAX, TimelineEntry, TimelineTone, Timelines};
+pub use timelines::{
+    CausalRole, JobTimeline, TIMELINE_ENTRIES_MAX, TimelineEntry, TimelineTone, Timelines, barrier_name,
+};

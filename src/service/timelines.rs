@@ -16,7 +16,7 @@ use crate::text::{escape_to_one_line, truncate_text};
 
 /// The maximum number of entries of a job.
 pub const TIMELINE_ENTRIES_MAX: usize = 400;
-/// The maximum number of characters of a barrier's name in an entry.
+/// The maximum number of characters of a barrier's name.
 const BARRIER_NAME_CHARS: usize = 120;
 /// Consecutive changes of many tasks are one entry if they are no further apart than this, in microseconds:
 /// the first is for normal changes, the second for trouble.
@@ -143,11 +143,16 @@ fn event_text(event: &JobEvent) -> String {
     match &event.what {
         EventKind::BarrierFailed { barrier, counter } | EventKind::BarrierPassed { barrier, counter, .. } => {
             let used = if *counter > 0 { format!(" (use {counter})") } else { String::new() };
-            let name = escape_to_one_line(barrier_label(barrier));
-            format!("{}{used}: {reason}", truncate_text(&name, BARRIER_NAME_CHARS, "…"))
+            format!("{}{used}: {reason}", barrier_name(barrier))
         }
         _ => reason.into_owned(),
     }
+}
+
+/// Returns the name of a barrier for people, on one line and shortened: those of the service itself by their purpose.
+#[must_use]
+pub fn barrier_name(id: &str) -> String {
+    truncate_text(&escape_to_one_line(barrier_label(id)), BARRIER_NAME_CHARS, "…")
 }
 
 fn event_tasks(what: &EventKind) -> Vec<TaskId> {

@@ -4,7 +4,8 @@
 
 use std::time::Duration;
 
-use crate::coordination::{RunOutcome, RunState, TaskPhase, TaskView, Timestamp, barrier_label};
+use crate::coordination::{RunOutcome, RunState, TaskPhase, TaskView, Timestamp};
+pub(super) use crate::service::barrier_name;
 
 /// The time for which others must have waited before a task is shown as awaited: until then a barrier is
 /// merely filling.
@@ -76,11 +77,6 @@ pub(super) fn run_state_tone(state: &RunState) -> &'static str {
         RunState::Completed => "calm",
         RunState::Failed | RunState::Abandoned => "bad",
     }
-}
-
-/// Returns the name of a barrier: those of the service itself by their purpose.
-pub(super) fn barrier_name(id: &str) -> String {
-    shorten(&crate::text::escape_to_one_line(barrier_label(id)), 120)
 }
 
 /// Returns the name of a key that a task waits for.
