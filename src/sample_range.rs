@@ -29,4 +29,15 @@ impl SampleRange {
         };
         Some(Self { median, min, max })
     }
+
+    /// Returns the median and, as the range, its 95 % confidence interval by order statistics, which assume nothing
+    /// about the distribution; `None` if there are no values.
+    pub fn of_median(values: impl IntoIterator<Item = f64>) -> Option<Self> {
+        let mut values: Vec<f64> = values.into_iter().collect();
+        values.sort_by(f64::total_cmp);
+        let count = values.len() as f64;
+        let out = ((count - 1.96 * count.sqrt()) / 2.0).floor().max(0.0) as usize;
+        let interval = Self::of(values.get(out..values.len().saturating_sub(out))?.iter().copied())?;
+        Some(Self { median: Self::of(values)?.median, ..interval })
+    }
 }

@@ -69,7 +69,7 @@ impl Row {
     }
 
     pub fn cpu_over_other(&self) -> Option<SampleRange> {
-        confidence_of_median(self.pairs(Kind::Muster, Kind::Against, |figure| figure.cpu_us))
+        SampleRange::of_median(self.pairs(Kind::Muster, Kind::Against, |figure| figure.cpu_us))
     }
 
     pub fn faster_than_cxx(&self) -> Option<SampleRange> {
@@ -258,17 +258,6 @@ fn significant(number: f64) -> String {
         10.0..100.0 => format!("{number:.1}"),
         _ => format!("{number:.0}"),
     }
-}
-
-/// Returns the median and its 95 % confidence interval by order statistics, which assume nothing about the
-/// distribution.
-fn confidence_of_median(mut values: Vec<f64>) -> Option<SampleRange> {
-    values.sort_by(f64::total_cmp);
-    let count = values.len() as f64;
-    let out = ((count - 1.96 * count.sqrt()) / 2.0).floor().max(0.0) as usize;
-    let inner = values.get(out..values.len().saturating_sub(out))?;
-    let interval = SampleRange::of(inner.iter().copied())?;
-    Some(SampleRange { median: SampleRange::of(values)?.median, ..interval })
 }
 
 /// Returns the machine and the versions of the run.

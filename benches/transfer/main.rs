@@ -3,14 +3,16 @@
 //!     benches/transfer/setup        # once: the other engines
 //!     cargo bench --bench transfer -- --repeat 5 --into BENCHMARKS.md
 //!     cargo bench --bench transfer -- --arrays --repeat 3 --into BENCHMARKS.md
+//!     cargo bench --bench transfer -- --against OTHER_MUSTER --repeat 20
 //!
-//! The second command measures arrays of Python programs instead of the engine.
+//! The second command measures arrays of Python programs instead of the engine, the third compares two builds.
 //!
 //! Every repetition measures each subject once, one after the other, so a machine whose speed drifts favours no
 //! subject. Ratios are computed within a repetition. Each subject moves the same sizes between two processes, with
 //! the same number of transfers in flight, and compares the received bytes with the sent ones. An engine that is
 //! not installed is reported as absent.
 
+mod builds;
 mod clock;
 mod engines;
 mod limits;
@@ -52,6 +54,9 @@ struct Arguments {
     /// The muster executable to measure.
     #[arg(long, default_value = env!("CARGO_BIN_EXE_muster"))]
     muster: PathBuf,
+    /// Compare with this other muster executable, in place of the limits and the other engines.
+    #[arg(long, value_name = "MUSTER", conflicts_with_all = ["arrays", "into"])]
+    against: Option<PathBuf>,
     /// The folder in which benches/transfer/setup made the peers' environment.
     #[arg(long, env = "MUSTER_PEERS", default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/target/peers"))]
     peers: PathBuf,
@@ -81,6 +86,16 @@ fn main() -> Result<()> {
         .collect();
     let places = BinaryPaths::new(&arguments.muster, &arguments.peers, &arguments.jax);
     let time = Duration::from_secs_f64(arguments.seconds);
+    if let Some(other) = &arguments.against {
+        let other = BinaryPaths::new(other, &arguments.peers, &arguments.jax);
+        let builds = builds::Builds { new: &places, other: &other };
+        let comparison = builds.compare(&wanted, shapes, arguments.repeat, time)?;
+        print!("{comparison}");
+        if let Some(path) = &arguments.json {
+            std::fs::write(path, comparison.json()?).with_context(|| path.display().to_string())?;
+        }
+        return Ok(());
+    }
     let mut results = Results::new(&suite, shapes);
     for repetition in 0..arguments.repeat {
         for subject in &wanted {

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CHANNEL_MAX",
+    "OF_SENDER",
     "RESHARDING",
     "TOGETHER",
     "Launch",
@@ -87,6 +88,8 @@ class Receive:
 # A channel of this module is four of the engine, whose launches are matched by their order: what the process with the lower number
 # sends alone, what the other one sends alone, launches of several transfers, and arrays that change their sharding.
 _CHANNELS = 4
+# The first of the first two; the extension knows which one is the sender's.
+OF_SENDER = 0
 TOGETHER = 2
 RESHARDING = 3
 

@@ -31,6 +31,7 @@ from typing import Any
 from muster import _native
 from muster._network import Network, native_network
 from muster._requests import (
+    OF_SENDER,
     RESHARDING,
     TOGETHER,
     Launch,
@@ -244,7 +245,7 @@ class Engine:
     ) -> Transfer:
         """Sends an array to another process, of this job or of another one, which receives it under the same key.
 
-        It returns at once, once the other process has attached. The memory of the array itself is sent, without a copy: a
+        It returns at once, also before the other process has attached. The memory of the array itself is sent, without a copy: a
         jax.Array may be deleted or donated meanwhile, and need not be computed yet; other memory must not change until the
         transfer is over. Memory that cannot be sent as it is is refused, and the message says how to copy it.
 
@@ -262,7 +263,7 @@ class Engine:
         if memory is None:
             return self._transfer([Send(array, to, key)], True, channel, priority, timeout, stall_timeout)
         launch = WholeArray(memory, key, _nothing)
-        options = (channel_number(channel, int(self._here > to)), priority, timeout, stall_timeout)
+        options = (channel_number(channel, OF_SENDER), priority, timeout, stall_timeout)
         return Transfer(self._native.transfer_whole(True, memory, to, launch.key, options), launch, single=True)
 
     def receive(
@@ -288,7 +289,7 @@ class Engine:
         if target is None:
             return self._transfer([Receive(into, source, key)], True, channel, priority, timeout, stall_timeout)
         launch = WholeArray(target.memory, key, target.finish)
-        options = (channel_number(channel, int(self._here <= source)), priority, timeout, stall_timeout)
+        options = (channel_number(channel, OF_SENDER), priority, timeout, stall_timeout)
         transfer = Transfer(self._native.transfer_whole(False, target.memory, source, launch.key, options), launch, single=True)
         # The bytes are on their way meanwhile.
         target.build_early()
@@ -369,45 +370,26 @@ class Engine:
         stall_timeout: float,
     ) -> Transfer:
         launch = Launch(transfers)
-        kind = TOGETHER
-        if single:
-            [request, *_] = launch.requests
-            is_second = self.process_id > request.task
-            if request.job is not None:
-                self._native.wait_for_peers([(request.job, request.task)], timeout)
-                is_second = self._native.precedes(request.job, request.task) is False
-            kind = int(is_second is request.outgoing)
-        options = (channel_number(channel, kind), priority, timeout, stall_timeout)
+        options = (channel_number(channel, OF_SENDER if single else TOGETHER), priority, timeout, stall_timeout)
         undefined = launch.find_memory(wait=False)
         if not undefined:
-            return Transfer(self._native.transfer(launch.requests, options), launch, single)
-        from muster.jax._calls import calls_of_jax
+            return Transfer(self._native.transfer(launch.requests, single, options), launch, single)
+        from muster.jax._undefined import launch_when_defined
 
-        # It takes its place in the order now. A thread waits for the arrays, without the GIL.
+        # It takes its place in the order now.
         sizes = [(request.outgoing, request.job, request.task, request.nbytes) for request in launch.requests]
-        reserved = self._native.reserve(sizes, options)
-        name = "muster-undefined"
-        calls_of_jax.register()
-        threading.Thread(target=self._launch_later, args=(launch, undefined, reserved, timeout), name=name, daemon=True).start()
-        return Transfer(reserved.transfer(), launch, single)
+        reserved = self._native.reserve(sizes, single, options)
 
-    def _launch_later(self, launch: Launch, undefined: list[Any], reserved: _native.Reserved, timeout: float) -> None:
-        from muster.jax._arrays import when_defined
-        from muster.jax._calls import calls_of_jax
-
-        try:
-            with calls_of_jax:
-                events = [when_defined(array) for array in undefined]
-            for event in events:
-                event.native.wait(timeout)
-            with calls_of_jax:
-                for event in events:
-                    event.check()
-                launch.find_memory()
+        def launch_defined() -> None:
+            launch.find_memory()
             self._native.launch_reserved(reserved, launch.requests)
-        except Exception as error:
+
+        def fail(error: Exception) -> None:
             launch.failure = error if isinstance(error, MusterError) else MusterError(f"the array cannot be sent: {error}")
             reserved.fail(str(error))
+
+        launch_when_defined(undefined, launch_defined, fail)
+        return Transfer(reserved.transfer(), launch, single)
 
     def close(self) -> None:
         """Ends the engine of `attach()`; transfers in flight fail. The process stays in its job, and cannot attach again: a

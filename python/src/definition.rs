@@ -5,6 +5,7 @@
 //! array is defined or has failed. `muster/jax/_arrays.py` dispatches the computations, and asks JAX for failures.
 //! Begin at [`DefinitionEvent`].
 
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use muster::transfer::{BufferDefinitionEvent, BufferDefinitionPromise};
@@ -120,6 +121,41 @@ impl DefinitionEvent {
                 Err(new_exception(py, "Deadline", &text, &[]))
             }
         }
+    }
+}
+
+/// Numbers that a thread takes, in the order in which they were put in.
+#[pyclass(frozen, module = "muster._native")]
+pub struct EventQueue {
+    put: Sender<u64>,
+    next: Mutex<Receiver<u64>>,
+}
+
+#[pymethods]
+impl EventQueue {
+    #[new]
+    fn new() -> Self {
+        let (put, next) = channel();
+        Self { put, next: Mutex::new(next) }
+    }
+
+    /// Puts a number in.
+    fn put(&self, number: u64) {
+        // The queue itself has the receiver.
+        let _ = self.put.send(number);
+    }
+
+    /// Puts a number in when the event is over, or now if it is.
+    fn put_when_over(&self, event: &DefinitionEvent, number: u64) {
+        let put = self.put.clone();
+        event.event.add_outcome_listener(move |_| _ = put.send(number));
+    }
+
+    /// Takes the next number; waits for it without the GIL, however long that takes. A signal does not end the wait, so the
+    /// thread is not the main one.
+    fn next(&self, py: Python<'_>) -> PyResult<u64> {
+        let next = py.detach(|| self.next.lock().unwrap_or_else(PoisonError::into_inner).recv());
+        next.map_err(|_| new_exception(py, "MusterError", "the queue has no senders", &[]))
     }
 }
 

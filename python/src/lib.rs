@@ -12,6 +12,7 @@
 //! | `epoch.rs` | the service as the members of an epoch use it: task states, keys, and when collectives are ended |
 //! | `cut.rs` | ends the collectives of this process that run over gloo |
 //! | `transfer.rs` | the transfer engine of a task, and transfers in flight |
+//! | `launch_request.rs` | launches as the Python code requests them, and as the engine takes them |
 //! | `reshard.rs` | arrays that change their sharding across processes |
 //! | `command.rs` | the command line |
 //! | `buffer.rs`, `buffer_protocol.rs`, `dlpack.rs` | memory of the transfer engine that Python uses as arrays |
@@ -27,6 +28,7 @@ mod command;
 mod cut;
 mod epoch;
 mod errors;
+mod launch_request;
 mod place;
 mod reshard;
 mod transfer;
@@ -65,6 +67,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<source::Source>()?;
     module.add_class::<target::Target>()?;
     module.add_class::<definition::DefinitionEvent>()?;
+    module.add_class::<definition::EventQueue>()?;
     module.add_class::<definition::Token>()?;
     module.add_function(wrap_pyfunction!(array_shape::check_dtype_supported, module)?)?;
     module.add_function(wrap_pyfunction!(definition::is_ready, module)?)?;

@@ -12,23 +12,26 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use muster::agent::{AgentConfig, AgentError, AttachedEngine, EngineHost, TransferAccess};
+use muster::agent::{
+    AgentConfig, AgentError, AttachedEngine, EngineHost, PendingLaunch, TransferAccess,
+};
 use muster::clock;
 use muster::transfer::{
-    BufferLayout, DeviceId, Incarnation, LaunchOptions, LaunchStats, PeerJob, PeerTask, PemCertificates,
-    PrepareError, PreparedTransfers, PriorityClass, ReservedLaunch, ShardBuffers, Span, TaskId,
-    TransferError, TransferHandle, TransferKey, TransferSpec,
+    DeviceId, Incarnation, LaunchOptions, LaunchStats, Membership, PeerTask, PemCertificates, PrepareError,
+    PreparedTransfers, ShardBuffers, TaskId, TransferError, TransferHandle,
 };
 use pyo3::prelude::*;
 use tokio::task::AbortHandle;
 
 use super::buffer::Buffer;
 use super::errors::{agent_error, new_exception, transfer_error};
+use super::launch_request::{
+    LaunchChannel, NamedTransfer, Options, Request, launch_options, peer_task, specs,
+};
 use super::place::{TlsPaths, tls_files};
 use super::process_owned::ProcessOwned;
 use super::reshard::{ArrayToReshard, reshard};
 use super::source::Source;
-use super::target::Target;
 use super::wait::{runtime, seconds, wait, wait_in_steps};
 
 /// The time that peers have beyond a limit of their own.
@@ -69,32 +72,9 @@ pub fn apply_network(py: Python<'_>, config: &mut AgentConfig, network: NetworkO
     access.apply(config).map_err(|error| agent_error(py, &error))
 }
 
-/// One transfer that a program wants.
-#[derive(FromPyObject)]
-struct Request<'py> {
-    /// Whether it sends.
-    outgoing: bool,
-    /// The memory of its bytes: a Source, a Target or a Buffer.
-    memory: Bound<'py, PyAny>,
-    /// The job of the other task, if it is not this one's.
-    job: Option<String>,
-    /// The task at the other end.
-    task: u32,
-    /// The device there; its first one if none is named.
-    far: Option<u32>,
-    /// The device here; the first one if none is named.
-    near: Option<u32>,
-    key: u64,
-    /// The place in an array that is divided; nothing for a whole one.
-    place: String,
-}
-
 /// An array that is to be moved: its name, its descriptions before and after, and its shards before and after.
 type ReshardRequest<'py> =
     (String, String, String, BTreeMap<u32, Py<Source>>, BTreeMap<u32, Bound<'py, Buffer>>);
-
-/// How transfers are launched: channel, priority class, timeout and stall limit.
-type Options = (u32, String, f64, f64);
 
 /// The transfer engine of a task: of an [`Agent`](super::agent::Agent), or attached to a task that JAX's client has
 /// registered.
@@ -135,114 +115,90 @@ impl Engine {
         peers.retain(|peer| *peer != host.here().peer_task());
         peers.sort_unstable();
         peers.dedup();
-        let membership = host.engine().membership();
-        if peers.iter().all(|peer| membership.current_member(*peer).is_some()) {
+        if host.can_launch_with(&peers) {
             return Ok(());
         }
         let known = wait(py, async move { host.wait_for_peers(&peers, limit).await })?;
         known.map_err(|error| agent_error(py, &error))
     }
 
-    fn wait_for_request_peers(
+    /// Launches transfers as one. Transfers of one array are `single`.
+    fn launch(
         &self,
         py: Python<'_>,
         requests: &[Request<'_>],
-        limit: Duration,
-    ) -> PyResult<()> {
-        let peers = requests.iter().map(|request| peer_task(py, request.job.as_deref(), request.task));
-        self.wait_for_engines(py, peers, limit)
-    }
-
-    /// Turns requests into those of the engine.
-    fn specs(&self, py: Python<'_>, requests: &[Request<'_>]) -> PyResult<Vec<TransferSpec>> {
+        single: bool,
+        given: Options,
+    ) -> PyResult<Transfer> {
+        let options = launch_options(py, given)?;
         let host = self.live_host(py)?;
-        let membership = host.engine().membership();
-        let first_of = |devices: &[DeviceId], task: PeerTask| {
-            devices.iter().min().copied().ok_or_else(|| {
-                let text = format!(
-                    "task {task} has no devices to send from or receive on: attach with devices=[...]"
-                );
-                new_exception(py, "SettingsError", &text, &[])
-            })
-        };
-        let spec = |request: &Request<'_>| {
-            let (task, here) =
-                (peer_task(py, request.job.as_deref(), request.task)?, host.here().peer_task());
-            let far = match request.far {
-                Some(far) => DeviceId(far),
-                None if task == here => first_of(host.devices(), here)?,
-                // A task that has just been lost has none, and the engine says so.
-                None => membership
-                    .current_member(task)
-                    .and_then(|member| membership.member_info(member))
-                    .map_or(Ok(DeviceId(u32::MAX)), |peer| first_of(&peer.devices, task))?,
+        let here = host.here();
+        let (peers, channel) = peers_and_channel(py, requests, single, options.channel)?;
+        let named = self.named_transfers(py, requests)?;
+        let limit = transfer_limit(options);
+        if !host.can_launch_with(&peers) {
+            let size = |outgoing| {
+                requests.iter().zip(&named).filter(|(request, _)| request.outgoing == outgoing)
+                    .map(|(_, transfer)| transfer.bytes()).sum::<u64>()
             };
-            let near =
-                request.near.map_or_else(|| first_of(host.devices(), here), |near| Ok(DeviceId(near)))?;
-            let (span, key) = (span(&request.memory, &request.place)?, TransferKey(request.key));
-            let spec = if request.outgoing {
-                TransferSpec::send(span, near, far, key)
-            } else {
-                TransferSpec::receive(span, far, near, key)
-            };
-            Ok(spec.with_job(task.job))
-        };
-        requests.iter().map(spec).collect()
-    }
-
-    /// Launches transfers as one.
-    fn launch(&self, py: Python<'_>, requests: &[Request<'_>], given: Options) -> PyResult<Transfer> {
-        let began = clock::monotonic();
-        let (mut options, limit) = options(py, given)?;
-        self.wait_for_request_peers(py, requests, limit)?;
-        let specs = self.specs(py, requests)?;
-        let engine = self.live_host(py)?.engine().clone();
-        options.deadline = Some(limit.saturating_sub(clock::monotonic().saturating_duration_since(began)));
-        let handle = py.detach(move || engine.transfer(&[], specs, options));
+            let size = (size(true), size(false));
+            let pending = reserve(py, host, peers, (named.len(), size), options, channel)?;
+            let transfer = Transfer::of_pending(&pending, limit);
+            py.detach(|| pending.launch(host, move |membership| specs(named, here, membership)));
+            return Ok(transfer);
+        }
+        let engine = host.engine();
+        let found = engine.with_membership(|membership| {
+            specs(named, here, membership).map(|specs| (specs, channel.number(here, membership)))
+        });
+        let (specs, channel) = found.map_err(|error| new_exception(py, "SettingsError", &error, &[]))?;
+        let handle = py.detach(|| engine.transfer(&[], specs, LaunchOptions { channel, ..options }));
         // An error of the request itself is known already.
         if let Some(Err(error @ (TransferError::Prepare(_) | TransferError::Memory(_)))) = handle.outcome() {
             return Err(transfer_error(py, &error));
         }
-        Ok(Transfer { handle, limit: limit + options.stall + GRACE })
+        Ok(Transfer { handle, limit, wait_failure: None })
+    }
+
+    fn named_transfers(&self, py: Python<'_>, requests: &[Request<'_>]) -> PyResult<Vec<NamedTransfer>> {
+        let host = self.live_host(py)?;
+        requests.iter().map(|request| NamedTransfer::new(py, host, request)).collect()
     }
 }
 
-/// Returns a task of this job, or of the one with this name.
-fn peer_task(py: Python<'_>, job: Option<&str>, task: u32) -> PyResult<PeerTask> {
-    let named = job.map_or(Ok(PeerJob::OWN), PeerJob::named);
-    let job = named.map_err(|error| new_exception(py, "SettingsError", &error.to_string(), &[]))?;
-    Ok(PeerTask { job, task: TaskId(task) })
+/// Returns the time within which a launch is over, by its deadline.
+fn transfer_limit(options: LaunchOptions) -> Duration {
+    options.deadline.unwrap_or_default() + options.stall + GRACE
 }
 
-/// Returns the memory of a request, with its layout.
-fn span(memory: &Bound<'_, PyAny>, place: &str) -> PyResult<Span> {
-    let py = memory.py();
-    let (span, shape) = if let Ok(source) = memory.cast::<Source>() {
-        (source.get().span(py)?, source.get().array_shape())
-    } else if let Ok(target) = memory.cast::<Target>() {
-        (target.get().span(py)?, target.get().array_shape())
-    } else {
-        let buffer = memory.cast::<Buffer>()?.get();
-        (buffer.span(py)?, buffer.array_shape())
-    };
-    let width = u64::from(shape.dtype.bits() / 8);
-    let layout = BufferLayout::array(shape.dtype.name(), width, &shape.sizes, place);
-    Ok(match layout {
-        Some(layout) => span.with_layout(layout),
-        // The shape was checked.
-        None => span,
-    })
+/// Returns the distinct peers of a launch, and its channel.
+fn peers_and_channel(
+    py: Python<'_>,
+    requests: &[Request<'_>],
+    single: bool,
+    channel: u32,
+) -> PyResult<(Vec<PeerTask>, LaunchChannel)> {
+    let mut peers = requests.iter().map(|request| request.peer(py)).collect::<PyResult<Vec<_>>>()?;
+    let outgoing = requests.first().is_some_and(|request| request.outgoing);
+    let channel = LaunchChannel::new(channel, single, outgoing, peers.first().copied());
+    peers.sort_unstable();
+    peers.dedup();
+    Ok((peers, channel))
 }
 
-/// Returns the options of the engine, and the limit of the preparation.
-fn options(py: Python<'_>, (channel, class, timeout, stall): Options) -> PyResult<(LaunchOptions, Duration)> {
-    let class = PriorityClass::ALL.into_iter().find(|known| known.name() == class).ok_or_else(|| {
-        let names = PriorityClass::ALL.map(PriorityClass::name).join(", ");
-        new_exception(py, "SettingsError", &format!("priority is {class:?}: give one of {names}"), &[])
-    })?;
-    let deadline = seconds(py, "timeout", timeout)?;
-    let stall = seconds(py, "stall_timeout", stall)?;
-    Ok((LaunchOptions { channel, class, deadline: Some(deadline), stall }, deadline))
+/// Takes the place of a launch in the order of its channel, now or when its peers are members.
+fn reserve(
+    py: Python<'_>,
+    host: &Arc<EngineHost>,
+    peers: Vec<PeerTask>,
+    (count, bytes): (usize, (u64, u64)),
+    options: LaunchOptions,
+    channel: LaunchChannel,
+) -> PyResult<PendingLaunch> {
+    let here = host.here();
+    let count = NonZeroUsize::new(count).ok_or_else(|| transfer_error(py, &PrepareError::Empty.into()))?;
+    let number = move |membership: &Membership| channel.number(here, membership);
+    py.detach(|| host.reserve_launch(peers, count, bytes, options, number)).map_err(|error| agent_error(py, &error))
 }
 
 #[pymethods]
@@ -320,18 +276,15 @@ impl Engine {
         self.wait_for_engines(py, peers, seconds(py, "timeout", timeout)?)
     }
 
-    /// Returns whether this task comes before a task of another job, in the order that both see; `None` if that one is not
-    /// known.
-    #[pyo3(name = "precedes")]
-    fn precedes_task(&self, py: Python<'_>, job: &str, task: u32) -> PyResult<Option<bool>> {
-        let host = self.live_host(py)?;
-        let peer = host.engine().membership().current_member(peer_task(py, Some(job), task)?);
-        Ok(peer.map(|peer| host.here().precedes(peer)))
-    }
-
-    /// Launches transfers as one.
-    fn transfer(&self, py: Python<'_>, requests: Vec<Request<'_>>, given: Options) -> PyResult<Transfer> {
-        self.launch(py, &requests, given)
+    /// Launches transfers as one. Transfers of one array are `single`, and the channel is the first of four then.
+    fn transfer(
+        &self,
+        py: Python<'_>,
+        requests: Vec<Request<'_>>,
+        single: bool,
+        given: Options,
+    ) -> PyResult<Transfer> {
+        self.launch(py, &requests, single, given)
     }
 
     /// Launches the transfer of one whole array, with a task of this job. Its first device and this task's take part.
@@ -345,11 +298,8 @@ impl Engine {
     ) -> PyResult<Transfer> {
         let py = memory.py();
         let place = String::new();
-        self.launch(
-            py,
-            &[Request { outgoing, memory, job: None, task, far: None, near: None, key, place }],
-            given,
-        )
+        let request = Request { outgoing, memory, job: None, task, far: None, near: None, key, place };
+        self.launch(py, &[request], true, given)
     }
 
     /// Takes the place of a launch in the order of its channel, for transfers whose memory is known later: of each,
@@ -358,26 +308,21 @@ impl Engine {
         &self,
         py: Python<'_>,
         transfers: Vec<(bool, Option<String>, u32, u64)>,
+        single: bool,
         given: Options,
     ) -> PyResult<Reserved> {
-        let began = clock::monotonic();
-        let (mut options, limit) = options(py, given)?;
-        let peer =
-            |(_, job, task, _): &(bool, Option<String>, u32, u64)| peer_task(py, job.as_deref(), *task);
-        self.wait_for_engines(py, transfers.iter().map(peer), limit)?;
-        let engine = self.live_host(py)?.engine().clone();
+        let options = launch_options(py, given)?;
+        let peer = |(_, job, task, _): &(bool, Option<String>, u32, u64)| peer_task(py, job.as_deref(), *task);
         let peers = transfers.iter().map(peer).collect::<PyResult<Vec<PeerTask>>>()?;
+        let outgoing = transfers.first().is_some_and(|transfer| transfer.0);
+        let channel = LaunchChannel::new(options.channel, single, outgoing, peers.first().copied());
         let bytes = |outgoing| {
             transfers.iter().filter(|transfer| transfer.0 == outgoing).map(|transfer| transfer.3).sum::<u64>()
         };
-        let size = (bytes(true), bytes(false));
-        let Some(count) = NonZeroUsize::new(transfers.len()) else {
-            return Err(transfer_error(py, &PrepareError::Empty.into()));
-        };
-        options.deadline = Some(limit.saturating_sub(clock::monotonic().saturating_duration_since(began)));
-        let reserved = py.detach(move || engine.reserve(&peers, count, size, options));
-        let (handle, limit) = (reserved.transfer(), limit + options.stall + GRACE);
-        Ok(Reserved { launch: ProcessOwned::new(Mutex::new(Some(reserved))), handle, limit })
+        let size = (transfers.len(), (bytes(true), bytes(false)));
+        let pending = reserve(py, self.live_host(py)?, peers, size, options, channel)?;
+        let transfer = Transfer::of_pending(&pending, transfer_limit(options));
+        Ok(Reserved { launch: ProcessOwned::new(Mutex::new(Some(pending))), transfer })
     }
 
     /// Launches the transfers of a reserved launch.
@@ -387,11 +332,12 @@ impl Engine {
         reserved: &Reserved,
         requests: Vec<Request<'_>>,
     ) -> PyResult<()> {
-        let specs = self.specs(py, &requests)?;
+        let host = self.live_host(py)?;
+        let (named, here) = (self.named_transfers(py, &requests)?, host.here());
         let launch = lock(reserved.launch.get(py)?).take();
         py.detach(move || {
             if let Some(launch) = launch {
-                launch.launch(&[], specs);
+                launch.launch(host, move |membership| specs(named, here, membership));
             }
         });
         Ok(())
@@ -407,7 +353,8 @@ impl Engine {
         given: Options,
     ) -> PyResult<(u64, u64, u64, f64)> {
         let began = clock::monotonic();
-        let (mut options, limit) = options(py, given)?;
+        let mut options = launch_options(py, given)?;
+        let limit = options.deadline.unwrap_or_default();
         self.wait_for_engines(py, tasks.into_iter().map(|task| Ok(TaskId(task).into())), limit)?;
         options.deadline = Some(limit.saturating_sub(clock::monotonic().saturating_duration_since(began)));
         let moves = arrays.into_iter().map(|(name, before, after, held, wanted)| {
@@ -426,10 +373,13 @@ impl Engine {
 
     /// Prepares transfers, to be launched many times.
     fn prepare(&self, py: Python<'_>, requests: Vec<Request<'_>>, given: Options) -> PyResult<Prepared> {
-        let (options, limit) = options(py, given)?;
-        self.wait_for_request_peers(py, &requests, limit)?;
-        let specs = self.specs(py, &requests)?;
-        let engine = self.live_host(py)?.engine().clone();
+        let options = launch_options(py, given)?;
+        let limit = options.deadline.unwrap_or_default();
+        self.wait_for_engines(py, requests.iter().map(|request| request.peer(py)), limit)?;
+        let (named, host) = (self.named_transfers(py, &requests)?, self.live_host(py)?);
+        let found = host.engine().with_membership(|membership| specs(named, host.here(), membership));
+        let specs = found.map_err(|error| new_exception(py, "SettingsError", &error, &[]))?;
+        let engine = host.engine().clone();
         let prepared = wait(py, async move {
             let preparing = engine.prepare(specs, options);
             tokio::time::timeout(limit, preparing).await
@@ -437,7 +387,7 @@ impl Engine {
         match prepared {
             Ok(Ok(prepared)) => {
                 let transfers = ProcessOwned::new(Mutex::new(Some(prepared)));
-                Ok(Prepared { transfers, limit: limit + options.stall + GRACE })
+                Ok(Prepared { transfers, limit: transfer_limit(options) })
             }
             Ok(Err(error)) => Err(transfer_error(py, &error.into())),
             Err(_) => Err(agent_error(py, &AgentError::TimedOut { call: "preparation of transfers", limit })),
@@ -487,7 +437,7 @@ impl Prepared {
             let text = "these prepared transfers are closed: prepare them again";
             return Err(new_exception(py, "TransferError", text, &[("reason", "dropped")]));
         };
-        Ok(Transfer { handle, limit: self.limit })
+        Ok(Transfer { handle, limit: self.limit, wait_failure: None })
     }
 
     /// Lets go of what was prepared. Launches in flight go on.
@@ -502,16 +452,15 @@ impl Prepared {
 #[pyclass(frozen, module = "muster._native")]
 pub struct Reserved {
     /// `None` once it is launched or has failed.
-    launch: ProcessOwned<Mutex<Option<ReservedLaunch>>>,
-    handle: TransferHandle,
-    limit: Duration,
+    launch: ProcessOwned<Mutex<Option<PendingLaunch>>>,
+    transfer: Transfer,
 }
 
 #[pymethods]
 impl Reserved {
     /// Returns the transfers.
     fn transfer(&self) -> Transfer {
-        Transfer { handle: self.handle.clone(), limit: self.limit }
+        self.transfer.clone()
     }
 
     /// Fails the transfers.
@@ -528,10 +477,30 @@ impl Reserved {
 
 /// Transfers in flight.
 #[pyclass(frozen, module = "muster._native")]
+#[derive(Clone)]
 pub struct Transfer {
     handle: TransferHandle,
     /// A time within which it is over, by its deadline.
     limit: Duration,
+    /// Says why its peers could not be waited for, if that was its end; none if they were there.
+    wait_failure: Option<Arc<WaitFailure>>,
+}
+
+type WaitFailure = dyn Fn() -> Option<AgentError> + Send + Sync;
+
+impl Transfer {
+    fn of_pending(launch: &PendingLaunch, limit: Duration) -> Self {
+        let wait_failure: Arc<WaitFailure> = Arc::new(launch.wait_failure());
+        Self { handle: launch.transfer().clone(), limit, wait_failure: Some(wait_failure) }
+    }
+
+    /// Returns the exception for a failure.
+    fn exception(&self, py: Python<'_>, error: &TransferError) -> PyErr {
+        match self.wait_failure.as_ref().and_then(|failure| failure()) {
+            Some(error) => agent_error(py, &error),
+            None => transfer_error(py, error),
+        }
+    }
 }
 
 #[pymethods]
@@ -544,7 +513,7 @@ impl Transfer {
         let handle = &self.handle;
         match wait_in_steps(py, limit, |time| handle.outcome().or_else(|| handle.wait_for(time)))? {
             Some(Ok(LaunchStats { sent, received, elapsed })) => Ok((sent, received, elapsed.as_secs_f64())),
-            Some(Err(error)) => Err(transfer_error(py, &error)),
+            Some(Err(error)) => Err(self.exception(py, &error)),
             None => {
                 let text = format!(
                     "the transfer is not over within {limit:?}, and goes on: wait again, or cancel it"

@@ -36,6 +36,12 @@ impl std::fmt::Debug for AttachedEngine {
     }
 }
 
+impl Drop for AttachedEngine {
+    fn drop(&mut self) {
+        self.host.stop();
+    }
+}
+
 impl AttachedEngine {
     /// Starts an engine for `incarnation` of the task of `config`, with these devices, and publishes its record.
     ///

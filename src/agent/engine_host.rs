@@ -21,6 +21,7 @@ use super::live_engines::ClusterRoster;
 use super::published_engine;
 use super::report_state::ReportState;
 use super::retry::RetryBudget;
+use super::waiting_launches::WaitingLaunches;
 use crate::transfer::{
     DeviceId, MemberId, MemberInfo, Membership, PeerJob, PeerJobAccess, TaskId, TransferEngine,
 };
@@ -36,6 +37,8 @@ pub struct EngineHost {
     pub(super) roster: watch::Sender<ClusterRoster>,
     /// The other jobs that the program has named.
     pub(super) peer_jobs: PeerJobs,
+    /// The launches that wait until their peers are members.
+    pub(super) waiting_launches: WaitingLaunches,
     /// The membership that the engine has received last.
     membership: Mutex<Membership>,
     pub(super) over: watch::Sender<Option<AgentError>>,
@@ -71,6 +74,7 @@ impl EngineHost {
             devices,
             roster: watch::Sender::new(ClusterRoster::default()),
             peer_jobs: PeerJobs::new(service),
+            waiting_launches: WaitingLaunches::default(),
             membership: Mutex::default(),
             over: watch::Sender::new(None),
             report_state: Mutex::default(),
@@ -246,10 +250,16 @@ impl EngineHost {
         }
     }
 
+    /// Ends what runs on its behalf and keeps it alive. Its owner does so when it is dropped.
+    pub(super) fn stop(&self) {
+        self.peer_jobs.stop();
+        self.waiting_launches.stop();
+    }
+
     /// Stops the background tasks and shuts the engine down, without telling the service.
     pub(super) async fn shut_down(&self, background: &mut JoinSet<()>) {
         background.shutdown().await;
-        self.peer_jobs.stop();
+        self.stop();
         let engine = self.engine.clone();
         // The shutdown joins threads, so it blocks.
         let _ended = tokio::task::spawn_blocking(move || engine.shutdown()).await;

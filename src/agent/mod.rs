@@ -16,6 +16,7 @@
 //! | `task_states.rs`, `live_engines.rs` | the task states; the connected tasks with the engine records that each worker publishes (`published_engine.rs`) |
 //! | `roster.rs` | turns the task states into the engine's membership |
 //! | `peer_jobs.rs`, `followed_jobs.rs` | the tasks of other jobs that the program names as peers of its transfers |
+//! | `waiting_launches.rs` | launches that wait until the engines of their peers are members |
 //! | `presence.rs` | which tasks have registered, for a process that has not |
 //! | `task_claim.rs` | asks the service which task this process is |
 //! | `retry.rs` | repeats calls while the service is unreachable |
@@ -70,6 +71,7 @@ mod task_states;
 mod topology;
 mod transfer_access;
 mod transfer_reports;
+mod waiting_launches;
 
 use std::future::Future;
 use std::sync::atomic::Ordering;
@@ -89,6 +91,7 @@ pub use live_engines::ClusterRoster;
 pub use presence::{JobObserver, TaskPresence, admission_refusal, list_task_presences};
 pub use published_engine::EngineRecordError;
 pub use transfer_access::{TransferAccess, check_credentials_if_exposed};
+pub use waiting_launches::PendingLaunch;
 
 pub(crate) use live_engines::hash_members;
 pub use task_claim::{GrantedTask, claim_task, own_claimant_id};
@@ -110,6 +113,12 @@ pub struct Agent {
 impl std::fmt::Debug for Agent {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Agent").field("here", &self.inner.here()).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        self.inner.host.stop();
     }
 }
 

@@ -12,9 +12,9 @@ use tonic::transport::{Channel, Endpoint};
 
 use crate::harness::{MusterServer, http};
 
-const PATIENCE: Duration = Duration::from_secs(30);
+pub const PATIENCE: Duration = Duration::from_secs(30);
 /// The device of the attached task, numbered as JAX 0.6.2 does.
-const OTHER: DeviceId = DeviceId(131_072);
+pub const OTHER: DeviceId = DeviceId(131_072);
 
 fn config(server: &MusterServer, task: u32) -> AgentConfig {
     AgentConfig { patience: Duration::from_millis(500), ..AgentConfig::new(server.grpc.to_string(), task) }
@@ -29,12 +29,12 @@ async fn register(server: &MusterServer, incarnation: u64) -> CoordinationServic
     client
 }
 
-async fn attach(server: &MusterServer, incarnation: u64) -> Result<AttachedEngine, AgentError> {
+pub async fn attach(server: &MusterServer, incarnation: u64) -> Result<AttachedEngine, AgentError> {
     AttachedEngine::open(config(server, 1), Incarnation::new(incarnation).unwrap(), vec![OTHER]).await
 }
 
 /// Starts a recoverable job of an agent and a client that has registered as incarnation 77 of task 1.
-async fn job() -> (MusterServer, Agent, CoordinationServiceClient<Channel>) {
+pub async fn job() -> (MusterServer, Agent, CoordinationServiceClient<Channel>) {
     let server = MusterServer::start(&["--tasks", "2", "--recoverable"]);
     let (agent, client) = tokio::join!(Agent::join(config(&server, 0)), register(&server, 77));
     (server, agent.unwrap(), client)

@@ -13,4 +13,5 @@ mod metrics;
 mod peer_jobs;
 mod reconnect;
 mod steps;
+mod waiting_launches;
 mod worker;

@@ -174,7 +174,7 @@ for peerless in ("1", -1, 1.0, None, jax.devices):
     refused(muster.SettingsError, "is no peer", lambda: engine.send(ones, peerless, "k"))
 for keyless in (1.5, None, b"k", -1, 2**64, ("k",)):
     refused(muster.SettingsError, "is no key", lambda: engine.send(ones, peer, keyless))
-refused(muster.Deadline, "muster.transfer.attach()", lambda: engine.send(ones, 7, "k", timeout=0.1))
+refused(muster.Deadline, "muster.transfer.attach()", lambda: engine.send(ones, 7, "k", timeout=0.1).wait())
 refused(muster.SettingsError, "no sharding", lambda: engine.device_put(np.ones(3), there))
 
 # Of all that nothing is left: what comes next is in step.

@@ -190,7 +190,7 @@ def test_every_wait_has_a_deadline(engines):
     first.send(b"0123456789", 1, "slow").wait()
     assert receiving.result() is target and target == b"0123456789"
     with pytest.raises(muster.Deadline, match=r"task 7 is not connected; call muster.transfer.attach\(\)"):
-        first.send(b"x", 7, "nobody", timeout=0.2)
+        first.send(b"x", 7, "nobody", timeout=0.2).wait()
 
 
 def test_requests_that_make_no_sense_are_refused_at_once(engines):
@@ -343,7 +343,7 @@ except KeyboardInterrupt:
     say("INTERRUPTED", receiving.done())
 receiving.cancel("interrupted")
 try:
-    engine.send(b"x", 7, "nobody")
+    engine.send(b"x", 7, "nobody").wait()
 except KeyboardInterrupt:
     say("AGAIN")
 agent.end()
@@ -858,7 +858,7 @@ def test_a_training_job_sends_weights_to_an_inference_job(scene, release):
         "train",
         """
 there = Peer("serve", 0)
-try: engine.send(weights(1), there, "weights")
+try: engine.send(weights(1), there, "weights").wait()
 except muster.PeerJobRefused as error: say("REFUSED", error.job, error.reason, error)
 else: say("TAKEN")
 try: engine.wait_for_peers([Peer("nowhere", 0)])

@@ -7,7 +7,6 @@
 //! all of them, one system call reads many ranges of another process, and one wake-up serves the waiter. Separate
 //! launches would need a frame, a system call and a wake-up each.
 
-use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,7 +21,7 @@ use super::prepare::{TransferRequest, prepare_transfers};
 use super::prepare_future::PrepareFuture;
 use super::prepared_transfers::{LaunchOptions, TransferSpec};
 use super::request_check::check_equal_lengths;
-use super::reserved_launch::{ReservedLaunch, prepare_and_launch};
+use super::reserved_launch::{DeferredLaunch, ReservedLaunch, current_members, prepare_and_launch};
 use super::reserved_launch_number::ReservedLaunchNumber;
 use super::shared::EngineShared;
 use crate::base::buffer_definition::BufferDefinitionEvent;
@@ -128,6 +127,12 @@ impl TransferEngine {
         self.0.shared.membership()
     }
 
+    /// Calls `read` with the current membership, which does not change meanwhile: `read` is short, and calls no method of
+    /// the engine.
+    pub fn with_membership<T>(&self, read: impl FnOnce(&Membership) -> T) -> T {
+        read(&self.0.shared.membership.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
     /// Prepares transfers: finds or makes the connections, and announces the transfers to the peers. Dropping
     /// the future cancels the preparation.
     pub fn prepare(&self, specs: Vec<TransferSpec>, options: LaunchOptions) -> PrepareFuture {
@@ -184,11 +189,15 @@ impl TransferEngine {
         options: LaunchOptions,
     ) -> ReservedLaunch {
         let shared = &self.0.shared;
-        let membership = self.membership();
-        let peers: BTreeSet<MemberId> =
-            peers.iter().filter_map(|task| membership.current_member(*task)).collect();
         let launch = Launch::new(&shared.launch_metrics, count.get(), sent, received);
-        ReservedLaunch::new(shared, launch, &peers, options)
+        ReservedLaunch::new(shared, launch, &current_members(shared, peers), options)
+    }
+
+    /// Requests a launch with peers that are not members yet: `count` transfers, which send and receive so many bytes.
+    /// Its deadline runs from now.
+    pub fn defer(&self, count: NonZeroUsize, (sent, received): (u64, u64)) -> DeferredLaunch {
+        let shared = &self.0.shared;
+        DeferredLaunch::new(shared, Launch::new(&shared.launch_metrics, count.get(), sent, received))
     }
 
     /// Sends buffers, each from the first device of this task to its destination, with their

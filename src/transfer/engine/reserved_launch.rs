@@ -1,8 +1,9 @@
 //! A launch whose transfers are named later, when the memory that they send is known.
 //!
-//! The launch takes its number with each peer at the start. So the launches of both sides match, even if other
-//! launches are requested in the meantime. If the launch is dropped before its transfers are named, its peers are
-//! told. Begin at [`ReservedLaunch::launch`].
+//! A [`ReservedLaunch`] takes its number with each peer at the start. So the launches of both sides match, even if
+//! other launches are requested in the meantime. If it is dropped before its transfers are named, its peers are
+//! told. A [`DeferredLaunch`] is requested before its peers are members, and takes its numbers when they are. Begin
+//! at [`ReservedLaunch::launch`].
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -14,10 +15,72 @@ use super::reserved_launch_number::ReservedLaunchNumber;
 use super::shared::EngineShared;
 use crate::base::buffer_definition::BufferDefinitionEvent;
 use crate::base::error::{PrepareError, TransferError};
-use crate::base::membership::MemberId;
+use crate::base::membership::{MemberId, PeerTask};
 use crate::base::sync::lock;
 use crate::launch::outcome::Launch;
 use crate::launch::transfer::TransferHandle;
+
+/// A launch whose peers are not members yet. It has no place in the order of its channel. Its clock runs, but its
+/// deadline is not checked before it is reserved. If it is dropped before that, it fails.
+#[must_use = "the launch fails when this is dropped"]
+pub struct DeferredLaunch {
+    shared: Arc<EngineShared>,
+    /// None once it is reserved.
+    launch: Option<Arc<Launch>>,
+}
+
+impl std::fmt::Debug for DeferredLaunch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("DeferredLaunch").finish_non_exhaustive()
+    }
+}
+
+impl DeferredLaunch {
+    /// Creates it, and starts its clock. `launch` has at least one transfer.
+    pub(super) fn new(shared: &Arc<EngineShared>, launch: Arc<Launch>) -> Self {
+        launch.start_clock();
+        Self { shared: Arc::clone(shared), launch: Some(launch) }
+    }
+
+    /// Returns the handle of the transfers.
+    ///
+    /// # Panics
+    /// Never: only `reserve` takes the launch, and consumes this.
+    #[must_use]
+    pub fn transfer(&self) -> TransferHandle {
+        let launch = self.launch.as_ref().expect("it is not reserved");
+        TransferHandle::new(Arc::clone(launch), self.shared.here().task)
+    }
+
+    /// Takes its places in the order of its channel, because its peers are members now. If the launch is over
+    /// already, the peers are told that it does not come.
+    ///
+    /// # Panics
+    /// Never, as [`transfer`](Self::transfer).
+    pub fn reserve(mut self, peers: &[PeerTask], options: LaunchOptions) -> ReservedLaunch {
+        let launch = self.launch.take().expect("it is not reserved");
+        ReservedLaunch::new(&self.shared, launch, &current_members(&self.shared, peers), options)
+    }
+
+    /// Fails the transfers. It can be reserved even so, so that the launches after it keep their numbers.
+    pub fn fail(&self, error: &TransferError) {
+        if let Some(launch) = &self.launch {
+            launch.fail_all(error);
+        }
+    }
+}
+
+impl Drop for DeferredLaunch {
+    fn drop(&mut self) {
+        self.fail(&TransferError::Dropped);
+    }
+}
+
+/// Returns the current incarnations of those of these tasks that are members.
+pub(super) fn current_members(shared: &EngineShared, peers: &[PeerTask]) -> BTreeSet<MemberId> {
+    let membership = shared.membership();
+    peers.iter().filter_map(|task| membership.current_member(*task)).collect()
+}
 
 /// A launch that has its places in the order of its channel, and whose transfers are not named yet. If it is dropped
 /// before that, the launch fails.
