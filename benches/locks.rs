@@ -16,9 +16,9 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use muster::clock::Clock;
 use muster::coordination::{
-    Actor, ActorOrigin, CallId, CallOutcome, Caller, ClaimedIncarnations, ConnectionEnd, ConnectionId,
-    ExclusionTarget, JobId, JobName, JobSettings, OperatorCommand, Reason, Reply, Request,
-    ServiceIncarnation, TaskId, TaskIncarnation, TaskSet,
+    Actor, ActorOrigin, CallId, CallOutcome, Caller, CommandReason, ConnectionEnd, ConnectionId,
+    ExclusionTarget, JobId, JobName, JobSettings, OperatorCommand, Reply, Request, ServiceIncarnation,
+    StatedIncarnations, TaskId, TaskIncarnation, TaskSet,
 };
 use muster::engine::{AnswerInbox, AnsweredOrWaiting, Engine};
 
@@ -119,7 +119,7 @@ impl LockFixture {
     }
 
     fn ask_on(&self, connection: ConnectionId, index: usize, request: Request) -> AnsweredOrWaiting {
-        let claim = Some(ClaimedIncarnations { service: self.service, task: life(index) });
+        let claim = Some(StatedIncarnations { service: self.service, task: life(index) });
         let claim = claim.filter(|_| !matches!(request, Request::Register { .. }) && self.service.0 != 0);
         self.engine.call(self.job, Caller { connection, claim }, request, &self.inbox, 0)
     }
@@ -158,7 +158,7 @@ impl LockFixture {
 
     fn act(&self, act: OperatorCommand) {
         let actor = Actor { who: "bench".into(), address: None, means: ActorOrigin::Cli };
-        let reason = Reason::try_from("to measure it".to_owned()).unwrap();
+        let reason = CommandReason::try_from("to measure it".to_owned()).unwrap();
         self.engine.perform_command(self.job, actor, reason, act).unwrap();
     }
 
@@ -247,7 +247,7 @@ async fn tasks(filter: &str) {
         let host = ExclusionTarget::Host([10, 0, 0, 3].into());
         let preview = |world: &LockFixture| {
             let actor = Actor { who: "bench".into(), address: None, means: ActorOrigin::Cli };
-            let reason = Reason::try_from("to measure it".to_owned()).unwrap();
+            let reason = CommandReason::try_from("to measure it".to_owned()).unwrap();
             drop(
                 world.engine.read(|core, now| core.preview_exclusion(now, world.job, &actor, &reason, host)),
             );

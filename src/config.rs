@@ -13,7 +13,7 @@ use std::time::Duration;
 use crate::coordination::{JobBounds, JobName, JobSettings};
 use crate::engine::Engine;
 use crate::grpc::GrpcLimits;
-use crate::http::{AllowedHosts, BodyBudget, EventStreamLimiter, RedactionPatterns};
+use crate::http::{AllowedHosts, BodyMemoryBudget, EventStreamLimiter, RedactionPatterns};
 use crate::service::{AuditFailurePolicy, AuditLog};
 use crate::telemetry::log::LogFormat;
 use crate::telemetry::traces::OtlpProtocol;
@@ -143,7 +143,7 @@ impl ServerConfig {
             health: None,
             http_connections: 1024,
             http_connections_per_source: 512,
-            http_bodies_bytes: BodyBudget::DEFAULT,
+            http_bodies_bytes: BodyMemoryBudget::DEFAULT,
             jobs_max: Engine::JOBS_MAX,
             http_streams: EventStreamLimiter::DEFAULT,
             io_threads: cores.min(2),

@@ -46,7 +46,7 @@ use event_history::{EventHistory, EventsByNumber};
 pub use event_history::{EventHistoryExcerpt, NumberedEvent};
 pub use jobs::DeclareError;
 pub use lock::EngineLockTimes;
-use lock::{LockedState, ReadLockedState, StateLock};
+use lock::{ReadLockedState, StateLock, WriteLockedState};
 pub use waiting_calls::AnswerInbox;
 use waiting_calls::{WaitingCall, WaitingCalls, WaitingTable};
 
@@ -86,7 +86,7 @@ pub struct EngineCounters {
     pub lags: u64,
 }
 
-struct State {
+struct EngineState {
     coordinator: Coordinator,
     waiting: WaitingCalls,
     effects: Vec<Effect>,
@@ -102,7 +102,7 @@ struct State {
 
 /// The result of an input.
 #[derive(Default)]
-struct InputResult {
+struct AppliedInput {
     /// The answer to the applied call, if it came at once.
     own: Option<CallOutcome>,
     /// The outcome of the applied command.
@@ -117,7 +117,7 @@ struct InputResult {
     tables: Vec<WaitingTable>,
 }
 
-impl InputResult {
+impl AppliedInput {
     /// Adds the result of a tick.
     fn merge_tick_result(&mut self, tick: Self) {
         self.deliveries.extend(tick.deliveries);
@@ -142,7 +142,7 @@ const LAG_TOLERANCE: Duration = Duration::from_secs(1);
 
 /// The driver of the state machine, which all its callers share.
 pub struct Engine {
-    state: StateLock<State>,
+    state: StateLock<EngineState>,
     clock: Clock,
     /// The deadline that the timer task sleeps for; `u64::MAX` for none.
     armed: AtomicU64,
@@ -162,7 +162,7 @@ impl Engine {
     /// Returns an engine without jobs. Deadlines are kept only while [`Engine::run_timers`] runs.
     #[must_use]
     pub fn new(clock: Clock) -> Arc<Self> {
-        let state = State {
+        let state = EngineState {
             coordinator: Coordinator::default(),
             waiting: WaitingCalls::default(),
             effects: Vec::new(),
@@ -196,15 +196,15 @@ impl Engine {
         self.state.times()
     }
 
-    fn lock(&self) -> LockedState<'_, State> {
+    fn lock(&self) -> WriteLockedState<'_, EngineState> {
         self.state.lock_for_input(&self.clock)
     }
 
-    fn lock_for_bulk_work(&self) -> LockedState<'_, State> {
+    fn lock_for_bulk_work(&self) -> WriteLockedState<'_, EngineState> {
         self.state.lock_for_bulk_work(&self.clock)
     }
 
-    fn lock_for_read(&self) -> ReadLockedState<'_, State> {
+    fn lock_for_read(&self) -> ReadLockedState<'_, EngineState> {
         self.state.lock_for_read(&self.clock)
     }
 
@@ -407,11 +407,11 @@ impl Engine {
                 None => rearmed.await,
                 // Pending work runs at once; a timer would sleep for the rest of a millisecond.
                 Some(at) if at <= self.clock.now() => {
-                    self.tick(at);
+                    self.apply_due_tick(at);
                     tokio::task::yield_now().await;
                 }
                 Some(at) => {
-                    let due = tokio::time::Instant::from_std(self.clock.instant(at));
+                    let due = tokio::time::Instant::from_std(self.clock.instant_at(at));
                     tokio::select! {
                         () = tokio::time::sleep_until(due) => {}
                         () = rearmed => {}
@@ -421,7 +421,7 @@ impl Engine {
         }
     }
 
-    fn tick(&self, due: Timestamp) {
+    fn apply_due_tick(&self, due: Timestamp) {
         // A process that was stopped or starved received no heartbeats meanwhile; the tasks did not cause
         // that.
         if self.clock.now().since(due) > LAG_TOLERANCE {
@@ -439,7 +439,7 @@ impl Engine {
         next
     }
 
-    fn apply_input(&self, mut state: LockedState<'_, State>, input: Input) {
+    fn apply_input(&self, mut state: WriteLockedState<'_, EngineState>, input: Input) {
         // Ticks do the work that is pending; other inputs only what they have left themselves.
         let continues = matches!(input, Input::Tick) || !state.coordinator.has_pending_work();
         let mut applied = self.apply(&mut state, input, None);
@@ -448,12 +448,12 @@ impl Engine {
     }
 
     /// Applies one input; the answer to the call `own` is returned separately.
-    fn apply(&self, state: &mut State, input: Input, own: Option<CallId>) -> InputResult {
+    fn apply(&self, state: &mut EngineState, input: Input, own: Option<CallId>) -> AppliedInput {
         let now = self.clock.now();
         state.inputs += 1;
         let observers = self.observers.get().map(Vec::as_slice).unwrap_or_default();
         let mut effects = std::mem::take(&mut state.effects);
-        let mut applied = InputResult::default();
+        let mut applied = AppliedInput::default();
         let (mut next, mut spares) = (Some(input), Vec::new());
         // The input that gives a job its spare incarnation may also continue pending work, and so has effects
         // of its own.
@@ -500,9 +500,9 @@ impl Engine {
     /// caller does it on its own thread, because a task for each part would cost more than the part.
     fn continue_pending_work<'a>(
         &'a self,
-        mut state: LockedState<'a, State>,
-        applied: &mut InputResult,
-    ) -> LockedState<'a, State> {
+        mut state: WriteLockedState<'a, EngineState>,
+        applied: &mut AppliedInput,
+    ) -> WriteLockedState<'a, EngineState> {
         while state.coordinator.has_pending_work() && applied.deliveries.len() < DELIVERED_AT_ONCE {
             drop(state);
             state = self.lock_for_bulk_work();
@@ -518,7 +518,7 @@ impl Engine {
 
     /// Releases the lock, wakes the timer task if the next deadline is earlier, and delivers the answers. While work is
     /// pending, answers are collected first; the ticks that do this work deliver them.
-    fn unlock_and_deliver(&self, mut state: LockedState<'_, State>, mut applied: InputResult) {
+    fn unlock_and_deliver(&self, mut state: WriteLockedState<'_, EngineState>, mut applied: AppliedInput) {
         let is_pending = state.coordinator.has_pending_work();
         if is_pending || !state.undelivered.is_empty() {
             state.undelivered.append(&mut applied.deliveries);
@@ -538,11 +538,11 @@ impl Engine {
         for (waiting, outcome) in applied.deliveries {
             waiting.inbox.deliver(waiting.slot, outcome);
         }
-        self.drop_deferred(applied.discarded);
+        self.free_deferred_memory(applied.discarded);
     }
 
     /// Frees memory; a large amount on the reaper's thread.
-    fn drop_deferred(&self, discarded: Vec<DeferredFree>) {
+    fn free_deferred_memory(&self, discarded: Vec<DeferredFree>) {
         const MUCH: usize = 1 << 12;
         let weight: usize = discarded.iter().map(DeferredFree::approximate_allocations).sum();
         if weight > MUCH {

@@ -1,6 +1,6 @@
 //! Checks whether other users of the host can read or replace a private file.
 //!
-//! Begin at `check_permissions`.
+//! Begin at `check_private_file_permissions`.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
@@ -16,7 +16,7 @@ const STICKY: u32 = 0o1000;
 /// # Errors
 /// Returns the reason and the remedy if every user of this machine could replace the file's contents. A file
 /// whose permissions cannot be read passes: the code that reads the file reports the error.
-pub fn check_permissions(path: &Path) -> Result<Option<String>, String> {
+pub fn check_private_file_permissions(path: &Path) -> Result<Option<String>, String> {
     let Ok(file) = std::fs::metadata(path) else { return Ok(None) };
     let shown = path.display();
     if file.mode() & OTHERS_WRITE != 0 {
@@ -56,7 +56,7 @@ mod tests {
         let look = |of_folder: u32, of_file: u32| {
             set_permissions(&folder, Permissions::from_mode(of_folder)).unwrap();
             set_permissions(&path, Permissions::from_mode(of_file)).unwrap();
-            check_permissions(&path)
+            check_private_file_permissions(&path)
         };
         assert_eq!(look(0o755, 0o600), Ok(None));
         assert_eq!(look(0o755, 0o640), Ok(None));
@@ -66,6 +66,6 @@ mod tests {
         assert!(look(0o777, 0o600).is_err_and(|why| why.contains("replace it")));
         assert_eq!(look(0o1777, 0o600), Ok(None));
         remove_dir_all(&folder).unwrap();
-        assert_eq!(check_permissions(&path), Ok(None));
+        assert_eq!(check_private_file_permissions(&path), Ok(None));
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! It uses no timer and no signal: the arrival of a client triggers a check, at most once a second, on a thread
 //! of its own. That client waits for the check, at most 250 ms; other clients do not wait. If a file cannot be
-//! used, the former contents stay in force. Begin at [`FileWatch::check_if_due`].
+//! used, the former contents stay in force. Begin at [`FileCheckSchedule::run_check_if_due`].
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
@@ -26,20 +26,20 @@ pub struct FileStamp(Option<(i64, i64, u64, u64)>);
 impl FileStamp {
     /// Returns the present stamp of a file.
     #[must_use]
-    pub fn of(path: &Path) -> Self {
+    pub fn of_file(path: &Path) -> Self {
         let data = std::fs::metadata(path).ok();
         Self(data.map(|data| (data.mtime(), data.mtime_nsec(), data.len(), data.ino())))
     }
 }
 
 /// The time of the last check of some files, and whether a check runs now.
-pub struct FileWatch {
+pub struct FileCheckSchedule {
     clock: Clock,
     checked_at: AtomicU64,
     is_checking: Arc<AtomicBool>,
 }
 
-impl FileWatch {
+impl FileCheckSchedule {
     /// Creates a watch over files that were read just now.
     #[must_use]
     pub fn new(clock: Clock) -> Self {
@@ -48,7 +48,7 @@ impl FileWatch {
 
     /// Runs `look` on a thread of its own if the last check is long enough ago, and waits for it for a
     /// bounded time. At most one check runs at once. Must be called within a runtime.
-    pub async fn check_if_due(&self, look: impl FnOnce() + Send + 'static) {
+    pub async fn run_check_if_due(&self, look: impl FnOnce() + Send + 'static) {
         let now = self.clock.now();
         if now.since(Timestamp(self.checked_at.load(Ordering::Relaxed))) < CHECK_INTERVAL
             || self.is_checking.swap(true, Ordering::Acquire)
@@ -74,23 +74,23 @@ mod tests {
 
     #[tokio::test]
     async fn a_look_that_hangs_holds_up_its_caller_for_a_moment_and_others_not_at_all() {
-        let watch = FileWatch::new(Clock::start());
-        watch.check_if_due(|| unreachable!("it is not time yet")).await;
+        let watch = FileCheckSchedule::new(Clock::start());
+        watch.run_check_if_due(|| unreachable!("it is not time yet")).await;
         watch.checked_at.store(0, Ordering::Relaxed);
         let (go_on, hangs) = mpsc::channel::<()>();
         let hang = move || {
             // `recv` also returns when the test drops the sender.
             let _ = hangs.recv();
         };
-        assert!(tokio::time::timeout(REFRESH_TIMEOUT * 100, watch.check_if_due(hang)).await.is_ok());
+        assert!(tokio::time::timeout(REFRESH_TIMEOUT * 100, watch.run_check_if_due(hang)).await.is_ok());
         watch.checked_at.store(0, Ordering::Relaxed);
-        watch.check_if_due(|| unreachable!("somebody looks already")).await;
+        watch.run_check_if_due(|| unreachable!("somebody looks already")).await;
         drop(go_on);
         while watch.is_checking.load(Ordering::Acquire) {
             tokio::task::yield_now().await;
         }
         let (tell, told) = mpsc::channel();
-        watch.check_if_due(move || tell.send(()).unwrap()).await;
+        watch.run_check_if_due(move || tell.send(()).unwrap()).await;
         assert_eq!(told.recv_timeout(Duration::from_secs(60)), Ok(()));
     }
 }

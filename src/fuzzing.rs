@@ -2,7 +2,7 @@
 //!
 //! This module is only for tests. Each property is a function that takes any bytes and panics if the property does
 //! not hold. The fuzz targets (`tests/fuzz`) search for bytes that violate a property. The tests in this file run
-//! every file of their corpus, and damaged copies of these files. Begin at [`targets`].
+//! every file of their corpus, and damaged copies of these files. Begin at [`fuzz_targets`].
 
 use prost::Message as _;
 
@@ -19,20 +19,20 @@ static TARGETS: [FuzzTarget; 7] = [
     FuzzTarget::new("http2", crate::http2::fuzzing::check_connection, 1 << 10),
     FuzzTarget::new("grpc-body", crate::grpc::fuzzing::check_request_body, 1 << 10),
     FuzzTarget::new("grpc-message", crate::grpc::fuzzing::check_request_message, 1 << 10),
-    FuzzTarget::new("topology", topology, 1 << 10),
+    FuzzTarget::new("topology", check_topology_decoder, 1 << 10),
     FuzzTarget::new("tokens", crate::http::check_token_file_round_trip, 1 << 10),
     FuzzTarget::new("config", crate::config::check_config_round_trip, 1 << 10),
 ];
 
 /// Returns every property, those of the transfer engine last.
-pub fn targets() -> impl Iterator<Item = &'static FuzzTarget> {
+pub fn fuzz_targets() -> impl Iterator<Item = &'static FuzzTarget> {
     TARGETS.iter().chain(&crate::transfer::fuzzing::TARGETS)
 }
 
 /// Takes the value of a topology key: a task's, or that of all if the first byte is odd.
 ///
 /// There are no more devices than the value tells of, and they take no more memory than a bound times the value.
-fn topology(input: &[u8]) {
+fn check_topology_decoder(input: &[u8]) {
     let Some((first, value)) = input.split_first() else { return };
     let platform = "cpu".to_owned();
     let (key, told) = if first & 1 == 0 {
@@ -75,7 +75,7 @@ mod tests {
 
     #[test]
     fn every_property_holds_of_its_corpus() {
-        for target in targets() {
+        for target in fuzz_targets() {
             for input in corpus_of(target) {
                 println!("{}: {}", target.name, input.escape_ascii());
                 (target.property)(&input);
@@ -84,7 +84,7 @@ mod tests {
     }
 
     /// Damages an input in one to four places, as a defective or hostile peer would.
-    fn damage(random: &mut Rng, input: &[u8], other: &[u8]) -> Vec<u8> {
+    fn damage_input(random: &mut Rng, input: &[u8], other: &[u8]) -> Vec<u8> {
         const NUMBERS: [u32; 8] = [0, 1, 0x7f, 0xff, 0x7fff, 0xff_ffff, 0x7fff_ffff, u32::MAX];
         let mut damaged = input.to_vec();
         for _ in 0..random.usize(1..=4) {
@@ -120,11 +120,11 @@ mod tests {
         let seed = seed.unwrap_or_else(|| fastrand::u64(..));
         println!("MUSTER_SEED={seed} makes the same inputs again");
         let mut random = Rng::with_seed(seed);
-        for target in targets() {
+        for target in fuzz_targets() {
             let corpus = corpus_of(target);
             for _ in 0..DAMAGED_PER_FILE * corpus.len() {
                 let [one, other] = [random.usize(..corpus.len()), random.usize(..corpus.len())];
-                let input = damage(&mut random, &corpus[one], &corpus[other]);
+                let input = damage_input(&mut random, &corpus[one], &corpus[other]);
                 let holds = catch_unwind(AssertUnwindSafe(|| (target.property)(&input))).is_ok();
                 assert!(holds, "{} does not hold of b\"{}\"", target.name, input.escape_ascii());
             }

@@ -1,6 +1,6 @@
 //! Makes text from outside safe to show, and formats durations and numbers for people.
 //!
-//! [`is_hidden`] is the only list of hidden characters: those that are invisible, control a terminal, or change the
+//! [`is_hidden_character`] is the only list of hidden characters: those that are invisible, control a terminal, or change the
 //! direction of text. Every output escapes the characters of this list: the command line ([`escape_to_one_line`]),
 //! the log (`telemetry::log`), pages (`http::pages::HtmlEscaper`) and JSON on a terminal ([`escape_json`]). Only
 //! this module formats durations and numbers for people ([`format_approximate_duration`], [`format_micros`],
@@ -22,7 +22,7 @@ pub use numbers::{format_bytes, format_count_with_noun, format_grouped, format_r
 /// forge a second line nor steer a terminal, and texts that look alike are alike. A line break becomes ` | `.
 #[must_use]
 pub fn escape_to_one_line(text: &str) -> Cow<'_, str> {
-    escape_hidden(text, |c| match c {
+    escape_hidden_characters(text, |c| match c {
         '\n' => Some(" | "),
         '\t' => Some(" "),
         _ => None,
@@ -33,7 +33,7 @@ pub fn escape_to_one_line(text: &str) -> Cow<'_, str> {
 /// many lines.
 #[must_use]
 pub fn escape_keeping_lines(text: &str) -> Cow<'_, str> {
-    escape_hidden(text, |c| match c {
+    escape_hidden_characters(text, |c| match c {
         '\n' => Some("\n"),
         '\t' => Some("\t"),
         _ => None,
@@ -70,8 +70,8 @@ impl fmt::Debug for UntrustedText {
     }
 }
 
-fn escape_hidden(text: &str, instead: impl Fn(char) -> Option<&'static str>) -> Cow<'_, str> {
-    if !text.contains(is_hidden) {
+fn escape_hidden_characters(text: &str, instead: impl Fn(char) -> Option<&'static str>) -> Cow<'_, str> {
+    if !text.contains(is_hidden_character) {
         return Cow::Borrowed(text);
     }
     let mut shown = String::with_capacity(text.len() + 16);
@@ -79,7 +79,7 @@ fn escape_hidden(text: &str, instead: impl Fn(char) -> Option<&'static str>) -> 
         match instead(c) {
             Some(other) => shown.push_str(other),
             // Writing to a string cannot fail.
-            None if is_hidden(c) => _ = write!(shown, "{}", c.escape_default()),
+            None if is_hidden_character(c) => _ = write!(shown, "{}", c.escape_default()),
             None => shown.push(c),
         }
     }
@@ -89,7 +89,7 @@ fn escape_hidden(text: &str, instead: impl Fn(char) -> Option<&'static str>) -> 
 /// Returns equal JSON in which hidden characters are escaped. Line breaks between values stay.
 #[must_use]
 pub fn escape_json(text: &str) -> Cow<'_, str> {
-    let raw = |c: char| c != '\n' && is_hidden(c);
+    let raw = |c: char| c != '\n' && is_hidden_character(c);
     if !text.contains(raw) {
         return Cow::Borrowed(text);
     }
@@ -117,7 +117,7 @@ pub fn is_safe_single_line(text: &str) -> bool {
 /// C1), characters that change the writing direction, line separators, and all that Unicode calls ignorable
 /// by default.
 #[must_use]
-pub fn is_hidden(c: char) -> bool {
+pub fn is_hidden_character(c: char) -> bool {
     // The usual case: most characters of most texts.
     if matches!(c, ' '..='~') {
         return false;
@@ -191,7 +191,7 @@ mod tests {
     use super::*;
 
     /// Every character that must not reach a terminal or a page unescaped, with its neighbours.
-    fn hidden() -> impl Iterator<Item = char> {
+    fn hidden_characters() -> impl Iterator<Item = char> {
         let ranges = [
             ('\0', '\u{1f}'),
             ('\u{7f}', '\u{9f}'),
@@ -226,15 +226,15 @@ mod tests {
 
     #[test]
     fn no_hidden_character_comes_through_anywhere() {
-        for c in hidden() {
-            assert!(is_hidden(c), "{c:?}");
+        for c in hidden_characters() {
+            assert!(is_hidden_character(c), "{c:?}");
             let text = format!("a{c}b");
-            assert!(!escape_to_one_line(&text).contains(is_hidden), "{c:?}");
+            assert!(!escape_to_one_line(&text).contains(is_hidden_character), "{c:?}");
             let kept = matches!(c, '\n' | '\t');
-            assert_eq!(escape_keeping_lines(&text).contains(is_hidden), kept, "{c:?}");
+            assert_eq!(escape_keeping_lines(&text).contains(is_hidden_character), kept, "{c:?}");
             let written = serde_json::to_string(&text).unwrap();
             let shown = escape_json(&written);
-            assert!(!shown.contains(is_hidden), "{c:?}: {shown}");
+            assert!(!shown.contains(is_hidden_character), "{c:?}: {shown}");
             assert_eq!(serde_json::from_str::<String>(&shown).unwrap(), text, "{c:?}");
         }
     }

@@ -11,18 +11,18 @@
 //! | `check.rs` | the checks of a certificate, for `muster tls check` |
 //! | `dial.rs` | the client side: a connection to a server, with TLS or without |
 //! | `messages.rs` | the messages for errors |
-//! | `issue.rs` | trial certificates, for `muster tls new` |
+//! | `certificate_authority.rs` | trial certificates, for `muster tls new` |
 //!
 //! A JAX client never reports that TLS prevents its connection: it retries until its deadline and reports only
 //! the deadline. So the server must show the reason.
 
 mod acceptor;
+pub mod certificate_authority;
 pub mod check;
 mod client_certificates;
 mod dial;
 mod files;
 mod handshake_failures;
-pub mod issue;
 mod messages;
 mod prefixed_stream;
 mod transport_policy;
@@ -33,8 +33,8 @@ use std::sync::Arc;
 use rustls::crypto::CryptoProvider;
 
 pub use acceptor::{Acceptor, HandshakeError, HandshakeFault, TlsStream};
-pub use client_certificates::holder_name;
-pub use dial::{DialError, IoStream, TlsClient, dial, host_without_brackets};
+pub use client_certificates::certificate_holder_name;
+pub use dial::{DialError, IoStream, TlsClientForHost, dial, host_without_brackets};
 pub use files::{TlsError, TlsFiles, client_config, read_certificates, system_authorities_path};
 pub use handshake_failures::{FailedHandshake, HandshakeFailures, HandshakeFailuresView, LISTENERS};
 pub use messages::describe_dial_error;

@@ -17,8 +17,11 @@ pub struct Builds<'a> {
     pub other: &'a BinaryPaths,
 }
 
+/// The name of a figure, and how to get it.
+type Measure = (&'static str, fn(&Figure) -> Option<f64>);
+
 /// What a pair of measurements is compared by. Each is a time or a time per byte, so less is better.
-const MEASURES: [(&str, fn(&Figure) -> Option<f64>); 3] = [
+const MEASURES: [Measure; 3] = [
     ("time of a byte", |figure| Some(1.0 / figure.gbytes_per_second)),
     ("one way, p50", |figure| figure.p50_us),
     ("processor time", |figure| figure.cpu_us),

@@ -142,10 +142,10 @@ impl EngineCase {
             shapes.iter().filter(small).copied().collect()
         };
         match self {
-            Self::Memcpy1 => limit(&|shape| limits::memcpy(shape, 1, false, time)),
-            Self::Memcpy2 => limit(&|shape| limits::memcpy(shape, 2, false, time)),
-            Self::Memcpy1Cold => limit(&|shape| limits::memcpy(shape, 1, true, time)),
-            Self::Memcpy2Cold => limit(&|shape| limits::memcpy(shape, 2, true, time)),
+            Self::Memcpy1 => limit(&|shape| limits::measure_memcpy(shape, 1, false, time)),
+            Self::Memcpy2 => limit(&|shape| limits::measure_memcpy(shape, 2, false, time)),
+            Self::Memcpy1Cold => limit(&|shape| limits::measure_memcpy(shape, 1, true, time)),
+            Self::Memcpy2Cold => limit(&|shape| limits::measure_memcpy(shape, 2, true, time)),
             Self::WakeBeside => limits::on_one_processor(|| Self::Wake.measure(places, shapes, time)),
             Self::MusterShmAsleep => {
                 places.muster(&single(64 << 10), time, &["--transport", "shm", "--spin", "0s"])
@@ -161,12 +161,12 @@ impl EngineCase {
                 };
                 single(4 << 10)
                     .into_iter()
-                    .map(|shape| Ok((shape, figure(limits::wake(time)?, shape))))
+                    .map(|shape| Ok((shape, figure(limits::measure_wake_latency(time)?, shape))))
                     .collect()
             }
-            Self::Tcp1 => limit(&|shape| limits::tcp(shape, 1, true, time)),
-            Self::Tcp2 => limit(&|shape| limits::tcp(shape, 2, true, time)),
-            Self::Tcp2Unpaced => limit(&|shape| limits::tcp(shape, 2, false, time)),
+            Self::Tcp1 => limit(&|shape| limits::measure_tcp(shape, 1, true, time)),
+            Self::Tcp2 => limit(&|shape| limits::measure_tcp(shape, 2, true, time)),
+            Self::Tcp2Unpaced => limit(&|shape| limits::measure_tcp(shape, 2, false, time)),
             Self::MusterShm => places.muster(shapes, time, &["--transport", "shm"]),
             Self::MusterPvm => places.muster(shapes, time, &["--transport", "pvm"]),
             Self::MusterPvmUnprepared => places.muster(shapes, time, &["--transport", "pvm", "--unprepared"]),
@@ -281,7 +281,7 @@ pub struct BinaryPaths {
 
 impl BinaryPaths {
     pub fn new(muster: &Path, peers: &Path, jax: &Path) -> Self {
-        Self { muster: muster.to_owned(), peers: peers.to_owned(), jax: newest(jax) }
+        Self { muster: muster.to_owned(), peers: peers.to_owned(), jax: newest_jax_environment(jax) }
     }
 
     fn muster(&self, shapes: &[Shape], time: Duration, how: &[&str]) -> Result<BTreeMap<Shape, Figure>> {
@@ -292,7 +292,8 @@ impl BinaryPaths {
             command.args(["--size", &shape.size.to_string(), "--batch", &shape.batch.to_string()]);
             command.args(["--in-flight", &shape.in_flight.to_string()]);
             command.args(["--seconds", &time.as_secs_f64().to_string()]);
-            figures.insert(*shape, lines(&mut command)?.pop().context("it printed nothing")?);
+            figures
+                .insert(*shape, run_and_parse_json_lines(&mut command)?.pop().context("it printed nothing")?);
         }
         Ok(figures)
     }
@@ -329,14 +330,14 @@ impl BinaryPaths {
         if let Ok(libraries) = std::fs::read_to_string(self.peers.join("libraries")) {
             command.env("LD_LIBRARY_PATH", libraries);
         }
-        let figures = lines(&mut command)?;
+        let figures = run_and_parse_json_lines(&mut command)?;
         ensure!(figures.len() == shapes.len(), "it measured {} of {} shapes", figures.len(), shapes.len());
         Ok(shapes.iter().copied().zip(figures).collect())
     }
 }
 
 /// Returns the newest JAX environment.
-fn newest(folder: &Path) -> Option<PathBuf> {
+fn newest_jax_environment(folder: &Path) -> Option<PathBuf> {
     let release = |path: &PathBuf| -> Option<Vec<u32>> {
         path.file_name()?.to_str()?.split('.').map(|part| part.parse().ok()).collect()
     };
@@ -348,7 +349,7 @@ fn newest(folder: &Path) -> Option<PathBuf> {
 }
 
 /// Runs a program that prints a line of JSON for each shape.
-fn lines(command: &mut Command) -> Result<Vec<Figure>> {
+fn run_and_parse_json_lines(command: &mut Command) -> Result<Vec<Figure>> {
     // In seconds: a program that hangs must not stop the run.
     const LIMIT: &str = "300";
     let mut limited = Command::new("timeout");

@@ -26,31 +26,37 @@ const COLD: usize = 128 << 20;
 ///
 /// Whole buffers and pieces of them are measured, and the faster result counts: the C library bypasses the
 /// caches for large copies.
-pub fn memcpy(shape: Shape, threads: usize, cold: bool, time: Duration) -> Result<f64> {
+pub fn measure_memcpy(shape: Shape, threads: usize, cold: bool, time: Duration) -> Result<f64> {
     const PIECE: usize = 256 << 10;
-    let whole = memcpy_by(shape.bytes(), shape, threads, cold, time / 2)?;
+    let whole = measure_memcpy_with_piece_size(shape.bytes(), shape, threads, cold, time / 2)?;
     Ok(if shape.bytes() > PIECE {
-        whole.max(memcpy_by(PIECE, shape, threads, cold, time / 2)?)
+        whole.max(measure_memcpy_with_piece_size(PIECE, shape, threads, cold, time / 2)?)
     } else {
         whole
     })
 }
 
-fn memcpy_by(piece: usize, shape: Shape, threads: usize, cold: bool, time: Duration) -> Result<f64> {
+fn measure_memcpy_with_piece_size(
+    piece: usize,
+    shape: Shape,
+    threads: usize,
+    cold: bool,
+    time: Duration,
+) -> Result<f64> {
     let bytes = shape.bytes();
     let slots = if cold { (COLD / bytes).max(2) } else { shape.in_flight };
     let each = (slots / threads).max(1);
     let start = Barrier::new(threads);
     let spans: Vec<(Instant, Instant, u64)> = std::thread::scope(|scope| {
-        let copying = || copy(bytes, piece, each, time, &start);
+        let copying = || copy_until_deadline(bytes, piece, each, time, &start);
         let running: Vec<_> = (0..threads).map(|_| scope.spawn(copying)).collect();
         running.into_iter().map(|thread| thread.join().ok()).collect::<Option<_>>()
     })
     .context("a copying thread failed")?;
-    rate(&spans)
+    total_rate_of_threads(&spans)
 }
 
-fn copy(
+fn copy_until_deadline(
     bytes: usize,
     piece: usize,
     slots: usize,
@@ -86,7 +92,7 @@ fn copy(
 /// futex: the median and the 99th percentile. No engine whose receivers sleep can be faster. Each thread is
 /// pinned to a processor of its own, if there are two, because the scheduler sometimes puts both on one, and
 /// then neither has to be woken.
-pub fn wake(time: Duration) -> Result<(Duration, Duration)> {
+pub fn measure_wake_latency(time: Duration) -> Result<(Duration, Duration)> {
     let words = [AtomicU32::new(0), AtomicU32::new(0)];
     let over = AtomicBool::new(false);
     let sleep = |word: &AtomicU32, known: u32| {
@@ -155,7 +161,7 @@ pub fn on_one_processor<R>(work: impl FnOnce() -> Result<R>) -> Result<R> {
 /// Measures bare TCP: blocking threads, a writer and a reader for each stream, no framing.
 ///
 /// If not `paced`, the sockets have the settings of Muster's lanes within a host.
-pub fn tcp(shape: Shape, streams: usize, paced: bool, time: Duration) -> Result<f64> {
+pub fn measure_tcp(shape: Shape, streams: usize, paced: bool, time: Duration) -> Result<f64> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let mut ends = Vec::new();
     for _ in 0..streams {
@@ -177,8 +183,9 @@ pub fn tcp(shape: Shape, streams: usize, paced: bool, time: Duration) -> Result<
             .into_iter()
             .map(|(near, far)| {
                 let start = &start;
-                let writing = scope.spawn(move || write(near, shape.bytes(), slots, time, start));
-                let reading = scope.spawn(move || read(far, shape.bytes(), slots, start));
+                let writing =
+                    scope.spawn(move || write_until_deadline(near, shape.bytes(), slots, time, start));
+                let reading = scope.spawn(move || read_stream_to_end(far, shape.bytes(), slots, start));
                 (writing, reading)
             })
             .collect();
@@ -192,10 +199,10 @@ pub fn tcp(shape: Shape, streams: usize, paced: bool, time: Duration) -> Result<
             .collect::<Option<_>>()
     })
     .context("a stream failed")?;
-    rate(&spans)
+    total_rate_of_threads(&spans)
 }
 
-fn write(
+fn write_until_deadline(
     mut stream: TcpStream,
     bytes: usize,
     slots: usize,
@@ -215,7 +222,12 @@ fn write(
 }
 
 /// Reads the stream. Returns the time of the last byte, and the number of bytes.
-fn read(mut stream: TcpStream, bytes: usize, slots: usize, start: &Barrier) -> Result<(Instant, u64)> {
+fn read_stream_to_end(
+    mut stream: TcpStream,
+    bytes: usize,
+    slots: usize,
+    start: &Barrier,
+) -> Result<(Instant, u64)> {
     let mut targets: Vec<Vec<u8>> = (0..slots).map(|_| vec![0xff; bytes]).collect();
     start.wait();
     let (mut whole, mut ended) = (0, now());
@@ -232,7 +244,7 @@ fn read(mut stream: TcpStream, bytes: usize, slots: usize, start: &Barrier) -> R
 }
 
 /// Returns the rate of all bytes, from the first begin to the last end.
-fn rate(spans: &[(Instant, Instant, u64)]) -> Result<f64> {
+fn total_rate_of_threads(spans: &[(Instant, Instant, u64)]) -> Result<f64> {
     let began = spans.iter().map(|span| span.0).min().context("no threads")?;
     let ended = spans.iter().map(|span| span.1).max().context("no threads")?;
     let bytes: u64 = spans.iter().map(|span| span.2).sum();

@@ -113,7 +113,8 @@ fn main() -> Result<()> {
         std::fs::write(path, results.json()?).with_context(|| path.display().to_string())?;
     }
     if let Some(path) = &arguments.into {
-        report::put_into(path, &text, suite.marks).with_context(|| path.display().to_string())?;
+        report::replace_tables_in_file(path, &text, suite.marks)
+            .with_context(|| path.display().to_string())?;
     }
     results.verify()
 }

@@ -151,31 +151,34 @@ impl<'a> Results<'a> {
         );
         for (title, subjects) in self.suite.tables {
             self.table(&mut out, title, subjects, |found| {
-                self.spread(found.0, found.1, |figure| Some(figure.gbytes_per_second)).map(|rate| text(&rate))
+                self.spread(found.0, found.1, |figure| Some(figure.gbytes_per_second))
+                    .map(|rate| format_sample_range(&rate))
             });
         }
         let all: Vec<_> = self.suite.shown().collect();
         self.table(&mut out, "One at a time, us until it is there: p50 / p99", &all, |(shape, subject)| {
             let p50 = self.spread(shape, subject, |figure| figure.p50_us)?;
             let p99 = self.spread(shape, subject, |figure| figure.p99_us)?;
-            Some(format!("{} / {}", text(&p50), text(&p99)))
+            Some(format!("{} / {}", format_sample_range(&p50), format_sample_range(&p99)))
         });
         self.table(&mut out, "Half of a round trip, us: p50 / p99", &all, |(shape, subject)| {
             let p50 = self.spread(shape, subject, |figure| figure.half_round_trip_p50_us)?;
             let p99 = self.spread(shape, subject, |figure| figure.half_round_trip_p99_us)?;
-            Some(format!("{} / {}", text(&p50), text(&p99)))
+            Some(format!("{} / {}", format_sample_range(&p50), format_sample_range(&p99)))
         });
         self.table(
             &mut out,
             "One at a time, us of processors that both sides work for each",
             &all,
-            |found| self.spread(found.0, found.1, |figure| figure.cpu_us).map(|cpu| text(&cpu)),
+            |found| {
+                self.spread(found.0, found.1, |figure| figure.cpu_us).map(|cpu| format_sample_range(&cpu))
+            },
         );
         self.table(&mut out, "A call of launch, us: p50", &all, |(shape, subject)| {
-            self.spread(shape, subject, |figure| figure.launch_p50_us).map(|call| text(&call))
+            self.spread(shape, subject, |figure| figure.launch_p50_us).map(|call| format_sample_range(&call))
         });
-        self.prepares(&mut out);
-        self.remarks(&mut out);
+        self.write_prepare_times(&mut out);
+        self.write_remarks(&mut out);
         out
     }
 
@@ -209,7 +212,7 @@ impl<'a> Results<'a> {
         out.push('\n');
     }
 
-    fn prepares(&self, out: &mut String) {
+    fn write_prepare_times(&self, out: &mut String) {
         for subject in [EngineCase::MusterShm, EngineCase::MusterTcp] {
             let over = |figure: fn(&Figure) -> Option<f64>| {
                 SampleRange::of(
@@ -229,15 +232,15 @@ impl<'a> Results<'a> {
                     out,
                     "- {subject}: the first preparation, which makes the connection, takes {} us; 1,000 more take {} us each at the \
                      median, the slowest of them {} us.",
-                    text(&first),
-                    text(&p50),
-                    text(&most)
+                    format_sample_range(&first),
+                    format_sample_range(&p50),
+                    format_sample_range(&most)
                 );
             }
         }
     }
 
-    fn remarks(&self, out: &mut String) {
+    fn write_remarks(&self, out: &mut String) {
         let mut settings = BTreeSet::new();
         for ((subject, shape), figures) in &self.figures {
             for figure in figures.values() {
@@ -276,7 +279,7 @@ impl<'a> Results<'a> {
 }
 
 /// Formats the spread with its significant digits.
-fn text(spread: &SampleRange) -> String {
+fn format_sample_range(spread: &SampleRange) -> String {
     let number = |value: f64| match value {
         value if value >= 100.0 => format!("{value:.0}"),
         value if value >= 10.0 => format!("{value:.1}"),
@@ -286,7 +289,7 @@ fn text(spread: &SampleRange) -> String {
 }
 
 /// Replaces the tables between the marks of a file.
-pub fn put_into(path: &Path, tables: &str, (begin, end): (&str, &str)) -> Result<()> {
+pub fn replace_tables_in_file(path: &Path, tables: &str, (begin, end): (&str, &str)) -> Result<()> {
     let text = std::fs::read_to_string(path)?;
     let (before, rest) = text.split_once(begin).context("it has no place for the tables")?;
     let (_, after) = rest.split_once(end).context("the place for the tables has no end")?;

@@ -32,19 +32,19 @@ enum Bound {
     Under(&'static str, fn(&Figure) -> Option<f64>, f64),
 }
 
-const fn large(shape: Shape) -> bool {
+const fn is_large(shape: Shape) -> bool {
     shape.size >= 16 << 20
 }
 
-const fn medium(shape: Shape) -> bool {
+const fn is_medium_or_large(shape: Shape) -> bool {
     shape.size >= 1 << 20
 }
 
-const fn coalesced(shape: Shape) -> bool {
+const fn is_coalesced(shape: Shape) -> bool {
     shape.size == 4 << 10 && shape.batch > 1
 }
 
-const fn single(shape: Shape) -> bool {
+const fn is_single_small(shape: Shape) -> bool {
     shape.size == 4 << 10 && shape.batch == 1
 }
 
@@ -58,99 +58,124 @@ const PEERS: &[EngineCase] = &[
 
 /// The targets of the suite of engines.
 pub const ENGINE_TARGETS: [Target; 18] = [
-    Target { of: large, subject: EngineCase::MusterShm, bound: Bound::Times(EngineCase::Memcpy2, 0.85) },
-    Target { of: large, subject: EngineCase::MusterShm, bound: Bound::Times(EngineCase::NixlShm, 2.0) },
+    Target { of: is_large, subject: EngineCase::MusterShm, bound: Bound::Times(EngineCase::Memcpy2, 0.85) },
+    Target { of: is_large, subject: EngineCase::MusterShm, bound: Bound::Times(EngineCase::NixlShm, 2.0) },
     Target {
-        of: medium,
+        of: is_medium_or_large,
         subject: EngineCase::MusterTcpUnchecked,
         bound: Bound::Times(EngineCase::Tcp2, 0.85),
     },
     Target {
-        of: medium,
+        of: is_medium_or_large,
         subject: EngineCase::MusterTcpUnchecked,
         bound: Bound::Times(EngineCase::Tcp2Unpaced, 0.85),
     },
-    Target { of: medium, subject: EngineCase::MusterTcp, bound: Bound::Times(EngineCase::Tcp2, 0.75) },
-    Target { of: medium, subject: EngineCase::MusterTcp, bound: Bound::Times(EngineCase::Tcp2Unpaced, 0.75) },
-    Target { of: medium, subject: EngineCase::MusterTcp, bound: Bound::Times(EngineCase::Mooncake, 2.0) },
-    Target { of: medium, subject: EngineCase::MusterTcp, bound: Bound::Times(EngineCase::NixlTcp, 2.0) },
-    Target { of: medium, subject: EngineCase::MusterTcp, bound: Bound::Times(EngineCase::Jax, 2.0) },
-    // Beside settings by which NIXL polls, there is only the limit of the machine to be reached.
-    Target { of: large, subject: EngineCase::MusterShm, bound: Bound::Times(EngineCase::NixlShmPolled, 2.0) },
     Target {
-        of: medium,
+        of: is_medium_or_large,
+        subject: EngineCase::MusterTcp,
+        bound: Bound::Times(EngineCase::Tcp2, 0.75),
+    },
+    Target {
+        of: is_medium_or_large,
+        subject: EngineCase::MusterTcp,
+        bound: Bound::Times(EngineCase::Tcp2Unpaced, 0.75),
+    },
+    Target {
+        of: is_medium_or_large,
+        subject: EngineCase::MusterTcp,
+        bound: Bound::Times(EngineCase::Mooncake, 2.0),
+    },
+    Target {
+        of: is_medium_or_large,
+        subject: EngineCase::MusterTcp,
+        bound: Bound::Times(EngineCase::NixlTcp, 2.0),
+    },
+    Target {
+        of: is_medium_or_large,
+        subject: EngineCase::MusterTcp,
+        bound: Bound::Times(EngineCase::Jax, 2.0),
+    },
+    // Beside settings by which NIXL polls, there is only the limit of the machine to be reached.
+    Target {
+        of: is_large,
+        subject: EngineCase::MusterShm,
+        bound: Bound::Times(EngineCase::NixlShmPolled, 2.0),
+    },
+    Target {
+        of: is_medium_or_large,
         subject: EngineCase::MusterTcp,
         bound: Bound::Times(EngineCase::NixlTcpPolled, 1.0),
     },
-    Target { of: coalesced, subject: EngineCase::MusterTcp, bound: Bound::TimesBestSingle(PEERS, 10.0) },
+    Target { of: is_coalesced, subject: EngineCase::MusterTcp, bound: Bound::TimesBestSingle(PEERS, 10.0) },
     // The same batches given to the others as well.
-    Target { of: coalesced, subject: EngineCase::MusterTcp, bound: Bound::TimesBest(PEERS, 10.0) },
+    Target { of: is_coalesced, subject: EngineCase::MusterTcp, bound: Bound::TimesBest(PEERS, 10.0) },
     Target {
-        of: single,
+        of: is_single_small,
         subject: EngineCase::MusterShm,
         bound: Bound::Under("us one way p50", |figure| figure.p50_us, 8.0),
     },
     Target {
-        of: single,
+        of: is_single_small,
         subject: EngineCase::MusterShm,
         bound: Bound::Under("us one way p99", |figure| figure.p99_us, 40.0),
     },
     // On one processor, where no thread spins before it sleeps, because the other side could not run
     // meanwhile.
     Target {
-        of: single,
+        of: is_single_small,
         subject: EngineCase::MusterShmBeside,
         bound: Bound::Under("us one way p50", |figure| figure.p50_us, 8.0),
     },
     Target {
-        of: single,
+        of: is_single_small,
         subject: EngineCase::MusterShmBeside,
         bound: Bound::Under("us one way p99", |figure| figure.p99_us, 40.0),
     },
     Target {
-        of: single,
+        of: is_single_small,
         subject: EngineCase::MusterShm,
         bound: Bound::Under("us slowest of 1,000 prepares", |figure| figure.prepare_max_us, 1000.0),
     },
 ];
 
-const fn any(_: Shape) -> bool {
+const fn is_any_shape(_: Shape) -> bool {
     true
 }
 
 /// The target of an array beside the engine itself, which moves memory of the same kind, prepared if that is.
-const fn beside_engine(subject: EngineCase, engine: EngineCase) -> [Target; 2] {
+const fn targets_beside_engine(subject: EngineCase, engine: EngineCase) -> [Target; 2] {
     [
-        Target { of: medium, subject, bound: Bound::Times(engine, 0.9) },
-        Target { of: medium, subject, bound: Bound::TimesAsQuick(engine, 0.9) },
+        Target { of: is_medium_or_large, subject, bound: Bound::Times(engine, 0.9) },
+        Target { of: is_medium_or_large, subject, bound: Bound::TimesAsQuick(engine, 0.9) },
     ]
 }
 
 /// The target of an array beside JAX's own ways.
-const fn beside_jax(subject: EngineCase) -> [Target; 4] {
+const fn targets_beside_jax(subject: EngineCase) -> [Target; 4] {
     [
-        Target { of: any, subject, bound: Bound::Times(EngineCase::DevicePut, 3.0) },
-        Target { of: any, subject, bound: Bound::TimesAsQuick(EngineCase::DevicePut, 3.0) },
-        Target { of: any, subject, bound: Bound::Times(EngineCase::Jax, 3.0) },
-        Target { of: any, subject, bound: Bound::TimesAsQuick(EngineCase::Jax, 3.0) },
+        Target { of: is_any_shape, subject, bound: Bound::Times(EngineCase::DevicePut, 3.0) },
+        Target { of: is_any_shape, subject, bound: Bound::TimesAsQuick(EngineCase::DevicePut, 3.0) },
+        Target { of: is_any_shape, subject, bound: Bound::Times(EngineCase::Jax, 3.0) },
+        Target { of: is_any_shape, subject, bound: Bound::TimesAsQuick(EngineCase::Jax, 3.0) },
     ]
 }
 
 /// The targets of the suite of arrays.
 pub const ARRAY_TARGETS: [Target; 21] = {
-    let [buffers, buffers_alone] = beside_engine(EngineCase::ArraysBuffers, EngineCase::MusterShm);
-    let [prepared, prepared_alone] = beside_engine(EngineCase::ArraysPrepared, EngineCase::MusterPvm);
-    let [arrays, arrays_alone] = beside_engine(EngineCase::Arrays, EngineCase::MusterPvmUnprepared);
-    let [a, b, c, d] = beside_jax(EngineCase::ArraysBuffers);
-    let [e, f, g, h] = beside_jax(EngineCase::ArraysPrepared);
-    let [i, j, k, l] = beside_jax(EngineCase::Arrays);
+    let [buffers, buffers_alone] = targets_beside_engine(EngineCase::ArraysBuffers, EngineCase::MusterShm);
+    let [prepared, prepared_alone] = targets_beside_engine(EngineCase::ArraysPrepared, EngineCase::MusterPvm);
+    let [arrays, arrays_alone] = targets_beside_engine(EngineCase::Arrays, EngineCase::MusterPvmUnprepared);
+    let [a, b, c, d] = targets_beside_jax(EngineCase::ArraysBuffers);
+    let [e, f, g, h] = targets_beside_jax(EngineCase::ArraysPrepared);
+    let [i, j, k, l] = targets_beside_jax(EngineCase::Arrays);
     let launch = Bound::LaunchWithin(EngineCase::MusterShm, 5.0);
-    let launch = Target { of: single, subject: EngineCase::ArraysBuffers, bound: launch };
+    let launch = Target { of: is_single_small, subject: EngineCase::ArraysBuffers, bound: launch };
     let launch_of_jax = Bound::LaunchWithin(EngineCase::MusterPvm, 5.0);
-    let launch_of_jax = Target { of: single, subject: EngineCase::ArraysPrepared, bound: launch_of_jax };
+    let launch_of_jax =
+        Target { of: is_single_small, subject: EngineCase::ArraysPrepared, bound: launch_of_jax };
     let what = "of its time another Python thread waits for the interpreter while 1 GiB moves";
     let thread = Bound::Under(what, |figure| figure.thread_loss, 0.05);
-    let thread = Target { of: single, subject: EngineCase::ArraysBuffers, bound: thread };
+    let thread = Target { of: is_single_small, subject: EngineCase::ArraysBuffers, bound: thread };
     [
         buffers,
         buffers_alone,

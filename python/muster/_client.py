@@ -94,7 +94,7 @@ class Client:
         self, task: int | None = None, *, host: str | None = None, reason: str = "preview", job: str | None = None
     ) -> ExclusionPreview:
         """Returns what an exclusion would do, and changes nothing."""
-        body = {**_target(task, host), "reason": reason, "dry_run": True}
+        body = {**_exclusion_target(task, host), "reason": reason, "dry_run": True}
         return self._parse(ExclusionPreview.parse, self._post(self._path(job, "exclusions"), body))
 
     def exclude(
@@ -112,7 +112,7 @@ class Client:
         The others go on without it, and it is refused until `seconds` are over or `readmit()` lifts the exclusion. In a job
         whose tasks share their fate it ends the run, and is refused unless `end_run`.
         """
-        body = {**_target(task, host), "reason": reason, "end_run": end_run}
+        body = {**_exclusion_target(task, host), "reason": reason, "end_run": end_run}
         if seconds is not None:
             body["expires_in_seconds"] = seconds
         return self._parse(Exclusion.parse, self._post(self._path(job, "exclusions"), body))
@@ -239,7 +239,7 @@ def _json(text: str) -> Any:
         return None
 
 
-def _target(task: int | None, host: str | None) -> dict[str, Any]:
+def _exclusion_target(task: int | None, host: str | None) -> dict[str, Any]:
     if (task is None) == (host is None):
         raise SettingsError("exclude either a task, by its number, or a host: host='IP ADDRESS'")
     return {"task": int(task)} if task is not None else {"host": host}

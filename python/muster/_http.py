@@ -38,7 +38,7 @@ _NEXT = {
 }
 
 
-class _Socket:
+class _DeadlineSocket:
     """A socket whose every wait ends at one deadline."""
 
     def __init__(self, stream: socket.socket, deadline: float) -> None:
@@ -56,7 +56,7 @@ class _Socket:
         self.stream.sendall(data)
 
     def makefile(self, _mode: str) -> io.BufferedReader:
-        return io.BufferedReader(_Reader(self), _CHUNK_BYTES)
+        return io.BufferedReader(_DeadlineReader(self), _CHUNK_BYTES)
 
     def close(self) -> None:
         """http.client calls it before it has read the answer: `end()` closes."""
@@ -65,8 +65,8 @@ class _Socket:
         self.stream.close()
 
 
-class _Reader(io.RawIOBase):
-    def __init__(self, source: _Socket) -> None:
+class _DeadlineReader(io.RawIOBase):
+    def __init__(self, source: _DeadlineSocket) -> None:
         super().__init__()
         self.source = source
 
@@ -107,7 +107,7 @@ class Endpoint:
         context = (tls or ssl.create_default_context()) if secure else None
         return cls(f"{parts.scheme}://{shown}:{port}", parts.hostname, port, context, token)
 
-    def _connect(self, deadline: float) -> tuple[http.client.HTTPConnection, _Socket]:
+    def _connect(self, deadline: float) -> tuple[http.client.HTTPConnection, _DeadlineSocket]:
         stream = socket.create_connection((self.host, self.port), max(deadline - time.monotonic(), 0.001))
         try:
             stream.settimeout(max(deadline - time.monotonic(), 0.001))
@@ -116,14 +116,14 @@ class Endpoint:
         except BaseException:
             stream.close()
             raise
-        guarded = _Socket(stream, deadline)
+        guarded = _DeadlineSocket(stream, deadline)
         connection = http.client.HTTPConnection(self.host, self.port)
         connection.sock = guarded  # what http.client uses of a socket
         return connection, guarded
 
     def _send(
         self, method: str, path: str, body: bytes | None, accept: str, timeout: float, headers: Mapping[str, str]
-    ) -> tuple[http.client.HTTPResponse, _Socket]:
+    ) -> tuple[http.client.HTTPResponse, _DeadlineSocket]:
         connection, guarded = self._connect(time.monotonic() + timeout)
         try:
             sent = {"accept": accept, "connection": "close", "user-agent": "muster-python", **headers}
@@ -203,7 +203,7 @@ def _read(answer: http.client.HTTPResponse) -> bytes:
 class Lines:
     """The events of a stream, as (id, kind, data)."""
 
-    def __init__(self, answer: http.client.HTTPResponse, guarded: _Socket) -> None:
+    def __init__(self, answer: http.client.HTTPResponse, guarded: _DeadlineSocket) -> None:
         self._answer = answer
         self._guarded = guarded
         self._end = guarded.deadline

@@ -87,8 +87,8 @@ def shardings(exported: Any) -> ExportedShardings:
             "the exported program has no named shardings: export it with JAX 0.9.2 or later, which keeps the names of axes"
         )
     return ExportedShardings(
-        _all("argument", exported.in_avals, inputs),
-        _all("result", exported.out_avals, outputs),
+        _describe_arrays("argument", exported.in_avals, inputs),
+        _describe_arrays("result", exported.out_avals, outputs),
     )
 
 
@@ -132,16 +132,16 @@ def struct(description: Mapping[str, Any], devices: Iterable[Any] | None = None)
         raise SettingsError(f"JAX refuses the sharding of the description: {error}") from error
 
 
-def _all(what: str, avals: Sequence[Any], named: Sequence[Any]) -> tuple[ArraySharding | None, ...]:
+def _describe_arrays(what: str, avals: Sequence[Any], named: Sequence[Any]) -> tuple[ArraySharding | None, ...]:
     if len(avals) != len(named):
         raise SettingsError(f"the exported program has {len(avals)} {what}(s) but {len(named)} sharding(s)")
     return tuple(
-        None if sharding is None else _of(f"{what} {place}", aval, sharding)
+        None if sharding is None else _describe_array(f"{what} {place}", aval, sharding)
         for place, (aval, sharding) in enumerate(zip(avals, named))
     )
 
 
-def _of(what: str, aval: Any, sharding: Any) -> ArraySharding:
+def _describe_array(what: str, aval: Any, sharding: Any) -> ArraySharding:
     spec = sharding.spec
     if getattr(spec, "unreduced", None) or getattr(spec, "reduced", None):
         raise SettingsError(f"{what} has unreduced parts, which are no data yet: reduce it before the end of the program")

@@ -52,7 +52,7 @@ def host_rows(timeout: float = 300.0) -> list[list[int]]:
         ClusterEnvError: two processes have the same identity, or nothing identifies this host.
         Deadline: not all processes have called it within `timeout` seconds.
     """
-    return _ordered(_gather(timeout))[1]
+    return _ordered(_gather_identities(timeout))[1]
 
 
 def install(timeout: float = 300.0) -> list[list[int]]:
@@ -66,8 +66,8 @@ def install(timeout: float = 300.0) -> list[list[int]]:
     Raises:
         MusterError: this release of Orbax is built in another way than those that are known.
     """
-    multihost = _module("orbax.checkpoint._src.multihost.multihost")
-    consistency = _module("orbax.checkpoint.experimental.emergency.mesh_consistency")
+    multihost = _import_orbax_module("orbax.checkpoint._src.multihost.multihost")
+    consistency = _import_orbax_module("orbax.checkpoint.experimental.emergency.mesh_consistency")
     for module, name in (
         (multihost, "_DISTRIBUTED_TO_DEVICE_IDS"),
         (consistency, "save_process_metadata"),
@@ -75,12 +75,12 @@ def install(timeout: float = 300.0) -> list[list[int]]:
     ):
         if not hasattr(module, name):
             raise MusterError(f"{module.__name__} has no {name}: {_TESTED}")
-    hosts, rows = _ordered(_gather(timeout))
+    hosts, rows = _ordered(_gather_identities(timeout))
     multihost._DISTRIBUTED_TO_DEVICE_IDS = rows
     known = getattr(consistency, "_muster_hosts", None)
     consistency._muster_hosts = hosts
     if known is None:
-        _patch(consistency)
+        _wrap_metadata_functions(consistency)
     return rows
 
 
@@ -125,7 +125,7 @@ def write_jax_init_info(
     return path
 
 
-def _gather(timeout: float) -> list[tuple[_Host, list[int]]]:
+def _gather_identities(timeout: float) -> list[tuple[_Host, list[int]]]:
     """Returns the identity and the device ids of each process, by process id."""
     jax: Any = importlib.import_module("jax")
     state: Any = importlib.import_module("muster.jax._internals").state()
@@ -144,7 +144,7 @@ def _gather(timeout: float) -> list[tuple[_Host, list[int]]]:
         published = {key.rsplit("/", 1)[-1]: value for key, value in client.key_value_dir_get(_ROWS)}
         missing = [number for number in range(count) if str(number) not in published]
         if not missing:
-            return [_row(number, published) for number in range(count)]
+            return [_parse_row(number, published) for number in range(count)]
         left_ms = int((end - time.monotonic()) * 1000)
         if left_ms <= 0:
             shown = ", ".join(map(str, missing[:20]))
@@ -160,7 +160,7 @@ def _gather(timeout: float) -> list[tuple[_Host, list[int]]]:
                 raise MusterError(f"the service does not tell the rows of the other processes: {error}") from error
 
 
-def _row(process: int, published: Mapping[str, str]) -> tuple[_Host, list[int]]:
+def _parse_row(process: int, published: Mapping[str, str]) -> tuple[_Host, list[int]]:
     try:
         row = json.loads(published[str(process)])
         return (str(row["host"]), int(row["local"])), [int(device) for device in row["devices"]]
@@ -193,7 +193,7 @@ def _aligned(saved_rows: Sequence[Sequence[int]], saved: Sequence[_Host], now: S
     return [list(row_of[host] if host in row_of else next(left)) for host in now]
 
 
-def _patch(consistency: Any) -> None:
+def _wrap_metadata_functions(consistency: Any) -> None:
     """Wraps the two functions by which Orbax saves and reads the metadata of processes."""
     save, read = consistency.save_process_metadata, consistency.read_process_metadata
 
@@ -217,7 +217,7 @@ def _patch(consistency: Any) -> None:
     consistency.read_process_metadata = read_process_metadata
 
 
-def _module(name: str) -> Any:
+def _import_orbax_module(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:

@@ -336,9 +336,10 @@ class Engine:
 
         All processes that have a device of any of these shardings call it with the same tree, in the same order. All arrays
         move together, in one launch with each process, and each byte moves once between hosts. It waits until all of it is in
-        place. The results lie in memory of Muster, without a further copy; the arrays stay as they are. An array that has
-        its sharding already is not moved: the result shares its memory. A process that has no device of a sharding gets an
-        array without shards; with JAX 0.6.2, which has none, a jax.ShapeDtypeStruct.
+        place. Other threads go on meanwhile; a coroutine awaits `asyncio.to_thread(engine.device_put, tree, shardings)`. The
+        results lie in memory of Muster, without a further copy; the arrays stay as they are. An array that has its sharding
+        already is not moved: the result shares its memory. A process that has no device of a sharding gets an array without
+        shards; with JAX 0.6.2, which has none, a jax.ShapeDtypeStruct.
 
         Elements that share bytes, as those of int4, are copied, and a CopyWarning says so.
 

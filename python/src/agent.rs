@@ -12,10 +12,10 @@ use muster::agent::{Agent as NativeAgent, AgentConfig, AgentError, ClusterRoster
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
+use super::cluster_env::{TlsPaths, detect_cluster_env, own_process_identity, tls_files};
 use super::errors::{agent_error, new_exception};
-use super::place::{TlsPaths, detect_cluster_env, own_process_identity, tls_files};
 use super::transfer::{Engine, NetworkOptions, apply_network};
-use super::wait::{runtime, seconds, wait};
+use super::wait::{parse_timeout_seconds, runtime, wait};
 
 /// The time that the service has for an answer after the limit that it applies itself.
 const ANSWER_TIME: Duration = Duration::from_secs(5);
@@ -86,8 +86,8 @@ impl Agent {
         let place = detect_cluster_env(py, service, num_processes, process_id)?;
         let mut config = AgentConfig {
             tasks: place.tasks.map(|tasks| tasks.value),
-            register_limit: seconds(py, "timeout", timeout)?,
-            heartbeat_timeout: seconds(py, "heartbeat_timeout", heartbeat_timeout)?,
+            register_limit: parse_timeout_seconds(py, "timeout", timeout)?,
+            heartbeat_timeout: parse_timeout_seconds(py, "heartbeat_timeout", heartbeat_timeout)?,
             tls: tls_files(tls),
             identity: own_process_identity(),
             ..AgentConfig::new(place.service.value, place.task.value)
@@ -152,14 +152,14 @@ impl Agent {
         timeout: f64,
         process_ids: Option<Vec<u32>>,
     ) -> PyResult<i64> {
-        let limit = seconds(py, "timeout", timeout)?;
+        let limit = parse_timeout_seconds(py, "timeout", timeout)?;
         let members = process_ids.unwrap_or_default();
         self.call(py, move |agent| async move { agent.barrier(&name, &members, limit).await })
     }
 
     /// Returns the live tasks, once every one of them has called.
     fn live_set(&self, py: Python<'_>, timeout: f64) -> PyResult<Vec<Member>> {
-        let limit = seconds(py, "timeout", timeout)?;
+        let limit = parse_timeout_seconds(py, "timeout", timeout)?;
         let members = self.call(py, move |agent| async move { agent.live_set(limit).await })?;
         Ok(members.into_iter().map(|member| (member.task.0, member.incarnation.get())).collect())
     }
@@ -171,7 +171,7 @@ impl Agent {
     }
 
     fn get_value(&self, py: Python<'_>, key: String, timeout: f64) -> PyResult<Py<PyBytes>> {
-        let limit = seconds(py, "timeout", timeout)?;
+        let limit = parse_timeout_seconds(py, "timeout", timeout)?;
         let value = self.call(py, move |agent| async move {
             // While the service is away the call is repeated, so the limit of one attempt is not enough.
             let over = |_| AgentError::TimedOut { call: "get", limit };
@@ -201,7 +201,7 @@ impl Agent {
 
     /// Returns the connected tasks once they differ from `known`.
     fn watch(&self, py: Python<'_>, known: BTreeMap<u32, u64>, timeout: f64) -> PyResult<BTreeMap<u32, u64>> {
-        let limit = seconds(py, "timeout", timeout)?;
+        let limit = parse_timeout_seconds(py, "timeout", timeout)?;
         self.call(py, move |agent| async move {
             let mut roster = agent.roster();
             let news = roster.wait_for(|roster| incarnations_by_task(roster) != known);
@@ -237,7 +237,7 @@ impl Agent {
     }
 
     fn reached_sync_point(&self, py: Python<'_>, step: u64, timeout: f64) -> PyResult<bool> {
-        let limit = seconds(py, "timeout", timeout)?;
+        let limit = parse_timeout_seconds(py, "timeout", timeout)?;
         self.call(py, move |agent| async move {
             let over = |_| AgentError::TimedOut { call: "agreement on a step", limit };
             tokio::time::timeout(limit, agent.reached_sync_point(step)).await.map_err(over)?
@@ -246,7 +246,7 @@ impl Agent {
 
     /// Leaves in good order. If the service does not let it leave in time, this incarnation continues.
     fn leave(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
-        let limit = seconds(py, "timeout", timeout)?;
+        let limit = parse_timeout_seconds(py, "timeout", timeout)?;
         self.call(py, move |agent| async move { agent.try_leave(limit).await })?;
         self.stop_without_leaving(py)
     }

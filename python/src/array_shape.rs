@@ -56,7 +56,7 @@ impl ArrayShape {
     ///
     /// # Errors
     /// As [`new`](Self::new), and if JAX has no data type of that name.
-    pub fn named(py: Python<'_>, sizes: Vec<u64>, dtype: &str) -> PyResult<Self> {
+    pub fn with_dtype_name(py: Python<'_>, sizes: Vec<u64>, dtype: &str) -> PyResult<Self> {
         let Ok(dtype) = dtype.parse::<Dtype>() else {
             let text =
                 format!("JAX has no data type {dtype:?}: pass the bytes as uint8, or convert the array");
@@ -66,7 +66,7 @@ impl ArrayShape {
     }
 
     /// Returns the shape as a tuple.
-    pub fn tuple<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+    pub fn as_tuple<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         PyTuple::new(py, &self.sizes)
     }
 }
@@ -74,5 +74,5 @@ impl ArrayShape {
 /// Raises `ArrayMemoryError` if JAX has no data type of this name, or if its elements have no addresses.
 #[pyfunction(name = "check_dtype")]
 pub fn check_dtype_supported(py: Python<'_>, dtype: &str) -> PyResult<()> {
-    ArrayShape::named(py, Vec::new(), dtype).map(|_| ())
+    ArrayShape::with_dtype_name(py, Vec::new(), dtype).map(|_| ())
 }

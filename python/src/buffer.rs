@@ -11,9 +11,9 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 use super::array_shape::ArrayShape;
-use super::dlpack::{CPU, MemoryToLend, lend};
+use super::dlpack::{CPU, MemoryToLend, lend_memory};
 use super::errors::{memory_error, new_exception};
-use super::process_owned::ProcessMemory;
+use super::process_owned::ProcessOwnedBuffer;
 use super::wait::forked_error;
 
 /// The process that made the first Buffer, and the arenas of all its Buffers.
@@ -31,7 +31,7 @@ static TOTAL_MEMORY: LazyLock<u64> = LazyLock::new(|| {
 /// the rest.
 #[pyclass(frozen, subclass, module = "muster._native", name = "BufferMemory")]
 pub struct Buffer {
-    memory: ProcessMemory,
+    memory: ProcessOwnedBuffer,
     address: usize,
     shape: ArrayShape,
     device: i32,
@@ -57,7 +57,7 @@ impl Buffer {
     }
 
     /// Returns a capsule of DLPack that holds an export.
-    fn lend_export<'py>(
+    fn lend_export_as_capsule<'py>(
         &self,
         py: Python<'py>,
         export: BufferExport,
@@ -70,7 +70,7 @@ impl Buffer {
             device: self.device,
             owner: Box::new(export),
         };
-        lend(py, loan, max_version)
+        lend_memory(py, loan, max_version)
     }
 
     /// Returns the shape, the data type and the size in bytes.
@@ -84,7 +84,7 @@ impl Buffer {
     #[new]
     #[pyo3(signature = (shape, dtype, device))]
     fn new(py: Python<'_>, shape: Vec<u64>, dtype: &str, device: i32) -> PyResult<Self> {
-        let shape = ArrayShape::named(py, shape, dtype)?;
+        let shape = ArrayShape::with_dtype_name(py, shape, dtype)?;
         if device < 0 {
             let text = format!("device is {device}: give the index of a local CPU device, from 0 on");
             return Err(new_exception(py, "SettingsError", &text, &[]));
@@ -106,12 +106,12 @@ impl Buffer {
             Ok((memory, address))
         });
         let (memory, address) = made.map_err(|error| memory_error(py, &error))?;
-        Ok(Self { memory: ProcessMemory::new(memory), address, shape, device })
+        Ok(Self { memory: ProcessOwnedBuffer::new(memory), address, shape, device })
     }
 
     #[getter(shape)]
     fn shape_tuple<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        self.shape.tuple(py)
+        self.shape.as_tuple(py)
     }
 
     #[getter(dtype)]
@@ -144,7 +144,7 @@ impl Buffer {
     /// transfer is complete; `None` if no transfer receives into it now.
     fn lend_while_received<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         match self.memory(py)?.export_while_written() {
-            Some(export) => self.lend_export(py, export, None).map(Some),
+            Some(export) => self.lend_export_as_capsule(py, export, None).map(Some),
             None => Ok(None),
         }
     }
@@ -177,11 +177,11 @@ impl Buffer {
                 "a Buffer lends its memory and makes no copies: ask without copy=True, and copy the array",
             );
         }
-        self.lend_export(py, self.export(py)?, max_version)
+        self.lend_export_as_capsule(py, self.export(py)?, max_version)
     }
 
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
-        let shape = self.shape.tuple(py)?.repr()?;
+        let shape = self.shape.as_tuple(py)?.repr()?;
         Ok(format!("<muster.Buffer {}{shape} on CPU device {}>", self.shape.dtype, self.device))
     }
 }

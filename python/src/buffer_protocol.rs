@@ -16,7 +16,7 @@ use pyo3::{PyTypeInfo, ffi};
 
 use super::buffer::Buffer;
 use super::errors::new_exception;
-use super::release::LentMemory;
+use super::lent_memory::LentMemory;
 
 const WRITABLE: c_int = 0x1;
 const FORMAT: c_int = 0x4;
@@ -54,7 +54,7 @@ struct ExportedView {
 }
 
 /// Returns the format of a data type, if the protocol has one.
-const fn format_of(dtype: Dtype) -> Option<&'static CStr> {
+const fn format_of_dtype(dtype: Dtype) -> Option<&'static CStr> {
     Some(match dtype {
         Dtype::Bool => c"?",
         Dtype::Int8 => c"b",
@@ -121,7 +121,7 @@ fn make_view(object: &Bound<'_, PyAny>, flags: c_int) -> PyResult<PyBufferView> 
     let py = object.py();
     let buffer = object.cast::<Buffer>()?.get();
     let array = buffer.array_shape();
-    let (format, sizes, width) = match format_of(array.dtype) {
+    let (format, sizes, width) = match format_of_dtype(array.dtype) {
         Some(format) => (format, array.sizes.clone(), array.dtype.bits() / 8),
         None => (c"B", vec![array.bytes as u64], 1),
     };

@@ -12,9 +12,9 @@ use muster::transfer::{BufferDefinitionEvent, BufferDefinitionPromise};
 use pyo3::prelude::*;
 use tokio::sync::watch;
 
-use super::dlpack::{CPU, MemoryToLend, lend};
+use super::dlpack::{CPU, MemoryToLend, lend_memory};
 use super::errors::new_exception;
-use super::wait::{seconds, wait};
+use super::wait::{parse_timeout_seconds, wait};
 
 /// The memory of all tokens. Nobody writes it, so they share it. JAX uses memory without a copy if it is aligned so.
 #[repr(align(64))]
@@ -23,20 +23,20 @@ struct TokenMemory([u8; TOKEN_BYTES as usize]);
 const TOKEN_BYTES: u64 = 64;
 static TOKEN: TokenMemory = TokenMemory([0; TOKEN_BYTES as usize]);
 
-type Outcome = Result<(), String>;
+type DefinitionOutcome = Result<(), String>;
 
 /// Completes the event when it is dropped: when all tokens have been given back.
 struct CompleteOnDrop(Mutex<Option<BufferDefinitionPromise>>);
 
 impl CompleteOnDrop {
-    fn take(&self) -> Option<BufferDefinitionPromise> {
+    fn take_promise(&self) -> Option<BufferDefinitionPromise> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
 impl Drop for CompleteOnDrop {
     fn drop(&mut self) {
-        if let Some(promise) = self.take() {
+        if let Some(promise) = self.take_promise() {
             promise.complete();
         }
     }
@@ -47,7 +47,7 @@ impl Drop for CompleteOnDrop {
 pub struct DefinitionEvent {
     event: BufferDefinitionEvent,
     completion: Mutex<Option<Arc<CompleteOnDrop>>>,
-    outcome: watch::Receiver<Option<Outcome>>,
+    outcome: watch::Receiver<Option<DefinitionOutcome>>,
 }
 
 impl DefinitionEvent {
@@ -90,7 +90,7 @@ impl DefinitionEvent {
 
     /// Fails the event.
     fn fail(&self, reason: &str) {
-        if let Some(promise) = self.take_completion().and_then(|completion| completion.take()) {
+        if let Some(promise) = self.take_completion().and_then(|completion| completion.take_promise()) {
             promise.fail(reason);
         }
     }
@@ -104,7 +104,7 @@ impl DefinitionEvent {
     /// Waits until the event is over. Returns why it failed, if it did.
     #[pyo3(name = "wait")]
     fn wait_for_outcome(&self, py: Python<'_>, timeout: f64) -> PyResult<Option<String>> {
-        let limit = seconds(py, "timeout", timeout)?;
+        let limit = parse_timeout_seconds(py, "timeout", timeout)?;
         if let Some(outcome) = self.event.outcome() {
             return Ok(outcome.err());
         }
@@ -189,7 +189,7 @@ impl Token {
             device: self.device,
             owner: Box::new(Arc::clone(&self.completion)),
         };
-        lend(py, loan, max_version)
+        lend_memory(py, loan, max_version)
     }
 }
 

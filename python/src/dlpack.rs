@@ -2,7 +2,7 @@
 //!
 //! A capsule holds a tensor with a deleter. The consumer of the capsule calls the deleter when it no longer needs
 //! the memory. If no consumer has taken the tensor, the destructor of the capsule calls the deleter. The names and
-//! the layout are those of `dlpack.h`, versions 0.8 and 1.0. Begin at [`lend`] and [`borrow`].
+//! the layout are those of `dlpack.h`, versions 0.8 and 1.0. Begin at [`lend_memory`] and [`borrow_array`].
 #![allow(unsafe_code, reason = "exchanges pointers with other libraries, by the rules of DLPack")]
 
 use std::ffi::{CStr, c_void};
@@ -12,7 +12,7 @@ use pyo3::prelude::*;
 use pyo3::{Bound, ffi};
 
 use super::errors::new_exception;
-use super::release::LentMemory;
+use super::lent_memory::LentMemory;
 
 /// The device type of host memory.
 pub const CPU: i32 = 1;
@@ -69,7 +69,7 @@ struct DLManagedTensorVersioned {
 }
 
 /// Returns the code of a data type whose elements are whole bytes.
-fn code_of(dtype: Dtype) -> Option<DLDataType> {
+fn dlpack_code(dtype: Dtype) -> Option<DLDataType> {
     let code = match dtype {
         Dtype::Int8 | Dtype::Int16 | Dtype::Int32 | Dtype::Int64 => 0,
         Dtype::Uint8 | Dtype::Uint16 | Dtype::Uint32 | Dtype::Uint64 => 1,
@@ -90,9 +90,9 @@ fn code_of(dtype: Dtype) -> Option<DLDataType> {
     Some(DLDataType { code, bits: u8::try_from(dtype.bits()).ok()?, lanes: 1 })
 }
 
-fn dtype_of(found: DLDataType) -> Option<Dtype> {
+fn dtype_from_dlpack_code(found: DLDataType) -> Option<Dtype> {
     let is_found = |dtype: &Dtype| {
-        let code = code_of(*dtype);
+        let code = dlpack_code(*dtype);
         code.is_some_and(|code| (code.code, code.bits, 1) == (found.code, found.bits, found.lanes))
     };
     Dtype::ALL.iter().copied().find(is_found)
@@ -135,7 +135,7 @@ fn row_major_strides(shape: &[i64]) -> Vec<i64> {
 /// Frees a tensor of this module. In a forked process the memory stays as it is: another thread of the parent may have
 /// held a lock of it.
 unsafe fn delete<T>(lent: *mut c_void) {
-    // SAFETY: `lend` took the pointer from a box, and the consumer calls the deleter once.
+    // SAFETY: `lend_memory` took the pointer from a box, and the consumer calls the deleter once.
     let lent = unsafe { Box::from_raw(lent.cast::<LentTensor<T>>()) };
     if lent.process == std::process::id() {
         drop(lent);
@@ -145,7 +145,7 @@ unsafe fn delete<T>(lent: *mut c_void) {
 }
 
 unsafe extern "C" fn delete_plain(tensor: *mut c_void) {
-    // SAFETY: the consumer passes the tensor that it got from `lend`.
+    // SAFETY: the consumer passes the tensor that it got from `lend_memory`.
     unsafe { delete::<DLManagedTensor>((*tensor.cast::<DLManagedTensor>()).context) }
 }
 
@@ -156,7 +156,7 @@ unsafe extern "C" fn delete_versioned(tensor: *mut c_void) {
 
 /// Frees the tensor of a capsule that nobody has consumed; a consumed one has another name.
 unsafe extern "C" fn free_capsule(capsule: *mut ffi::PyObject) {
-    // SAFETY: Python calls it with the capsule that `lend` made, which it is about to free.
+    // SAFETY: Python calls it with the capsule that `lend_memory` made, which it is about to free.
     unsafe {
         if ffi::PyCapsule_IsValid(capsule, PLAIN.as_ptr()) == 1 {
             delete_plain(ffi::PyCapsule_GetPointer(capsule, PLAIN.as_ptr()));
@@ -167,12 +167,12 @@ unsafe extern "C" fn free_capsule(capsule: *mut ffi::PyObject) {
 }
 
 /// Returns a capsule that lends memory; with a version only to a consumer that knows those of version 1.
-pub fn lend<'py>(
+pub fn lend_memory<'py>(
     py: Python<'py>,
     loan: MemoryToLend<'_>,
     max_version: Option<(u32, u32)>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let Some(dtype) = code_of(loan.dtype) else {
+    let Some(dtype) = dlpack_code(loan.dtype) else {
         let text = format!(
             "{} has no DLPack here: view the bytes as uint8 (jax.lax.bitcast_convert_type)",
             loan.dtype
@@ -262,7 +262,7 @@ impl ConsumedTensor {
 /// # Errors
 /// `ArrayMemoryError` if it is no capsule of DLPack that is whole, on a CPU device, in row-major order and of a data type
 /// with whole bytes.
-pub fn borrow(capsule: &Bound<'_, PyAny>) -> PyResult<BorrowedArray> {
+pub fn borrow_array(capsule: &Bound<'_, PyAny>) -> PyResult<BorrowedArray> {
     let py = capsule.py();
     let refuse = |text: &str| new_exception(py, "ArrayMemoryError", text, &[]);
     let object = capsule.as_ptr();
@@ -299,7 +299,7 @@ pub fn borrow(capsule: &Bound<'_, PyAny>) -> PyResult<BorrowedArray> {
     if found.device.kind != CPU {
         return Err(refuse("the memory is not on the host: copy it there first (jax.device_get)"));
     }
-    let Some(dtype) = dtype_of(found.dtype) else {
+    let Some(dtype) = dtype_from_dlpack_code(found.dtype) else {
         let DLDataType { code, bits, lanes } = found.dtype;
         return Err(refuse(&format!(
             "the data type of DLPack with the code {code}, {bits} bits and {lanes} lanes has no counterpart of whole bytes in \

@@ -10,16 +10,16 @@ use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use muster::agent::{AgentConfig, AgentError, JobObserver, TaskPresence};
+use muster::agent::{AgentConfig, AgentError, TaskPresence, UnregisteredJobClient};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 
-use super::cut::{SelfConnections, end_nonmember_collectives, end_pending_gloo_collectives};
+use super::cluster_env::{TlsPaths, tls_files};
 use super::errors::{agent_error, new_exception};
-use super::place::{TlsPaths, tls_files};
-use super::wait::{runtime, seconds, wait};
+use super::gloo::{SelfConnections, end_nonmember_collectives, end_pending_gloo_collectives};
+use super::wait::{parse_timeout_seconds, runtime, wait};
 
 /// The pauses between two cuts, which double: a collective may begin, or a peer may connect, until the block has ended.
 const AGAIN: Duration = Duration::from_millis(20);
@@ -36,7 +36,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 const ERRORS_PER_TASK: usize = 4;
 
 /// The states of the tasks.
-struct JobStates {
+struct LatestTaskStates {
     /// The service's number of these states; -1 before the first ones.
     version: i64,
     tasks: Vec<TaskPresence>,
@@ -44,7 +44,7 @@ struct JobStates {
     errors: BTreeMap<(u32, u64), String>,
 }
 
-impl JobStates {
+impl LatestTaskStates {
     fn update(&mut self, version: i64, tasks: Vec<TaskPresence>) {
         let known = |task: &TaskPresence| Some((task.task, task.incarnation?.get()));
         if self.errors.len() > ERRORS_PER_TASK * tasks.len().max(ERRORS_PER_TASK) {
@@ -59,7 +59,7 @@ impl JobStates {
     }
 
     /// Returns why a member of an epoch is lost, if these states are as new as the epoch and it is.
-    fn loss_reason(&self, members: &BTreeMap<u32, u64>, version: i64) -> Option<String> {
+    fn lost_member_reason(&self, members: &BTreeMap<u32, u64>, version: i64) -> Option<String> {
         if self.version < version {
             return None;
         }
@@ -87,9 +87,9 @@ enum CollectivesLibrary {
 
 /// The state that the watch of an epoch and the calls from Python share.
 struct EpochShared {
-    observer: JobObserver,
+    observer: UnregisteredJobClient,
     collectives: CollectivesLibrary,
-    states: watch::Sender<JobStates>,
+    states: watch::Sender<LatestTaskStates>,
     /// Why the collectives of the present epoch are ended, once they are.
     cause: watch::Sender<Option<String>>,
     /// Whether the process is in a block.
@@ -100,7 +100,7 @@ struct EpochShared {
 
 impl EpochShared {
     /// Cuts, if the process is in a block.
-    async fn cut(&self) -> usize {
+    async fn end_collectives_if_armed(&self) -> usize {
         let mut cutting = self.cutting.lock().await;
         let is_armed = *self.is_armed.borrow();
         match self.collectives {
@@ -147,7 +147,7 @@ pub struct EpochClient {
 }
 
 /// A task, its incarnation (0: none), whether it is connected, and its error.
-type State = (u32, u64, bool, String);
+type TaskStateTuple = (u32, u64, bool, String);
 
 #[pymethods]
 impl EpochClient {
@@ -167,8 +167,8 @@ impl EpochClient {
         let runtime = runtime(py)?;
         // The channel belongs to the runtime on which it is made.
         let _inside = runtime.enter();
-        let observer = JobObserver::new(&config).map_err(|error| agent_error(py, &error))?;
-        let states = JobStates { version: -1, tasks: Vec::new(), errors: BTreeMap::new() };
+        let observer = UnregisteredJobClient::new(&config).map_err(|error| agent_error(py, &error))?;
+        let states = LatestTaskStates { version: -1, tasks: Vec::new(), errors: BTreeMap::new() };
         let shared = Arc::new(EpochShared {
             observer: observer.clone(),
             collectives,
@@ -182,7 +182,7 @@ impl EpochClient {
     }
 
     /// Returns the version of the states that have arrived last, and the states; the first ones are waited for.
-    fn states(&self, py: Python<'_>, timeout: f64) -> PyResult<(i64, Vec<State>)> {
+    fn states(&self, py: Python<'_>, timeout: f64) -> PyResult<(i64, Vec<TaskStateTuple>)> {
         let shared = Arc::clone(&self.shared);
         self.retry_until_timeout(py, "task states", timeout, move || {
             let mut states = shared.states.subscribe();
@@ -190,7 +190,7 @@ impl EpochClient {
                 // The sender lives as long as `shared`.
                 let states = states.wait_for(|states| states.version >= 0).await;
                 Ok(states
-                    .map(|states| (states.version, states.tasks.iter().map(state).collect()))
+                    .map(|states| (states.version, states.tasks.iter().map(task_state_tuple).collect()))
                     .unwrap_or_default())
             }
         })
@@ -213,7 +213,7 @@ impl EpochClient {
         timeout: f64,
     ) -> PyResult<Option<(String, Py<PyBytes>)>> {
         let shared = Arc::clone(&self.shared);
-        let limit = seconds(py, "timeout", timeout)?;
+        let limit = parse_timeout_seconds(py, "timeout", timeout)?;
         let found = wait(py, async move {
             let mut states = shared.states.subscribe();
             let mut gets = JoinSet::new();
@@ -347,7 +347,7 @@ impl EpochClient {
     fn cut(&self, py: Python<'_>, cause: String) -> PyResult<usize> {
         self.shared.record_loss_cause(cause);
         let shared = Arc::clone(&self.shared);
-        wait(py, async move { shared.cut().await })
+        wait(py, async move { shared.end_collectives_if_armed().await })
     }
 }
 
@@ -364,7 +364,7 @@ impl EpochClient {
         T: Send + 'static,
         F: Future<Output = Result<T, AgentError>> + Send + 'static,
     {
-        let limit = seconds(py, "timeout", timeout)?;
+        let limit = parse_timeout_seconds(py, "timeout", timeout)?;
         let done = wait(py, async move {
             let mut last = AgentError::TimedOut { call, limit };
             let repeated = async {
@@ -397,13 +397,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn state(task: &TaskPresence) -> State {
+fn task_state_tuple(task: &TaskPresence) -> TaskStateTuple {
     let incarnation = task.incarnation.map_or(0, |incarnation| incarnation.get());
     (task.task, incarnation, task.is_connected, task.error.clone())
 }
 
 /// Returns the value of a key, once it has one, however often the service is unreachable meanwhile.
-async fn get_with_retry(observer: &JobObserver, key: &str) -> Vec<u8> {
+async fn get_with_retry(observer: &UnregisteredJobClient, key: &str) -> Vec<u8> {
     loop {
         match observer.get(key).await {
             Ok(value) => return value.into(),
@@ -413,7 +413,7 @@ async fn get_with_retry(observer: &JobObserver, key: &str) -> Vec<u8> {
 }
 
 /// Follows the states of the tasks.
-async fn follow_states(mut observer: JobObserver, shared: Arc<EpochShared>) {
+async fn follow_states(mut observer: UnregisteredJobClient, shared: Arc<EpochShared>) {
     loop {
         match observer.next_states().await {
             Ok(tasks) => shared.states.send_modify(|states| states.update(observer.states_version(), tasks)),
@@ -435,7 +435,7 @@ async fn watch_epoch(
     let mut causes = shared.cause.subscribe();
     let lost = async {
         loop {
-            if let Some(why) = states.borrow_and_update().loss_reason(&members, version) {
+            if let Some(why) = states.borrow_and_update().lost_member_reason(&members, version) {
                 return why;
             }
             if states.changed().await.is_err() {
@@ -457,7 +457,7 @@ async fn watch_epoch(
         }
         let (mut waited, mut computed) = (Duration::ZERO, process_cpu_seconds());
         while *is_armed.borrow() {
-            shared.cut().await;
+            shared.end_collectives_if_armed().await;
             tokio::time::sleep(pause).await;
             waited += pause;
             pause = (pause * 2).min(AGAIN_MAX);

@@ -9,10 +9,15 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 /// An attribute of an exception.
-pub type Attribute<'a> = (&'a str, &'a str);
+pub type ExceptionAttribute<'a> = (&'a str, &'a str);
 
 /// Returns an exception of this class of `muster.errors`.
-pub fn new_exception(py: Python<'_>, class: &str, message: &str, attributes: &[Attribute<'_>]) -> PyErr {
+pub fn new_exception(
+    py: Python<'_>,
+    class: &str,
+    message: &str,
+    attributes: &[ExceptionAttribute<'_>],
+) -> PyErr {
     let made = || {
         let keywords = PyDict::new(py);
         for (name, value) in attributes {
@@ -56,13 +61,13 @@ pub fn agent_error(py: Python<'_>, error: &AgentError) -> PyErr {
             new_exception(py, "Deadline", &format!("{} {next}", text.trim_end()), &[])
         }
         AgentError::Refused { code, .. } => {
-            let name = status_name(*code);
+            let name = grpc_status_name(*code);
             let class = if name == "DEADLINE_EXCEEDED" { "Deadline" } else { "Refused" };
-            let text = match advice_for_code(&name) {
+            let text = match advice_for_grpc_code(&name) {
                 Some(next) => format!("{text}; {next}"),
                 None => text,
             };
-            let code: &[Attribute<'_>] = if class == "Refused" { &[("code", &name)] } else { &[] };
+            let code: &[ExceptionAttribute<'_>] = if class == "Refused" { &[("code", &name)] } else { &[] };
             new_exception(py, class, &text, code)
         }
         AgentError::RunChanged { .. } | AgentError::LifeEnded { .. } | AgentError::Ended { .. } => {
@@ -104,7 +109,7 @@ pub fn transfer_error(py: Python<'_>, error: &TransferError) -> PyErr {
         _ => ("TransferError", SEE),
     };
     let text = replace_flags_by_python_arguments(&format!("{error}; {next}"));
-    let reason: &[Attribute<'_>] = match class {
+    let reason: &[ExceptionAttribute<'_>] = match class {
         "Deadline" | "StaleIncarnation" | "SettingsError" => &[],
         _ => &[("reason", error.reason_label())],
     };
@@ -169,7 +174,7 @@ fn replace_flags_by_python_arguments(text: &str) -> String {
 }
 
 /// Returns the name of a status, as gRPC writes it.
-fn status_name(code: impl std::fmt::Debug) -> String {
+fn grpc_status_name(code: impl std::fmt::Debug) -> String {
     let mut name = String::new();
     for letter in format!("{code:?}").chars() {
         if letter.is_ascii_uppercase() && !name.is_empty() {
@@ -181,7 +186,7 @@ fn status_name(code: impl std::fmt::Debug) -> String {
 }
 
 /// Returns the advice for a refusal, unless the service's message has it.
-fn advice_for_code(code: &str) -> Option<&'static str> {
+fn advice_for_grpc_code(code: &str) -> Option<&'static str> {
     Some(match code {
         "ALREADY_EXISTS" => "write it with overwrite=True, or read what is there",
         "NOT_FOUND" => "wait for it with get(), or check the name",

@@ -15,7 +15,7 @@ use super::buffer::Buffer;
 use super::errors::new_exception;
 use super::source::Source;
 use super::target::Target;
-use super::wait::seconds;
+use super::wait::parse_timeout_seconds;
 
 /// One transfer that a program wants.
 #[derive(FromPyObject)]
@@ -86,7 +86,8 @@ impl NamedTransfer {
             if self.peer == here.peer_task() {
                 return Ok(self.near);
             }
-            let member = membership.current_member(self.peer).and_then(|member| membership.member_info(member));
+            let member =
+                membership.current_member(self.peer).and_then(|member| membership.member_info(member));
             // A task that has just been lost has none, and the engine says so.
             let Some(info) = member else { return Ok(DeviceId(u32::MAX)) };
             info.devices.iter().min().copied().ok_or_else(|| no_device(self.peer))
@@ -148,16 +149,13 @@ fn span(memory: &Bound<'_, PyAny>, place: &str) -> PyResult<Span> {
 pub type Options = (u32, String, f64, f64);
 
 /// Returns the options of the engine.
-pub fn launch_options(
-    py: Python<'_>,
-    (channel, class, timeout, stall): Options,
-) -> PyResult<LaunchOptions> {
+pub fn launch_options(py: Python<'_>, (channel, class, timeout, stall): Options) -> PyResult<LaunchOptions> {
     let class = PriorityClass::ALL.into_iter().find(|known| known.name() == class).ok_or_else(|| {
         let names = PriorityClass::ALL.map(PriorityClass::name).join(", ");
         new_exception(py, "SettingsError", &format!("priority is {class:?}: give one of {names}"), &[])
     })?;
-    let deadline = seconds(py, "timeout", timeout)?;
-    let stall = seconds(py, "stall_timeout", stall)?;
+    let deadline = parse_timeout_seconds(py, "timeout", timeout)?;
+    let stall = parse_timeout_seconds(py, "stall_timeout", stall)?;
     Ok(LaunchOptions { channel, class, deadline: Some(deadline), stall })
 }
 

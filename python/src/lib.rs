@@ -7,29 +7,29 @@
 //! | --- | --- |
 //! | `wait.rs` | the runtime, and the only way to wait: without the GIL, with a deadline, ended by Ctrl-C |
 //! | `errors.rs` | errors of the library as exceptions of `muster.errors` |
-//! | `place.rs` | which task and which host this process is, and which tasks have registered |
+//! | `cluster_env.rs` | which task and which host this process is, and which tasks have registered |
 //! | `agent.rs` | the native worker |
 //! | `epoch.rs` | the service as the members of an epoch use it: task states, keys, and when collectives are ended |
-//! | `cut.rs` | ends the collectives of this process that run over gloo |
+//! | `gloo.rs` | ends the collectives of this process that run over gloo |
 //! | `transfer.rs` | the transfer engine of a task, and transfers in flight |
 //! | `launch_request.rs` | launches as the Python code requests them, and as the engine takes them |
 //! | `reshard.rs` | arrays that change their sharding across processes |
 //! | `command.rs` | the command line |
 //! | `buffer.rs`, `buffer_protocol.rs`, `dlpack.rs` | memory of the transfer engine that Python uses as arrays |
 //! | `source.rs`, `array_shape.rs` | memory of arrays that transfers read |
-//! | `release.rs` | the thread that returns such memory to its library |
+//! | `lent_memory.rs` | the thread that returns such memory to its library |
 //! | `target.rs` | memory of other objects that transfers write |
 //! | `process_owned.rs` | values that a forked child must not use, such as memory and prepared transfers |
 //! | `definition.rs` | events that complete when arrays of JAX are defined |
 #![warn(clippy::too_many_lines)]
 
 mod agent;
+mod cluster_env;
 mod command;
-mod cut;
 mod epoch;
 mod errors;
+mod gloo;
 mod launch_request;
-mod place;
 mod reshard;
 mod transfer;
 mod wait;
@@ -39,8 +39,8 @@ mod buffer;
 mod buffer_protocol;
 mod definition;
 mod dlpack;
+mod lent_memory;
 mod process_owned;
-mod release;
 mod source;
 mod target;
 
@@ -56,12 +56,12 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<transfer::Reserved>()?;
     module.add_class::<transfer::Transfer>()?;
     module.add_function(wrap_pyfunction!(command::run_command_and_exit, module)?)?;
-    module.add_function(wrap_pyfunction!(place::admission_refusal, module)?)?;
-    module.add_function(wrap_pyfunction!(place::claim_place, module)?)?;
-    module.add_function(wrap_pyfunction!(place::find_place, module)?)?;
-    module.add_function(wrap_pyfunction!(place::process_identity, module)?)?;
-    module.add_function(wrap_pyfunction!(place::process_identity_key, module)?)?;
-    module.add_function(wrap_pyfunction!(place::list_task_presences, module)?)?;
+    module.add_function(wrap_pyfunction!(cluster_env::query_admission_refusal, module)?)?;
+    module.add_function(wrap_pyfunction!(cluster_env::claim_place, module)?)?;
+    module.add_function(wrap_pyfunction!(cluster_env::find_place, module)?)?;
+    module.add_function(wrap_pyfunction!(cluster_env::process_identity, module)?)?;
+    module.add_function(wrap_pyfunction!(cluster_env::process_identity_key, module)?)?;
+    module.add_function(wrap_pyfunction!(cluster_env::list_task_presences, module)?)?;
 
     module.add("Buffer", buffer_protocol::buffer_class(module.py())?)?;
     module.add_class::<source::Source>()?;

@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use super::wait::forked_error;
 
 /// Memory of the transfer engine.
-pub type ProcessMemory = ProcessOwned<Buffer>;
+pub type ProcessOwnedBuffer = ProcessOwned<Buffer>;
 
 /// A value, and the process that made it.
 pub struct ProcessOwned<T> {

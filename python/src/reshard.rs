@@ -52,18 +52,23 @@ pub fn reshard(
     let made = py.detach(|| {
         let mut cache = PLANS.lock().unwrap_or_else(PoisonError::into_inner);
         let cache = PlanCache::for_placement(&mut cache, placement);
-        let plan = |(number, array): (usize, ArrayToReshard)| match cache.plan(array.descriptions) {
-            Ok(plan) => Ok((plan, array.shards)),
-            Err(error) => Err((number, error)),
-        };
-        moves.into_iter().enumerate().map(plan).collect::<Result<Vec<_>, _>>()
+        let cached_or_new_plan =
+            |(number, array): (usize, ArrayToReshard)| match cache.cached_or_new_plan(array.descriptions) {
+                Ok(cached_or_new_plan) => Ok((cached_or_new_plan, array.shards)),
+                Err(error) => Err((number, error)),
+            };
+        moves.into_iter().enumerate().map(cached_or_new_plan).collect::<Result<Vec<_>, _>>()
     });
     let arrays = made.map_err(|(number, error)| {
         new_exception(py, "PlanError", &prefix_array_name(&names, number, &error.to_string()), &[])
     })?;
     let engine = host.engine().clone();
     let execution = tokio::task::spawn_blocking;
-    let done = wait(py, async move { execution(move || execute(&engine, &arrays, options)).await })?;
+    let done =
+        wait(
+            py,
+            async move { execution(move || execute_transfers_of_plans(&engine, &arrays, options)).await },
+        )?;
     match done {
         Ok(Ok(stats)) => Ok(stats),
         Ok(Err(error)) => Err(reshard_error(py, &error, &names)),
@@ -104,7 +109,7 @@ impl PlanCache {
     }
 
     /// Returns the plan from one description to the other.
-    fn plan(&mut self, descriptions: (String, String)) -> Result<Arc<Plan>, PlanError> {
+    fn cached_or_new_plan(&mut self, descriptions: (String, String)) -> Result<Arc<Plan>, PlanError> {
         self.uses += 1;
         if let Some((plan, used)) = self.plans.get_mut(&descriptions) {
             *used = self.uses;
@@ -132,7 +137,7 @@ impl PlanCache {
 }
 
 /// Executes this task's part of the plans.
-fn execute(
+fn execute_transfers_of_plans(
     engine: &TransferEngine,
     arrays: &[(Arc<Plan>, ShardBuffers)],
     options: LaunchOptions,

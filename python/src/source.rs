@@ -13,14 +13,14 @@ use pyo3::types::PyTuple;
 use super::array_shape::ArrayShape;
 use super::buffer::Buffer;
 use super::errors::{memory_error, new_exception};
-use super::process_owned::ProcessMemory;
-use super::release::{LentMemory, drop_with_gil};
+use super::lent_memory::{LentMemory, drop_with_gil};
+use super::process_owned::ProcessOwnedBuffer;
 use super::{buffer_protocol, dlpack};
 
 /// Memory that transfers read.
 #[pyclass(frozen, module = "muster._native")]
 pub struct Source {
-    memory: ProcessMemory,
+    memory: ProcessOwnedBuffer,
     address: usize,
     shape: ArrayShape,
 }
@@ -46,7 +46,7 @@ impl Source {
         // which the documentation tells: the peer receives either bytes.
         let memory = unsafe { MemoryBuffer::read_only(address, shape.bytes, align, Box::new(lent)) };
         let memory = memory.map_err(|error| memory_error(py, &error))?;
-        Ok(Self { memory: ProcessMemory::new(memory), address: address.addr(), shape })
+        Ok(Self { memory: ProcessOwnedBuffer::new(memory), address: address.addr(), shape })
     }
 
     /// Returns the memory.
@@ -81,7 +81,7 @@ impl Source {
     #[staticmethod]
     fn from_dlpack(capsule: &Bound<'_, PyAny>) -> PyResult<Self> {
         let py = capsule.py();
-        let found = dlpack::borrow(capsule)?;
+        let found = dlpack::borrow_array(capsule)?;
         let shape = ArrayShape::new(py, found.shape, found.dtype)?;
         // SAFETY: the exporter keeps the elements that the tensor describes until it gets the loan back.
         unsafe { Self::from_lent_memory(py, found.address, shape, found.lent) }
@@ -91,7 +91,7 @@ impl Source {
     #[staticmethod]
     fn from_buffer(object: &Bound<'_, PyAny>, shape: Vec<u64>, dtype: &str) -> PyResult<Self> {
         let py = object.py();
-        let shape = ArrayShape::named(py, shape, dtype)?;
+        let shape = ArrayShape::with_dtype_name(py, shape, dtype)?;
         let (address, len, lent) = buffer_protocol::borrow(object)?;
         if len != shape.bytes {
             let text = format!(
@@ -110,12 +110,12 @@ impl Source {
     fn of_buffer(py: Python<'_>, buffer: &Buffer) -> PyResult<Self> {
         let memory = buffer.memory(py)?.clone();
         let (address, shape) = (buffer.address(), buffer.array_shape().clone());
-        Ok(Self { memory: ProcessMemory::new(memory), address, shape })
+        Ok(Self { memory: ProcessOwnedBuffer::new(memory), address, shape })
     }
 
     #[getter(shape)]
     fn shape_tuple<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        self.shape.tuple(py)
+        self.shape.as_tuple(py)
     }
 
     #[getter(dtype)]

@@ -10,13 +10,13 @@ use pyo3::types::PyTuple;
 use super::array_shape::ArrayShape;
 use super::buffer_protocol;
 use super::errors::new_exception;
-use super::process_owned::ProcessMemory;
-use super::release::drop_with_gil;
+use super::lent_memory::drop_with_gil;
+use super::process_owned::ProcessOwnedBuffer;
 
 /// Memory that transfers write.
 #[pyclass(frozen, module = "muster._native")]
 pub struct Target {
-    memory: ProcessMemory,
+    memory: ProcessOwnedBuffer,
     shape: ArrayShape,
 }
 
@@ -48,7 +48,7 @@ impl Target {
     #[staticmethod]
     fn from_buffer(object: &Bound<'_, PyAny>, shape: Vec<u64>, dtype: &str) -> PyResult<Self> {
         let py = object.py();
-        let shape = ArrayShape::named(py, shape, dtype)?;
+        let shape = ArrayShape::with_dtype_name(py, shape, dtype)?;
         let memory = buffer_protocol::borrow_writable(object)?;
         if memory.len() != shape.bytes {
             let text = format!(
@@ -60,12 +60,12 @@ impl Target {
             );
             return Err(new_exception(py, "ArrayMemoryError", &text, &[]));
         }
-        Ok(Self { memory: ProcessMemory::new(memory), shape })
+        Ok(Self { memory: ProcessOwnedBuffer::new(memory), shape })
     }
 
     #[getter(shape)]
     fn shape_tuple<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        self.shape.tuple(py)
+        self.shape.as_tuple(py)
     }
 
     #[getter(dtype)]

@@ -12,9 +12,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use muster::agent::{
-    AgentConfig, AgentError, AttachedEngine, EngineHost, PendingLaunch, TransferAccess,
-};
+use muster::agent::{AgentConfig, AgentError, AttachedEngine, EngineHost, PendingLaunch, TransferAccess};
 use muster::clock;
 use muster::transfer::{
     DeviceId, Incarnation, LaunchOptions, LaunchStats, Membership, PeerTask, PemCertificates, PrepareError,
@@ -24,15 +22,15 @@ use pyo3::prelude::*;
 use tokio::task::AbortHandle;
 
 use super::buffer::Buffer;
+use super::cluster_env::{TlsPaths, tls_files};
 use super::errors::{agent_error, new_exception, transfer_error};
 use super::launch_request::{
     LaunchChannel, NamedTransfer, Options, Request, launch_options, peer_task, specs,
 };
-use super::place::{TlsPaths, tls_files};
 use super::process_owned::ProcessOwned;
 use super::reshard::{ArrayToReshard, reshard};
 use super::source::Source;
-use super::wait::{runtime, seconds, wait, wait_in_steps};
+use super::wait::{parse_timeout_seconds, runtime, wait, wait_in_steps};
 
 /// The time that peers have beyond a limit of their own.
 const GRACE: Duration = Duration::from_secs(5);
@@ -69,7 +67,7 @@ pub fn apply_network(py: Python<'_>, config: &mut AgentConfig, network: NetworkO
         }
     };
     let access = TransferAccess { token_file, certificates, is_insecure: insecure };
-    access.apply(config).map_err(|error| agent_error(py, &error))
+    access.apply_to_config(config).map_err(|error| agent_error(py, &error))
 }
 
 /// An array that is to be moved: its name, its descriptions before and after, and its shards before and after.
@@ -97,7 +95,7 @@ impl Engine {
         runtime(py)?;
         let gone = || new_exception(py, "MusterError", "the engine is gone", &[]);
         let host = self.host.as_ref().ok_or_else(gone)?;
-        match host.end_reason() {
+        match host.incarnation_end_reason() {
             None => Ok(host),
             Some(error) => Err(agent_error(py, &error)),
         }
@@ -138,8 +136,12 @@ impl Engine {
         let limit = transfer_limit(options);
         if !host.can_launch_with(&peers) {
             let size = |outgoing| {
-                requests.iter().zip(&named).filter(|(request, _)| request.outgoing == outgoing)
-                    .map(|(_, transfer)| transfer.bytes()).sum::<u64>()
+                requests
+                    .iter()
+                    .zip(&named)
+                    .filter(|(request, _)| request.outgoing == outgoing)
+                    .map(|(_, transfer)| transfer.bytes())
+                    .sum::<u64>()
             };
             let size = (size(true), size(false));
             let pending = reserve(py, host, peers, (named.len(), size), options, channel)?;
@@ -198,7 +200,8 @@ fn reserve(
     let here = host.here();
     let count = NonZeroUsize::new(count).ok_or_else(|| transfer_error(py, &PrepareError::Empty.into()))?;
     let number = move |membership: &Membership| channel.number(here, membership);
-    py.detach(|| host.reserve_launch(peers, count, bytes, options, number)).map_err(|error| agent_error(py, &error))
+    py.detach(|| host.reserve_launch(peers, count, bytes, options, number))
+        .map_err(|error| agent_error(py, &error))
 }
 
 #[pymethods]
@@ -217,7 +220,7 @@ impl Engine {
         tls: Option<TlsPaths>,
         network: NetworkOptions,
     ) -> PyResult<Self> {
-        let call_limit = seconds(py, "timeout", timeout)?.max(Duration::from_millis(1));
+        let call_limit = parse_timeout_seconds(py, "timeout", timeout)?.max(Duration::from_millis(1));
         let mut config =
             AgentConfig { tls: tls_files(tls), call_limit, ..AgentConfig::new(service, process_id) };
         apply_network(py, &mut config, network)?;
@@ -252,7 +255,7 @@ impl Engine {
     /// Why the engine has ended, if it has.
     #[getter]
     fn ended(&self) -> Option<String> {
-        self.host.as_ref().and_then(|host| host.end_reason()).map(|error| error.to_string())
+        self.host.as_ref().and_then(|host| host.incarnation_end_reason()).map(|error| error.to_string())
     }
 
     /// Returns the tasks whose engines are known, with their incarnations and devices.
@@ -273,7 +276,7 @@ impl Engine {
         timeout: f64,
     ) -> PyResult<()> {
         let peers = peers.iter().map(|(job, task)| peer_task(py, job.as_deref(), *task));
-        self.wait_for_engines(py, peers, seconds(py, "timeout", timeout)?)
+        self.wait_for_engines(py, peers, parse_timeout_seconds(py, "timeout", timeout)?)
     }
 
     /// Launches transfers as one. Transfers of one array are `single`, and the channel is the first of four then.
@@ -312,7 +315,8 @@ impl Engine {
         given: Options,
     ) -> PyResult<Reserved> {
         let options = launch_options(py, given)?;
-        let peer = |(_, job, task, _): &(bool, Option<String>, u32, u64)| peer_task(py, job.as_deref(), *task);
+        let peer =
+            |(_, job, task, _): &(bool, Option<String>, u32, u64)| peer_task(py, job.as_deref(), *task);
         let peers = transfers.iter().map(peer).collect::<PyResult<Vec<PeerTask>>>()?;
         let outgoing = transfers.first().is_some_and(|transfer| transfer.0);
         let channel = LaunchChannel::new(options.channel, single, outgoing, peers.first().copied());
@@ -509,7 +513,8 @@ impl Transfer {
     /// received, and the seconds that it took.
     #[pyo3(signature = (timeout = None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<(u64, u64, f64)> {
-        let limit = timeout.map_or(Ok(self.limit), |timeout| seconds(py, "timeout", timeout))?;
+        let limit =
+            timeout.map_or(Ok(self.limit), |timeout| parse_timeout_seconds(py, "timeout", timeout))?;
         let handle = &self.handle;
         match wait_in_steps(py, limit, |time| handle.outcome().or_else(|| handle.wait_for(time)))? {
             Some(Ok(LaunchStats { sent, received, elapsed })) => Ok((sent, received, elapsed.as_secs_f64())),
@@ -530,7 +535,7 @@ impl Transfer {
 
     /// Cancels what is not complete, and waits until no byte can land any more, here or at the peers.
     fn cancel(&self, py: Python<'_>, reason: &str, timeout: f64) -> PyResult<()> {
-        let limit = seconds(py, "timeout", timeout)?;
+        let limit = parse_timeout_seconds(py, "timeout", timeout)?;
         let handle = &self.handle;
         runtime(py)?;
         let proof = py.detach(|| handle.cancel(reason));

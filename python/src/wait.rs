@@ -120,7 +120,7 @@ pub fn wait_in_steps<T: Send>(
 ///
 /// # Errors
 /// `SettingsError`, if it is no number of seconds from 0 to a year.
-pub fn seconds(py: Python<'_>, name: &str, given: f64) -> PyResult<Duration> {
+pub fn parse_timeout_seconds(py: Python<'_>, name: &str, given: f64) -> PyResult<Duration> {
     const YEAR: f64 = 366.0 * 86_400.0;
     match Duration::try_from_secs_f64(given) {
         Ok(time) if given <= YEAR => Ok(time),

@@ -4,7 +4,7 @@
 //! holds no error poll and calls no barrier. Begin at [`AttachedEngine::open`].
 //!
 //! - Its calls are of generation A. These calls state no incarnation, so the service answers a process that has not
-//!   registered itself (`presence.rs`).
+//!   registered itself (`unregistered_access.rs`).
 //! - It belongs to one incarnation of its task. It ends as soon as the task states show another incarnation of the
 //!   task, or show that the task is not connected. After that it moves nothing.
 //! - It publishes its engine record and reports its transfers as an agent does, so peers and pages treat both
@@ -18,8 +18,8 @@ use tonic::transport::Channel;
 use super::coordination_client::CoordinationClient;
 use super::engine_host::EngineHost;
 use super::error::AgentError;
-use super::presence::UnregisteredReader;
-use super::{AgentConfig, channel, published_engine, roster, task_states, transfer_reports};
+use super::unregistered_access::UnregisteredRosterSource;
+use super::{AgentConfig, channel, engine_record, roster, task_states, transfer_reports};
 use crate::transfer::{DeviceId, Incarnation, MemberId, TaskId};
 
 /// A transfer engine for a task that another client has registered.
@@ -38,7 +38,7 @@ impl std::fmt::Debug for AttachedEngine {
 
 impl Drop for AttachedEngine {
     fn drop(&mut self) {
-        self.host.stop();
+        self.host.stop_peer_jobs_and_launches();
     }
 }
 
@@ -54,11 +54,11 @@ impl AttachedEngine {
         devices: Vec<DeviceId>,
     ) -> Result<Self, AgentError> {
         config.check()?;
-        let (channel, port) = channel::service_channel(&config)?;
+        let (channel, port) = channel::create_service_channel(&config)?;
         let (to, address) = ((channel.clone(), port), config.service.clone());
-        let job = UnregisteredReader(CoordinationClient::new(to, address, config.task, 0));
+        let job = UnregisteredRosterSource(CoordinationClient::new(to, address, config.task, 0));
         let limit = config.call_limit;
-        let states = job.0.watch_job_state(-1);
+        let states = job.0.watch_task_states_without_registration(-1);
         let call = "watch of tasks";
         let late = |_| AgentError::TimedOut { call, limit };
         let (states, version) = tokio::time::timeout(limit, states).await.map_err(late)??;
@@ -80,7 +80,7 @@ impl AttachedEngine {
 
     /// Reports for the last time, and ends the engine. The task stays registered.
     pub async fn close(mut self) {
-        if self.host.end_reason().is_none() {
+        if self.host.incarnation_end_reason().is_none() {
             transfer_reports::send_final_report(&self.host, &self.channel).await;
         }
         self.host.shut_down(&mut self.background).await;
@@ -89,8 +89,8 @@ impl AttachedEngine {
 
 /// Publishes the engine record, unless the incarnation has one.
 async fn publish_engine_record(service: &CoordinationClient, host: &EngineHost) -> Result<(), AgentError> {
-    let (here, own) = (host.here(), host.encoded_record()?);
-    let key = published_engine::store_key(here);
+    let (here, own) = (host.here(), host.encoded_engine_record()?);
+    let key = engine_record::store_key(here);
     if service.insert_without_registration(&key, own.clone(), false, host.config.call_limit).await? {
         return Ok(());
     }

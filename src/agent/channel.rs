@@ -1,6 +1,6 @@
 //! Makes the gRPC channel to the service, plain or TLS, and recognizes ports that speak another protocol.
 //!
-//! It does not retry (`retry.rs`). Begin at `service_channel`.
+//! It does not retry (`retry.rs`). Begin at `create_service_channel`.
 
 use std::future::Future;
 use std::io;
@@ -16,7 +16,7 @@ use tonic::transport::{Channel, Endpoint, Uri};
 
 use super::config::AgentConfig;
 use super::error::AgentError;
-use crate::tls::{self, IoStream, TlsClient};
+use crate::tls::{self, IoStream, TlsClientForHost};
 
 /// The timeout of a connection attempt.
 const CONNECT: Duration = Duration::from_secs(10);
@@ -26,7 +26,7 @@ const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(20), Duration::fro
 
 /// The detected protocol of a dialled port.
 #[derive(Debug, Clone, Default)]
-pub struct PortProbe(Arc<AtomicU8>);
+pub struct DetectedPortProtocol(Arc<AtomicU8>);
 
 /// The protocol of a port, as far as it is known.
 #[derive(Debug, Clone, Copy)]
@@ -51,8 +51,8 @@ impl PortProtocol {
     }
 }
 
-impl PortProbe {
-    fn observe(&self, answered: PortProtocol) {
+impl DetectedPortProtocol {
+    fn record_protocol(&self, answered: PortProtocol) {
         self.0.store(answered as u8, Ordering::Release);
     }
 
@@ -77,7 +77,7 @@ impl PortProbe {
 }
 
 /// Returns a channel to the service. It connects with the first call, and again after a lost connection.
-pub fn service_channel(config: &AgentConfig) -> Result<(Channel, PortProbe), AgentError> {
+pub fn create_service_channel(config: &AgentConfig) -> Result<(Channel, DetectedPortProtocol), AgentError> {
     let uri = |address: &str| {
         format!("http://{address}")
             .parse::<Uri>()
@@ -96,25 +96,25 @@ pub fn service_channel(config: &AgentConfig) -> Result<(Channel, PortProbe), Age
         let own = files.own.as_ref().map(|(cert, key)| (cert.as_path(), key.as_path()));
         let config = tls::client_config(&files.ca, own, &[b"h2"])
             .map_err(|error| AgentError::Tls(error.to_string()))?;
-        TlsClient::new(Arc::new(config), host).map_err(|error| AgentError::Tls(error.to_string()))
+        TlsClientForHost::new(Arc::new(config), host).map_err(|error| AgentError::Tls(error.to_string()))
     });
-    let port = PortProbe::default();
+    let port = DetectedPortProtocol::default();
     let dialler =
         ServiceConnector { address: config.service.clone(), tls: tls.transpose()?, port: port.clone() };
     Ok((endpoint.connect_with_connector_lazy(dialler), port))
 }
 
-/// A stream that reports its first bytes to a [`PortProbe`].
+/// A stream that reports its first bytes to a [`DetectedPortProtocol`].
 struct SniffedStream {
     stream: Box<dyn IoStream>,
     /// `None` once bytes have been received.
-    port: Option<PortProbe>,
+    port: Option<DetectedPortProtocol>,
 }
 
 impl SniffedStream {
-    fn report_to_probe(&mut self, answered: PortProtocol) {
+    fn record_port_protocol(&mut self, answered: PortProtocol) {
         if let Some(port) = self.port.take() {
-            port.observe(answered);
+            port.record_protocol(answered);
         }
     }
 }
@@ -129,7 +129,7 @@ impl AsyncRead for SniffedStream {
         let read = Pin::new(&mut self.stream).poll_read(cx, buffer);
         if read.is_ready() {
             let first = &buffer.filled()[before..];
-            self.report_to_probe(if first.is_empty() {
+            self.record_port_protocol(if first.is_empty() {
                 PortProtocol::Nothing
             } else {
                 PortProtocol::from_first_bytes(first)
@@ -143,7 +143,7 @@ impl AsyncWrite for SniffedStream {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write(cx, bytes);
         if matches!(written, Poll::Ready(Err(_))) {
-            self.report_to_probe(PortProtocol::Nothing);
+            self.record_port_protocol(PortProtocol::Nothing);
         }
         written
     }
@@ -163,7 +163,7 @@ impl AsyncWrite for SniffedStream {
     ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write_vectored(cx, bytes);
         if matches!(written, Poll::Ready(Err(_))) {
-            self.report_to_probe(PortProtocol::Nothing);
+            self.record_port_protocol(PortProtocol::Nothing);
         }
         written
     }
@@ -176,13 +176,13 @@ impl AsyncWrite for SniffedStream {
 #[derive(Clone)]
 struct ServiceConnector {
     address: String,
-    port: PortProbe,
-    tls: Option<TlsClient>,
+    port: DetectedPortProtocol,
+    tls: Option<TlsClientForHost>,
 }
 
 impl ServiceConnector {
     async fn connect(self) -> io::Result<TokioIo<SniffedStream>> {
-        self.port.observe(PortProtocol::Unknown);
+        self.port.record_protocol(PortProtocol::Unknown);
         let stream = tls::dial(&self.address, self.tls.as_ref()).await?;
         Ok(TokioIo::new(SniffedStream { stream, port: Some(self.port) }))
     }
@@ -217,14 +217,14 @@ mod tests {
             (&[0x15, 3, 3, 0, 2, 2, 70], Some("TLS")),
             (&[0, 0, 24, 4, 0, 0, 0, 0, 0], None),
         ] {
-            let port = PortProbe::default();
-            port.observe(PortProtocol::from_first_bytes(first));
+            let port = DetectedPortProtocol::default();
+            port.record_protocol(PortProtocol::from_first_bytes(first));
             assert_eq!(port.mismatch_hint().is_some(), said.is_some(), "{first:?}");
             assert!(
                 port.mismatch_hint().is_none_or(|text| text.contains(said.unwrap_or_default())),
                 "{first:?}"
             );
         }
-        assert_eq!(PortProbe::default().mismatch_hint(), None);
+        assert_eq!(DetectedPortProtocol::default().mismatch_hint(), None);
     }
 }

@@ -32,7 +32,7 @@ impl ClockSamples {
     }
 
     /// Returns the sample with the shortest round trip, which is the most precise.
-    pub fn best(&self) -> Option<ClockReading> {
+    pub fn shortest_round_trip_sample(&self) -> Option<ClockReading> {
         self.0.iter().min_by_key(|reading| reading.within_us).copied()
     }
 }
@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     /// Adds a sample of a clock that is `ahead`, with these transit times.
-    fn ask(offset: &mut ClockSamples, at: u64, ahead: i64, there: u64, back: u64) {
+    fn add_sample_with_transit_times(offset: &mut ClockSamples, at: u64, ahead: i64, there: u64, back: u64) {
         let shown = |at: u64| Timestamp(at.checked_add_signed(ahead).unwrap());
         offset.add_sample(shown(at), Duration::from_micros(there + back), Timestamp(at + there));
     }
@@ -54,24 +54,28 @@ mod tests {
             let (ahead, there, back) =
                 (random.i64(-5_000_000..5_000_000), random.u64(0..90_000), random.u64(0..90_000));
             let mut offset = ClockSamples::default();
-            ask(&mut offset, 1_000_000_000, ahead, there, back);
-            let best = offset.best().unwrap();
-            assert!(best.ahead_us.abs_diff(ahead) <= best.within_us + 1, "{ahead} {there} {back} {best:?}");
+            add_sample_with_transit_times(&mut offset, 1_000_000_000, ahead, there, back);
+            let shortest_round_trip_sample = offset.shortest_round_trip_sample().unwrap();
+            assert!(
+                shortest_round_trip_sample.ahead_us.abs_diff(ahead)
+                    <= shortest_round_trip_sample.within_us + 1,
+                "{ahead} {there} {back} {shortest_round_trip_sample:?}"
+            );
         }
     }
 
     #[test]
     fn the_quickest_of_the_last_answers_counts_and_old_ones_are_forgotten() {
         let mut offset = ClockSamples::default();
-        assert_eq!(offset.best(), None);
-        ask(&mut offset, 1_000_000_000, 700, 10, 10);
-        ask(&mut offset, 2_000_000_000, 700, 90_000, 10);
-        assert_eq!(offset.best(), Some(ClockReading { ahead_us: 700, within_us: 10 }));
+        assert_eq!(offset.shortest_round_trip_sample(), None);
+        add_sample_with_transit_times(&mut offset, 1_000_000_000, 700, 10, 10);
+        add_sample_with_transit_times(&mut offset, 2_000_000_000, 700, 90_000, 10);
+        assert_eq!(offset.shortest_round_trip_sample(), Some(ClockReading { ahead_us: 700, within_us: 10 }));
         // The clock is adjusted.
         for round in 0..SAMPLES_MAX as u64 {
-            ask(&mut offset, 3_000_000_000 + round, 0, 500, 500);
+            add_sample_with_transit_times(&mut offset, 3_000_000_000 + round, 0, 500, 500);
         }
-        assert_eq!(offset.best(), Some(ClockReading { ahead_us: 0, within_us: 500 }));
+        assert_eq!(offset.shortest_round_trip_sample(), Some(ClockReading { ahead_us: 0, within_us: 500 }));
     }
 
     #[test]
@@ -79,6 +83,9 @@ mod tests {
         let mut offset = ClockSamples::default();
         offset.add_sample(Timestamp(u64::MAX), Duration::MAX, Timestamp(0));
         offset.add_sample(Timestamp(0), Duration::ZERO, Timestamp(u64::MAX));
-        assert_eq!(offset.best(), Some(ClockReading { ahead_us: -i64::MAX, within_us: 0 }));
+        assert_eq!(
+            offset.shortest_round_trip_sample(),
+            Some(ClockReading { ahead_us: -i64::MAX, within_us: 0 })
+        );
     }
 }

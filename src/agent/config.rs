@@ -15,7 +15,7 @@ use crate::transfer::{DeviceId, PemCertificates, TaskId, TransportChoice};
 pub const DEVICES_MAX: u32 = 2048;
 
 /// Returns the id of a device by its task and its ordinal there.
-pub const fn device_id_of(task: TaskId, ordinal: u32) -> DeviceId {
+pub const fn device_id_of_task(task: TaskId, ordinal: u32) -> DeviceId {
     DeviceId(task.0 * DEVICES_MAX + ordinal)
 }
 
@@ -100,7 +100,7 @@ impl AgentConfig {
     /// Returns the device ids of this task.
     #[must_use]
     pub fn device_ids(&self) -> Vec<DeviceId> {
-        (0..self.devices).map(|ordinal| device_id_of(TaskId(self.task), ordinal)).collect()
+        (0..self.devices).map(|ordinal| device_id_of_task(TaskId(self.task), ordinal)).collect()
     }
 
     pub(super) fn check(&self) -> Result<(), AgentError> {

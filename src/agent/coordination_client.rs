@@ -11,10 +11,10 @@ use prost::Message as _;
 use tonic::transport::Channel;
 use tonic::{Code, Response, Status};
 
-use super::channel::PortProbe;
+use super::channel::DetectedPortProtocol;
+use super::engine_record;
 use super::error::AgentError;
 use super::live_engines::RosterSource;
-use super::published_engine;
 use super::task_states::ReportedTaskState;
 use crate::proto::CoordinatedTask;
 use crate::proto::muster::v1::peer_jobs_client::PeerJobsClient;
@@ -42,7 +42,7 @@ pub struct CoordinationClient {
     former: FormerClient<Channel>,
     peers: PeerJobsClient<Channel>,
     address: String,
-    port: PortProbe,
+    port: DetectedPortProtocol,
     task: i32,
     incarnation: u64,
     /// The service incarnation with which this incarnation registered.
@@ -68,7 +68,12 @@ const MISMATCH_ERROR: &str = "type.googleapis.com/tensorflow.ServiceMismatchErro
 
 impl CoordinationClient {
     /// Returns a client over `channel`, which is not registered yet.
-    pub fn new((channel, port): (Channel, PortProbe), address: String, task: u32, incarnation: u64) -> Self {
+    pub fn new(
+        (channel, port): (Channel, DetectedPortProtocol),
+        address: String,
+        task: u32,
+        incarnation: u64,
+    ) -> Self {
         let former = FormerClient::new(channel.clone()).max_decoding_message_size(RESPONSE_BYTES_MAX);
         let peers = PeerJobsClient::new(channel.clone()).max_decoding_message_size(RESPONSE_BYTES_MAX);
         let client = CoordinationServiceClient::new(channel)
@@ -82,7 +87,7 @@ impl CoordinationClient {
         self.run
     }
 
-    const fn incarnations_for_request(&self) -> Option<pb::Incarnations> {
+    const fn own_incarnations(&self) -> Option<pb::Incarnations> {
         // Released clients omit the task id too.
         Some(pb::Incarnations {
             task_id: 0,
@@ -91,7 +96,7 @@ impl CoordinationClient {
         })
     }
 
-    async fn call<T>(
+    async fn call_with_limit<T>(
         &self,
         call: &'static str,
         limit: Option<Duration>,
@@ -105,10 +110,10 @@ impl CoordinationClient {
                 own: false,
             })?,
         };
-        answered.map(Response::into_inner).map_err(|status| self.failure_of_status(call, &status))
+        answered.map(Response::into_inner).map_err(|status| self.failure_from_status(call, &status))
     }
 
-    fn failure_of_status(&self, call: &'static str, status: &Status) -> CallFailure {
+    fn failure_from_status(&self, call: &'static str, status: &Status) -> CallFailure {
         let payloads = GrpcPayloadContainer::decode(status.details()).unwrap_or_default().payloads;
         let own = payloads.contains_key(SERVICE_ERROR);
         let mismatch = payloads
@@ -138,13 +143,13 @@ impl CoordinationClient {
     pub async fn register(&mut self, limit: Duration) -> Result<Result<(), AgentError>, AgentError> {
         let request = pb::RegisterTaskRequest { incarnation: self.incarnation, source_task_id: self.task };
         let mut client = self.client.clone();
-        match self.call("registration", Some(limit), client.register_task(request)).await {
+        match self.call_with_limit("registration", Some(limit), client.register_task(request)).await {
             Ok(answer) => {
                 self.run = answer.service_incarnation;
                 Ok(Ok(()))
             }
             Err(CallFailure { error, own, .. }) => {
-                let again = !own || matches!(error.code(), Some(Code::Aborted | Code::Internal));
+                let again = !own || matches!(error.grpc_code(), Some(Code::Aborted | Code::Internal));
                 if again { Ok(Err(error)) } else { Err(error) }
             }
         }
@@ -153,11 +158,12 @@ impl CoordinationClient {
     /// Sends a heartbeat.
     pub async fn heartbeat(&self, limit: Duration) -> Result<(), AgentError> {
         let request = pb::HeartbeatRequest {
-            incarnations: self.incarnations_for_request(),
+            incarnations: self.own_incarnations(),
             incarnation: self.incarnation,
             source_task_id: self.task,
         };
-        let answer = self.call("heartbeat", Some(limit), self.client.clone().heartbeat(request)).await?;
+        let answer =
+            self.call_with_limit("heartbeat", Some(limit), self.client.clone().heartbeat(request)).await?;
         let now = answer.service_incarnation;
         if now == self.run {
             return Ok(());
@@ -167,11 +173,9 @@ impl CoordinationClient {
 
     /// Waits for an error of the run. `Ok`: errors will not arrive this way.
     pub async fn poll_for_error(&self) -> Result<(), AgentError> {
-        let request = pb::PollForErrorRequest {
-            incarnations: self.incarnations_for_request(),
-            source_task_id: self.task,
-        };
-        match self.call("error poll", None, self.client.clone().poll_for_error(request)).await {
+        let request =
+            pb::PollForErrorRequest { incarnations: self.own_incarnations(), source_task_id: self.task };
+        match self.call_with_limit("error poll", None, self.client.clone().poll_for_error(request)).await {
             Ok(_) => Err(AgentError::Protocol {
                 call: "error poll",
                 what: "it was answered without an error".to_owned(),
@@ -186,11 +190,9 @@ impl CoordinationClient {
 
     /// Ends this incarnation in good order; in a fate-sharing job it waits for the others.
     pub async fn shutdown(&self, limit: Duration) -> Result<(), AgentError> {
-        let request = pb::ShutdownTaskRequest {
-            incarnations: self.incarnations_for_request(),
-            source_task_id: self.task,
-        };
-        self.call("shutdown", Some(limit), self.client.clone().shutdown_task(request)).await?;
+        let request =
+            pb::ShutdownTaskRequest { incarnations: self.own_incarnations(), source_task_id: self.task };
+        self.call_with_limit("shutdown", Some(limit), self.client.clone().shutdown_task(request)).await?;
         Ok(())
     }
 
@@ -201,8 +203,9 @@ impl CoordinationClient {
         limit: Option<Duration>,
     ) -> Result<(Vec<ReportedTaskState>, i64), AgentError> {
         let request =
-            pb::WatchTasksRequest { incarnations: self.incarnations_for_request(), version_number: version };
-        let answer = self.call("watch of tasks", limit, self.client.clone().watch_tasks(request)).await?;
+            pb::WatchTasksRequest { incarnations: self.own_incarnations(), version_number: version };
+        let answer =
+            self.call_with_limit("watch of tasks", limit, self.client.clone().watch_tasks(request)).await?;
         Ok((decode_xla_task_states(answer.task_state), answer.version_number))
     }
 
@@ -214,34 +217,47 @@ impl CoordinationClient {
         version: i64,
     ) -> Result<(Vec<ReportedTaskState>, i64), AgentError> {
         let request = PeerTasksRequest { job: job.to_owned(), version };
-        let answer =
-            self.call("watch of peer tasks", None, self.peers.clone().watch_peer_tasks(request)).await?;
+        let answer = self
+            .call_with_limit("watch of peer tasks", None, self.peers.clone().watch_peer_tasks(request))
+            .await?;
         Ok((decode_xla_task_states(answer.task_state), answer.version_number))
     }
 
     /// Returns the engine record of a member of another job, once it is published. The caller need not have registered.
-    pub async fn peer_engine_record(&self, job: &str, member: MemberId) -> Result<Bytes, AgentError> {
+    pub async fn wait_for_peer_engine_record(
+        &self,
+        job: &str,
+        member: MemberId,
+    ) -> Result<Bytes, AgentError> {
         let (task, incarnation) = (member.task.0, member.incarnation.get());
         let request = PeerEngineRequest { job: job.to_owned(), task, incarnation };
-        let most = published_engine::BYTES_MAX + ANSWER_OVERHEAD;
+        let most = engine_record::BYTES_MAX + ANSWER_OVERHEAD;
         let mut client = self.peers.clone().max_decoding_message_size(most);
-        let answer = self.call("engine record", None, client.get_peer_engine(request)).await?;
+        let answer = self.call_with_limit("engine record", None, client.get_peer_engine(request)).await?;
         Ok(answer.kv.unwrap_or_default().value)
     }
 
     /// Returns the states of all tasks. The caller need not have registered.
-    pub async fn job_state(&self, limit: Duration) -> Result<Vec<ReportedTaskState>, AgentError> {
+    pub async fn get_task_states_without_registration(
+        &self,
+        limit: Duration,
+    ) -> Result<Vec<ReportedTaskState>, AgentError> {
         let mut client = self.former.clone();
         let asking = client.get_job_state(GetJobStateRequest::default());
-        Ok(decode_tensorflow_task_states(self.call("task states", Some(limit), asking).await?.task_state))
+        Ok(decode_tensorflow_task_states(
+            self.call_with_limit("task states", Some(limit), asking).await?.task_state,
+        ))
     }
 
     /// Returns the states of all tasks and their version, once they are newer than `version`. The caller need not have
     /// registered.
-    pub async fn watch_job_state(&self, version: i64) -> Result<(Vec<ReportedTaskState>, i64), AgentError> {
+    pub async fn watch_task_states_without_registration(
+        &self,
+        version: i64,
+    ) -> Result<(Vec<ReportedTaskState>, i64), AgentError> {
         let request = WatchJobStateRequest { version_number: version, ..WatchJobStateRequest::default() };
         let mut client = self.former.clone();
-        let answer = self.call("watch of tasks", None, client.watch_job_state(request)).await?;
+        let answer = self.call_with_limit("watch of tasks", None, client.watch_job_state(request)).await?;
         Ok((decode_tensorflow_task_states(answer.task_state), answer.version_number))
     }
 
@@ -253,7 +269,7 @@ impl CoordinationClient {
     ) -> Result<Vec<(String, Bytes)>, AgentError> {
         let request = GetKeyValueDirRequest { directory_key: directory.to_owned() };
         let mut client = self.former.clone();
-        let entries = self.call("list", Some(limit), client.get_key_value_dir(request)).await?.kv;
+        let entries = self.call_with_limit("list", Some(limit), client.get_key_value_dir(request)).await?.kv;
         Ok(entries.into_iter().map(|kv| (kv.key, kv.value)).collect())
     }
 
@@ -269,7 +285,7 @@ impl CoordinationClient {
         let kv = Some(KeyValueEntry { key: key.to_owned(), value: value.into() });
         let request = InsertKeyValueRequest { kv, allow_overwrite: overwrite };
         let mut client = self.former.clone();
-        match self.call("insert", Some(limit), client.insert_key_value(request)).await {
+        match self.call_with_limit("insert", Some(limit), client.insert_key_value(request)).await {
             Ok(_) => Ok(true),
             Err(CallFailure { error: AgentError::Refused { code: Code::AlreadyExists, .. }, .. }) => {
                 Ok(false)
@@ -285,7 +301,7 @@ impl CoordinationClient {
     pub async fn get_without_registration(&self, key: &str, most: usize) -> Result<Bytes, AgentError> {
         let request = GetKeyValueRequest { key: key.to_owned() };
         let mut client = self.former.clone().max_decoding_message_size(most + key.len() + ANSWER_OVERHEAD);
-        let answer = self.call("get", None, client.get_key_value(request)).await;
+        let answer = self.call_with_limit("get", None, client.get_key_value(request)).await;
         Ok(answer.map_err(|failure| failure.error)?.kv.unwrap_or_default().value)
     }
 
@@ -297,7 +313,7 @@ impl CoordinationClient {
     ) -> Result<Option<Bytes>, AgentError> {
         let request = TryGetKeyValueRequest { key: key.to_owned() };
         let mut client = self.former.clone();
-        match self.call("get", Some(limit), client.try_get_key_value(request)).await {
+        match self.call_with_limit("get", Some(limit), client.try_get_key_value(request)).await {
             Ok(answer) => Ok(Some(answer.kv.unwrap_or_default().value)),
             Err(CallFailure { error: AgentError::Refused { code: Code::NotFound, .. }, .. }) => Ok(None),
             Err(failure) => Err(failure.error),
@@ -308,13 +324,13 @@ impl CoordinationClient {
     pub async fn delete_without_registration(&self, key: &str, limit: Duration) -> Result<(), AgentError> {
         let request = DeleteKeyValueRequest { key: key.to_owned(), is_directory: true };
         let mut client = self.former.clone();
-        let asking = self.call("delete", Some(limit), client.delete_key_value(request)).await;
+        let asking = self.call_with_limit("delete", Some(limit), client.delete_key_value(request)).await;
         asking.map(|_| ()).map_err(|failure| failure.error)
     }
 
     /// Returns why the service refuses every call of this task, if it does: an exclusion. The caller need not have
     /// registered.
-    pub async fn exclusion_reason(&self, limit: Duration) -> Result<Option<String>, AgentError> {
+    pub async fn query_exclusion_reason(&self, limit: Duration) -> Result<Option<String>, AgentError> {
         let mut client = self.former.clone();
         // A call of the task that changes nothing: no task begins this barrier.
         let request = CancelBarrierRequest {
@@ -322,7 +338,7 @@ impl CoordinationClient {
             source_task: Some(CoordinatedTask { task_id: self.task, ..CoordinatedTask::default() }),
             ..CancelBarrierRequest::default()
         };
-        let asked = self.call("admission", Some(limit), client.cancel_barrier(request)).await;
+        let asked = self.call_with_limit("admission", Some(limit), client.cancel_barrier(request)).await;
         match asked.map_err(AgentError::from) {
             Err(AgentError::Refused { code: Code::PermissionDenied, message, .. }) => Ok(Some(message)),
             Ok(_) | Err(AgentError::Refused { .. }) => Ok(None),
@@ -342,14 +358,14 @@ impl CoordinationClient {
         own: Duration,
     ) -> Result<(), AgentError> {
         let request = pb::BarrierRequest {
-            incarnations: self.incarnations_for_request(),
+            incarnations: self.own_incarnations(),
             barrier_id: id.to_owned(),
             barrier_timeout_in_ms: i64::try_from(limit.as_millis()).unwrap_or(i64::MAX),
             task_ids: members.iter().map(|task| *task as i32).collect(),
             source_task_id: self.task,
             counter: *counter + 1,
         };
-        match self.call("barrier", Some(own), self.client.clone().barrier(request)).await {
+        match self.call_with_limit("barrier", Some(own), self.client.clone().barrier(request)).await {
             Ok(answer) => {
                 *counter = answer.counter;
                 Ok(())
@@ -364,13 +380,14 @@ impl CoordinationClient {
     /// Cancels instance `counter` of a barrier; returns whether it was in time.
     pub async fn cancel_barrier(&self, id: &str, counter: i64, limit: Duration) -> Result<bool, AgentError> {
         let request = pb::CancelBarrierRequest {
-            incarnations: self.incarnations_for_request(),
+            incarnations: self.own_incarnations(),
             barrier_id: id.to_owned(),
             counter,
             source_task_id: self.task,
         };
-        let asking =
-            self.call("end of a barrier", Some(limit), self.client.clone().cancel_barrier(request)).await;
+        let asking = self
+            .call_with_limit("end of a barrier", Some(limit), self.client.clone().cancel_barrier(request))
+            .await;
         match asking {
             Ok(_) => Ok(true),
             Err(CallFailure {
@@ -387,11 +404,12 @@ impl CoordinationClient {
         limit: Option<Duration>,
     ) -> Result<Vec<(u32, u64)>, AgentError> {
         let request = pb::GetAliveTasksRequest {
-            incarnations: self.incarnations_for_request(),
+            incarnations: self.own_incarnations(),
             requesting_task_id: self.task,
             task_ids: tasks.iter().map(|task| *task as i32).collect(),
         };
-        let answer = self.call("live set", limit, self.client.clone().get_alive_tasks(request)).await?;
+        let answer =
+            self.call_with_limit("live set", limit, self.client.clone().get_alive_tasks(request)).await?;
         if answer.alive_task_ids.len() != answer.incarnations.len() {
             let what = "not every live task has an incarnation".to_owned();
             return Err(AgentError::Protocol { call: "live set", what });
@@ -412,19 +430,18 @@ impl CoordinationClient {
     ) -> Result<(), AgentError> {
         let kv = Some(pb::KeyValueEntry { key: key.to_owned(), value: value.into() });
         let request = pb::InsertKeyValueRequest {
-            incarnations: self.incarnations_for_request(),
+            incarnations: self.own_incarnations(),
             kv,
             allow_overwrite: overwrite,
         };
-        self.call("insert", Some(limit), self.client.clone().insert_key_value(request)).await?;
+        self.call_with_limit("insert", Some(limit), self.client.clone().insert_key_value(request)).await?;
         Ok(())
     }
 
     /// Returns the value of a key, once it has one.
     pub async fn get(&self, key: &str, limit: Option<Duration>) -> Result<Bytes, AgentError> {
-        let request =
-            pb::GetKeyValueRequest { incarnations: self.incarnations_for_request(), key: key.to_owned() };
-        let answer = self.call("get", limit, self.client.clone().get_key_value(request)).await?;
+        let request = pb::GetKeyValueRequest { incarnations: self.own_incarnations(), key: key.to_owned() };
+        let answer = self.call_with_limit("get", limit, self.client.clone().get_key_value(request)).await?;
         Ok(answer.kv.unwrap_or_default().value)
     }
 
@@ -433,19 +450,18 @@ impl CoordinationClient {
     /// # Errors
     /// `OutOfRange`, if it is longer.
     pub async fn get_with_max_size(&self, key: &str, most: usize) -> Result<Bytes, AgentError> {
-        let request =
-            pb::GetKeyValueRequest { incarnations: self.incarnations_for_request(), key: key.to_owned() };
+        let request = pb::GetKeyValueRequest { incarnations: self.own_incarnations(), key: key.to_owned() };
         // The response contains the key beside its value.
         let mut client = self.client.clone().max_decoding_message_size(most + key.len() + ANSWER_OVERHEAD);
-        let answer = self.call("get", None, client.get_key_value(request)).await?;
+        let answer = self.call_with_limit("get", None, client.get_key_value(request)).await?;
         Ok(answer.kv.unwrap_or_default().value)
     }
 
     /// Returns the value of a key, if it has one now.
     pub async fn try_get(&self, key: &str, limit: Duration) -> Result<Option<Bytes>, AgentError> {
         let request =
-            pb::TryGetKeyValueRequest { incarnations: self.incarnations_for_request(), key: key.to_owned() };
-        match self.call("get", Some(limit), self.client.clone().try_get_key_value(request)).await {
+            pb::TryGetKeyValueRequest { incarnations: self.own_incarnations(), key: key.to_owned() };
+        match self.call_with_limit("get", Some(limit), self.client.clone().try_get_key_value(request)).await {
             Ok(answer) => Ok(Some(answer.kv.unwrap_or_default().value)),
             Err(CallFailure { error: AgentError::Refused { code: Code::NotFound, .. }, .. }) => Ok(None),
             Err(failure) => Err(failure.error),
@@ -455,21 +471,22 @@ impl CoordinationClient {
     /// Returns the entries of a directory, by key.
     pub async fn list(&self, directory: &str, limit: Duration) -> Result<Vec<(String, Bytes)>, AgentError> {
         let request = pb::GetKeyValueDirRequest {
-            incarnations: self.incarnations_for_request(),
+            incarnations: self.own_incarnations(),
             directory_key: directory.to_owned(),
         };
-        let answer = self.call("list", Some(limit), self.client.clone().get_key_value_dir(request)).await?;
+        let answer =
+            self.call_with_limit("list", Some(limit), self.client.clone().get_key_value_dir(request)).await?;
         Ok(answer.kv.into_iter().map(|kv| (kv.key, kv.value)).collect())
     }
 
     /// Deletes a key and everything below it.
     pub async fn delete(&self, key: &str, limit: Duration) -> Result<(), AgentError> {
         let request = pb::DeleteKeyValueRequest {
-            incarnations: self.incarnations_for_request(),
+            incarnations: self.own_incarnations(),
             key: key.to_owned(),
             is_directory: true,
         };
-        self.call("delete", Some(limit), self.client.clone().delete_key_value(request)).await?;
+        self.call_with_limit("delete", Some(limit), self.client.clone().delete_key_value(request)).await?;
         Ok(())
     }
 }
@@ -479,8 +496,8 @@ impl RosterSource for CoordinationClient {
         self.watch_task_states(version, None).await
     }
 
-    async fn engine_record(&self, member: MemberId) -> Result<Bytes, AgentError> {
-        self.get_with_max_size(&published_engine::store_key(member), published_engine::BYTES_MAX).await
+    async fn wait_for_engine_record(&self, member: MemberId) -> Result<Bytes, AgentError> {
+        self.get_with_max_size(&engine_record::store_key(member), engine_record::BYTES_MAX).await
     }
 }
 
@@ -526,7 +543,7 @@ mod tests {
     use super::*;
     use tonic::transport::Endpoint;
 
-    fn payloads(entries: &[(&str, Vec<u8>)]) -> Bytes {
+    fn encode_error_payloads(entries: &[(&str, Vec<u8>)]) -> Bytes {
         let payloads = entries.iter().map(|(key, value)| ((*key).to_owned(), value.clone().into())).collect();
         GrpcPayloadContainer { payloads }.encode_to_vec().into()
     }
@@ -536,35 +553,36 @@ mod tests {
         let channel = Endpoint::from_static("http://127.0.0.1:9").connect_lazy();
         let service = CoordinationClient {
             run: 5,
-            ..CoordinationClient::new((channel, PortProbe::default()), "m:1".to_owned(), 1, 2)
+            ..CoordinationClient::new((channel, DetectedPortProtocol::default()), "m:1".to_owned(), 1, 2)
         };
-        let failure = service.failure_of_status("x", &Status::unavailable("Socket closed"));
+        let failure = service.failure_from_status("x", &Status::unavailable("Socket closed"));
         assert!(failure.error.is_transient() && !failure.own);
         // A lost connection is reported like this too.
         let ended = Status::from_error(Box::new(std::io::Error::other("closed")));
-        assert!(service.failure_of_status("x", &ended).error.is_transient(), "{ended:?}");
+        assert!(service.failure_from_status("x", &ended).error.is_transient(), "{ended:?}");
         let mut cancelled = Status::cancelled("operation was canceled");
-        assert!(!service.failure_of_status("x", &cancelled).error.is_transient());
+        assert!(!service.failure_from_status("x", &cancelled).error.is_transient());
         cancelled.set_source(Arc::new(std::io::Error::other("closed")));
-        assert!(service.failure_of_status("x", &cancelled).error.is_transient());
-        let own = payloads(&[(SERVICE_ERROR, Vec::new())]);
-        let failure = service.failure_of_status("x", &Status::with_details(Code::Unavailable, "gone", own));
+        assert!(service.failure_from_status("x", &cancelled).error.is_transient());
+        let own = encode_error_payloads(&[(SERVICE_ERROR, Vec::new())]);
+        let failure = service.failure_from_status("x", &Status::with_details(Code::Unavailable, "gone", own));
         assert!(!failure.error.is_transient() && failure.own);
         let mismatch = pb::ServiceMismatchError { service_incarnation: 9 }.encode_to_vec();
-        let details = payloads(&[(SERVICE_ERROR, Vec::new()), (MISMATCH_ERROR, mismatch)]);
-        let failure = service.failure_of_status("x", &Status::with_details(Code::Internal, "wrong", details));
+        let details = encode_error_payloads(&[(SERVICE_ERROR, Vec::new()), (MISMATCH_ERROR, mismatch)]);
+        let failure =
+            service.failure_from_status("x", &Status::with_details(Code::Internal, "wrong", details));
         assert_eq!(failure.error, AgentError::RunChanged { call: "x", was: 5, now: 9 });
         let barrier = pb::BarrierError { barrier_id: "b".to_owned(), counter: 7 }.encode_to_vec();
-        let details = payloads(&[(SERVICE_ERROR, Vec::new()), (BARRIER_ERROR, barrier)]);
+        let details = encode_error_payloads(&[(SERVICE_ERROR, Vec::new()), (BARRIER_ERROR, barrier)]);
         let failure =
-            service.failure_of_status("x", &Status::with_details(Code::Cancelled, "stale\nline", details));
+            service.failure_from_status("x", &Status::with_details(Code::Cancelled, "stale\nline", details));
         assert_eq!(failure.counter, Some(7));
         assert!(failure.error.to_string().contains("stale | line"), "{}", failure.error);
         // Malformed details are not a failure of their own.
-        let failure = service.failure_of_status(
+        let failure = service.failure_from_status(
             "x",
             &Status::with_details(Code::Internal, "m", Bytes::from_static(b"\xff\xff")),
         );
-        assert_eq!(failure.error.code(), Some(Code::Internal));
+        assert_eq!(failure.error.grpc_code(), Some(Code::Internal));
     }
 }

@@ -2,7 +2,7 @@
 //! program has named, the state of the transfer reports, and the reason if the incarnation has ended.
 //!
 //! An agent and an attachment have one [`EngineHost`] each, and run the background tasks that keep it up to date.
-//! Begin at [`EngineHost::start`], then [`EngineHost::retry`] and [`EngineHost::end`].
+//! Begin at [`EngineHost::start`], then [`EngineHost::retry_while_service_unreachable`] and [`EngineHost::end_incarnation`].
 
 use std::future::Future;
 use std::io;
@@ -15,10 +15,10 @@ use tokio::task::JoinSet;
 
 use super::config::AgentConfig;
 use super::coordination_client::CoordinationClient;
+use super::engine_record;
 use super::error::AgentError;
 use super::followed_jobs::PeerJobs;
 use super::live_engines::ClusterRoster;
-use super::published_engine;
 use super::report_state::ReportState;
 use super::retry::RetryBudget;
 use super::waiting_launches::WaitingLaunches;
@@ -67,7 +67,7 @@ impl EngineHost {
         let engine = start_engine(&config, here, &devices)?;
         let report_soon = Arc::new(Notify::new());
         let failed = Arc::clone(&report_soon);
-        engine.launch_metrics().on_failure(move || failed.notify_one());
+        engine.launch_metrics().set_failure_hook(move || failed.notify_one());
         Ok(Arc::new(Self {
             config,
             engine,
@@ -110,7 +110,7 @@ impl EngineHost {
 
     /// Returns why this incarnation has ended, if it has.
     #[must_use]
-    pub fn end_reason(&self) -> Option<AgentError> {
+    pub fn incarnation_end_reason(&self) -> Option<AgentError> {
         self.over.borrow().clone()
     }
 
@@ -169,15 +169,18 @@ impl EngineHost {
     }
 
     /// Returns the engine record.
-    pub(super) fn encoded_record(&self) -> Result<Vec<u8>, AgentError> {
-        encode_record(&self.engine, &self.devices)
+    pub(super) fn encoded_engine_record(&self) -> Result<Vec<u8>, AgentError> {
+        encode_engine_record(&self.engine, &self.devices)
     }
 
     /// Repeats a call while the service is unreachable, until it is answered.
     ///
     /// # Errors
     /// The error of the answer, or the transport's error if the service is unreachable for too long.
-    pub async fn retry<T, F>(&self, mut ask: impl FnMut() -> F) -> Result<T, AgentError>
+    pub async fn retry_while_service_unreachable<T, F>(
+        &self,
+        mut ask: impl FnMut() -> F,
+    ) -> Result<T, AgentError>
     where
         F: Future<Output = Result<T, AgentError>>,
     {
@@ -220,7 +223,7 @@ impl EngineHost {
 
     /// Ends this incarnation, for this reason unless it has ended before. The membership is emptied before
     /// any caller learns of it.
-    pub fn end(&self, error: AgentError) {
+    pub fn end_incarnation(&self, error: AgentError) {
         self.over.send_if_modified(|over| {
             let first = over.is_none();
             if first {
@@ -233,15 +236,15 @@ impl EngineHost {
 
     /// Sends the members of this job to the engine, unless this incarnation has ended; it cannot end meanwhile.
     pub(super) fn set_own_job_members(&self, own_job: &Membership) {
-        self.change_membership(|membership| membership.peers.clone_from(&own_job.peers));
+        self.change_membership_unless_ended(|membership| membership.peers.clone_from(&own_job.peers));
     }
 
     /// Sends the members of another job to the engine, likewise.
     pub(super) fn set_peer_job_members(&self, job: PeerJob, peers: PeerJobAccess) {
-        self.change_membership(|membership| _ = membership.jobs.insert(job, peers));
+        self.change_membership_unless_ended(|membership| _ = membership.jobs.insert(job, peers));
     }
 
-    fn change_membership(&self, change: impl FnOnce(&mut Membership)) {
+    fn change_membership_unless_ended(&self, change: impl FnOnce(&mut Membership)) {
         let over = self.over.borrow();
         if over.is_none() {
             let mut membership = self.membership.lock().unwrap_or_else(PoisonError::into_inner);
@@ -251,25 +254,25 @@ impl EngineHost {
     }
 
     /// Ends what runs on its behalf and keeps it alive. Its owner does so when it is dropped.
-    pub(super) fn stop(&self) {
-        self.peer_jobs.stop();
+    pub(super) fn stop_peer_jobs_and_launches(&self) {
+        self.peer_jobs.stop_following();
         self.waiting_launches.stop();
     }
 
     /// Stops the background tasks and shuts the engine down, without telling the service.
     pub(super) async fn shut_down(&self, background: &mut JoinSet<()>) {
         background.shutdown().await;
-        self.stop();
+        self.stop_peer_jobs_and_launches();
         let engine = self.engine.clone();
         // The shutdown joins threads, so it blocks.
         let _ended = tokio::task::spawn_blocking(move || engine.shutdown()).await;
         let why = "its transfer engine was closed".to_owned();
-        self.end(AgentError::LifeEnded { task: self.here().task.0, why });
+        self.end_incarnation(AgentError::LifeEnded { task: self.here().task.0, why });
     }
 }
 
-fn encode_record(engine: &TransferEngine, devices: &[DeviceId]) -> Result<Vec<u8>, AgentError> {
-    published_engine::encode(engine.here().incarnation, engine.address(), devices).map_err(AgentError::Engine)
+fn encode_engine_record(engine: &TransferEngine, devices: &[DeviceId]) -> Result<Vec<u8>, AgentError> {
+    engine_record::encode(engine.here().incarnation, engine.address(), devices).map_err(AgentError::Engine)
 }
 
 fn start_engine(
@@ -286,7 +289,7 @@ fn start_engine(
     engine.spin = config.spin.unwrap_or(engine.spin);
     let engine = TransferEngine::start(engine).map_err(|error| engine_start_error(config, &error))?;
     // Peers dial the addresses in the record.
-    published_engine::decode(here, &encode_record(&engine, devices)?).map_err(|error| {
+    engine_record::decode(here, &encode_engine_record(&engine, devices)?).map_err(|error| {
         AgentError::Settings(format!(
             "nobody could reach this engine ({error}): name the address that others dial with --advertise"
         ))

@@ -181,7 +181,7 @@ impl AgentError {
 
     /// Returns the status, if the service stated the error.
     #[must_use]
-    pub const fn code(&self) -> Option<tonic::Code> {
+    pub const fn grpc_code(&self) -> Option<tonic::Code> {
         match self {
             Self::Refused { code, .. } | Self::Ended { code, .. } => Some(*code),
             _ => None,

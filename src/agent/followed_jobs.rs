@@ -52,7 +52,7 @@ impl PeerJobs {
     }
 
     /// Follows no job any more.
-    pub fn stop(&self) {
+    pub fn stop_following(&self) {
         *self.followed.lock().unwrap_or_else(PoisonError::into_inner) = FollowedJobs::default();
     }
 }

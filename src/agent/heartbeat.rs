@@ -12,7 +12,7 @@ pub(super) async fn send_heartbeats(inner: Arc<AgentShared>) {
     let interval = inner.config.heartbeat_timeout / 2;
     loop {
         tokio::time::sleep(interval).await;
-        let heard = inner.retry(|| async {
+        let heard = inner.retry_while_service_unreachable(|| async {
             // A silent service counts as unreachable: another call may succeed.
             inner.service.heartbeat(interval).await.map_err(|error| match error {
                 AgentError::TimedOut { call, limit } => AgentError::Unreachable {
@@ -24,7 +24,7 @@ pub(super) async fn send_heartbeats(inner: Arc<AgentShared>) {
             })
         });
         if let Err(error) = heard.await {
-            return inner.end(error);
+            return inner.end_incarnation(error);
         }
     }
 }
@@ -32,7 +32,7 @@ pub(super) async fn send_heartbeats(inner: Arc<AgentShared>) {
 /// Holds the error poll.
 pub(super) async fn poll_for_service_error(inner: Arc<AgentShared>) {
     // If the poll is answered for good, errors arrive with heartbeats and with the watch.
-    if let Err(error) = inner.retry(|| inner.service.poll_for_error()).await {
-        inner.end(error);
+    if let Err(error) = inner.retry_while_service_unreachable(|| inner.service.poll_for_error()).await {
+        inner.end_incarnation(error);
     }
 }

@@ -13,7 +13,7 @@ use super::engine_host::EngineHost;
 use super::shared::AgentShared;
 use super::task_states::ReportedTaskState;
 use super::{
-    Agent, AgentConfig, AgentError, channel, heartbeat, preemption, published_engine, roster, topology,
+    Agent, AgentConfig, AgentError, channel, engine_record, heartbeat, preemption, roster, topology,
     transfer_reports,
 };
 use crate::clock;
@@ -31,7 +31,7 @@ impl Agent {
     /// If the settings are wrong, the engine cannot start, the service refuses the task, or the time is over.
     pub async fn join(config: AgentConfig) -> Result<Self, AgentError> {
         config.check()?;
-        let (channel, port) = channel::service_channel(&config)?;
+        let (channel, port) = channel::create_service_channel(&config)?;
         let incarnation = new_incarnation();
         let here = MemberId::of_own_job(TaskId(config.task), incarnation);
         let devices = config.device_ids();
@@ -91,7 +91,9 @@ async fn publish_engine_and_devices(
     host: &EngineHost,
 ) -> Result<(), AgentError> {
     let (config, limit) = (&host.config, host.config.call_limit);
-    service.insert(&published_engine::store_key(host.here()), host.encoded_record()?, true, limit).await?;
+    service
+        .insert(&engine_record::store_key(host.here()), host.encoded_engine_record()?, true, limit)
+        .await?;
     if let Some(identity) = &config.identity {
         service
             .insert(&ProcessIdentity::store_key(config.task), identity.to_store_value(), true, limit)
@@ -100,7 +102,7 @@ async fn publish_engine_and_devices(
     let key = topology::store_key(config.task);
     let devices = topology::encode(config, &host.engine.address().host);
     match service.insert(&key, devices.clone(), false, limit).await {
-        Err(error) if error.code() == Some(tonic::Code::AlreadyExists) => {
+        Err(error) if error.grpc_code() == Some(tonic::Code::AlreadyExists) => {
             let before = service.try_get(&key, limit).await?.unwrap_or_default();
             if !topology::have_same_devices(&before, &devices) {
                 return Err(AgentError::DevicesChanged { task: config.task, key });

@@ -12,10 +12,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::task::{AbortHandle, JoinSet};
 
+use super::engine_record;
 use super::error::AgentError;
-use super::published_engine;
 use super::task_states::ReportedTaskState;
-use crate::test_pattern::hash;
+use crate::test_pattern::hash_numbers;
 use crate::transfer::{Incarnation, MemberId, MemberInfo, Membership, PeerJob, TaskId};
 
 /// The calls by which a roster is kept: those of a task that has registered, of a process that has not, or of a task of
@@ -28,7 +28,10 @@ pub(super) trait RosterSource: Send + Sync + 'static {
     ) -> impl Future<Output = Result<(Vec<ReportedTaskState>, i64), AgentError>> + Send;
 
     /// Returns the engine record of a member, once it is published, if it is not longer than a record may be.
-    fn engine_record(&self, member: MemberId) -> impl Future<Output = Result<Bytes, AgentError>> + Send;
+    fn wait_for_engine_record(
+        &self,
+        member: MemberId,
+    ) -> impl Future<Output = Result<Bytes, AgentError>> + Send;
 }
 
 /// The live tasks at one moment.
@@ -55,7 +58,7 @@ impl ClusterRoster {
 pub(crate) fn hash_members(members: &[MemberId]) -> u64 {
     let parts: Vec<u64> =
         members.iter().flat_map(|member| [u64::from(member.task.0), member.incarnation.get()]).collect();
-    hash(&parts)
+    hash_numbers(&parts)
 }
 
 /// One live incarnation of another task, with its engine record.
@@ -140,12 +143,12 @@ impl<R: RosterSource> LiveEngines<R> {
 async fn fetch_engine_record<R: RosterSource>(job: Arc<R>, member: MemberId) -> FetchedRecord {
     let mut pause = Duration::from_millis(50);
     loop {
-        match job.engine_record(member).await {
+        match job.wait_for_engine_record(member).await {
             Ok(value) => {
-                return (member, published_engine::decode(member, &value).map_err(|error| error.to_string()));
+                return (member, engine_record::decode(member, &value).map_err(|error| error.to_string()));
             }
-            Err(error) if error.code() == Some(tonic::Code::OutOfRange) => {
-                return (member, Err(published_engine::EngineRecordError::TooLong.to_string()));
+            Err(error) if error.grpc_code() == Some(tonic::Code::OutOfRange) => {
+                return (member, Err(engine_record::EngineRecordError::TooLong.to_string()));
             }
             Err(error) => tracing::debug!(%member, %error, "its engine is asked for again"),
         }

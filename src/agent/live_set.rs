@@ -33,7 +33,7 @@ pub(super) async fn agree_on_live_set(
     let all: Vec<u32> = (0..inner.tasks).collect();
     let mut marked = false;
     let answer = {
-        let asking = inner.retry(|| inner.service.request_live_set(&all, None));
+        let asking = inner.retry_while_service_unreachable(|| inner.service.request_live_set(&all, None));
         let waiting = async {
             tokio::time::sleep(MARK_DELAY).await;
             marked = true;

@@ -6,17 +6,17 @@ use std::sync::atomic::Ordering;
 
 use super::report_state;
 use super::shared::AgentShared;
-use crate::telemetry::metrics::ScrapeSamples;
+use crate::telemetry::metrics::ScrapeOutput;
 use crate::telemetry::metrics::catalogue::{self as metric, CATALOGUE, WORKER};
 use crate::transfer::{LaunchStage, TransportKind, registered_bytes};
 
 /// Writes all metrics of the worker.
 pub(super) fn render_metrics(inner: &AgentShared) -> String {
-    let (engine, mut page) = (&inner.engine, ScrapeSamples::default());
+    let (engine, mut page) = (&inner.engine, ScrapeOutput::default());
     let here = engine.here();
     let (task, incarnation) = (here.task.to_string(), format!("{:016x}", here.incarnation.get()));
     page.add_integer_sample(&metric::ENGINE_INFO, &[env!("CARGO_PKG_VERSION"), &task, &incarnation], 1);
-    let clock = report_state::with_report_state(&inner.report_state, |tally| tally.clock_offset());
+    let clock = report_state::with_locked_report_state(&inner.report_state, |tally| tally.clock_offset());
     for pair in report_state::bytes_by_peer_and_transport(engine) {
         let peer = match pair.peer_job.as_str() {
             "" => pair.peer.to_string(),

@@ -13,11 +13,11 @@
 //! | `attachment.rs` | a transfer engine for a task that another client of this process has registered |
 //! | `engine_host.rs` | the transfer engine of an agent or an attachment, with its roster, its reports and its end |
 //! | `channel.rs`, `coordination_client.rs` | the gRPC channel, and the calls of the protocol |
-//! | `task_states.rs`, `live_engines.rs` | the task states; the connected tasks with the engine records that each worker publishes (`published_engine.rs`) |
+//! | `task_states.rs`, `live_engines.rs` | the task states; the connected tasks with the engine records that each worker publishes (`engine_record.rs`) |
 //! | `roster.rs` | turns the task states into the engine's membership |
 //! | `peer_jobs.rs`, `followed_jobs.rs` | the tasks of other jobs that the program names as peers of its transfers |
 //! | `waiting_launches.rs` | launches that wait until the engines of their peers are members |
-//! | `presence.rs` | which tasks have registered, for a process that has not |
+//! | `unregistered_access.rs` | which tasks have registered, for a process that has not |
 //! | `task_claim.rs` | asks the service which task this process is |
 //! | `retry.rs` | repeats calls while the service is unreachable |
 //! | `live_set.rs` | the live set, and which tasks have not called |
@@ -51,6 +51,7 @@ pub mod cluster_env;
 mod config;
 mod coordination_client;
 mod engine_host;
+mod engine_record;
 mod error;
 mod followed_jobs;
 mod heartbeat;
@@ -60,8 +61,6 @@ mod live_set;
 mod metrics;
 mod peer_jobs;
 mod preemption;
-mod presence;
-mod published_engine;
 mod report_state;
 mod retry;
 mod roster;
@@ -71,6 +70,7 @@ mod task_states;
 mod topology;
 mod transfer_access;
 mod transfer_reports;
+mod unregistered_access;
 mod waiting_launches;
 
 use std::future::Future;
@@ -84,13 +84,15 @@ use tokio::task::JoinSet;
 use tonic::transport::Channel;
 
 pub use attachment::AttachedEngine;
-pub use config::{AgentConfig, AgentTlsFiles, DEVICES_MAX, device_id_of};
+pub use config::{AgentConfig, AgentTlsFiles, DEVICES_MAX, device_id_of_task};
 pub use engine_host::EngineHost;
+pub use engine_record::EngineRecordError;
 pub use error::AgentError;
 pub use live_engines::ClusterRoster;
-pub use presence::{JobObserver, TaskPresence, admission_refusal, list_task_presences};
-pub use published_engine::EngineRecordError;
 pub use transfer_access::{TransferAccess, check_credentials_if_exposed};
+pub use unregistered_access::{
+    TaskPresence, UnregisteredJobClient, list_task_presences, query_admission_refusal,
+};
 pub use waiting_launches::PendingLaunch;
 
 pub(crate) use live_engines::hash_members;
@@ -118,7 +120,7 @@ impl std::fmt::Debug for Agent {
 
 impl Drop for Agent {
     fn drop(&mut self) {
-        self.inner.host.stop();
+        self.inner.host.stop_peer_jobs_and_launches();
     }
 }
 
@@ -239,7 +241,7 @@ impl Agent {
     pub async fn cancel_barrier(&self, id: &str) -> Result<bool, AgentError> {
         let counter = lock(&self.inner.counters).get(id).copied().unwrap_or(-1) + 1;
         let limit = self.inner.config.call_limit;
-        self.retry(|| self.inner.service.cancel_barrier(id, counter, limit)).await
+        self.retry_while_service_unreachable(|| self.inner.service.cancel_barrier(id, counter, limit)).await
     }
 
     /// Drops the counter of a barrier that is not used again.
@@ -277,7 +279,7 @@ impl Agent {
         let (limit, value) = (self.inner.config.call_limit, value.into());
         let inserting = || self.inner.service.insert(key, value.clone(), overwrite, limit);
         if overwrite {
-            return self.retry(inserting).await;
+            return self.retry_while_service_unreachable(inserting).await;
         }
         // It is not repeated, because a second attempt might find the key that the first one wrote.
         self.run_until_agent_ends(inserting()).await
@@ -288,7 +290,7 @@ impl Agent {
     /// # Errors
     /// If it has none within `limit`.
     pub async fn get(&self, key: &str, limit: Duration) -> Result<Bytes, AgentError> {
-        self.retry(|| self.inner.service.get(key, Some(limit))).await
+        self.retry_while_service_unreachable(|| self.inner.service.get(key, Some(limit))).await
     }
 
     /// Returns the value of a key, if it has one.
@@ -296,7 +298,8 @@ impl Agent {
     /// # Errors
     /// If the service does not answer.
     pub async fn try_get(&self, key: &str) -> Result<Option<Bytes>, AgentError> {
-        self.retry(|| self.inner.service.try_get(key, self.inner.config.call_limit)).await
+        self.retry_while_service_unreachable(|| self.inner.service.try_get(key, self.inner.config.call_limit))
+            .await
     }
 
     /// Returns the entries of a directory, by key.
@@ -304,7 +307,10 @@ impl Agent {
     /// # Errors
     /// If the service does not answer.
     pub async fn list(&self, directory: &str) -> Result<Vec<(String, Bytes)>, AgentError> {
-        self.retry(|| self.inner.service.list(directory, self.inner.config.call_limit)).await
+        self.retry_while_service_unreachable(|| {
+            self.inner.service.list(directory, self.inner.config.call_limit)
+        })
+        .await
     }
 
     /// Deletes a key and everything below it.
@@ -312,7 +318,8 @@ impl Agent {
     /// # Errors
     /// If the service does not answer.
     pub async fn delete(&self, key: &str) -> Result<(), AgentError> {
-        self.retry(|| self.inner.service.delete(key, self.inner.config.call_limit)).await
+        self.retry_while_service_unreachable(|| self.inner.service.delete(key, self.inner.config.call_limit))
+            .await
     }
 
     /// Returns a function that writes the worker's metrics in Prometheus's text format; `muster metrics list
@@ -349,7 +356,10 @@ impl Agent {
     /// earlier ones.
     async fn is_connected(&self) -> Result<bool, AgentError> {
         let (here, limit) = (self.here(), self.inner.config.call_limit);
-        let (states, _) = self.inner.retry(|| self.inner.service.watch_task_states(-1, Some(limit))).await?;
+        let (states, _) = self
+            .inner
+            .retry_while_service_unreachable(|| self.inner.service.watch_task_states(-1, Some(limit)))
+            .await?;
         let own = states.iter().find(|state| state.task == here.task.0);
         Ok(own.is_some_and(|own| own.connected && own.incarnation == here.incarnation.get()))
     }
@@ -374,11 +384,11 @@ impl Agent {
     }
 
     /// Repeats a call while the service is unreachable, unless this incarnation has ended.
-    async fn retry<T, F>(&self, ask: impl FnMut() -> F) -> Result<T, AgentError>
+    async fn retry_while_service_unreachable<T, F>(&self, ask: impl FnMut() -> F) -> Result<T, AgentError>
     where
         F: Future<Output = Result<T, AgentError>>,
     {
-        self.run_until_agent_ends(self.inner.retry(ask)).await
+        self.run_until_agent_ends(self.inner.retry_while_service_unreachable(ask)).await
     }
 
     async fn run_until_agent_ends<T>(

@@ -22,10 +22,10 @@ use tonic::Code;
 
 use super::coordination_client::CoordinationClient;
 use super::engine_host::EngineHost;
+use super::engine_record;
 use super::error::AgentError;
 use super::followed_jobs::{FollowedJob, PeerJobState};
 use super::live_engines::{ClusterRoster, LiveEngines, RosterSource};
-use super::published_engine;
 use super::task_states::{ReportedTaskState, connected_incarnations};
 use crate::transfer::{MemberId, PeerJob, PeerJobAccess, PeerTask, TaskId};
 
@@ -43,8 +43,8 @@ impl RosterSource for PeerJobReader {
         self.service.watch_peer_tasks(self.job, version).await
     }
 
-    async fn engine_record(&self, member: MemberId) -> Result<Bytes, AgentError> {
-        self.service.peer_engine_record(self.job, member).await
+    async fn wait_for_engine_record(&self, member: MemberId) -> Result<Bytes, AgentError> {
+        self.service.wait_for_peer_engine_record(self.job, member).await
     }
 }
 
@@ -70,8 +70,8 @@ impl EngineHost {
                 self.wait_for_engines(&tasks.into_iter().collect::<Vec<_>>(), left).await?;
                 continue;
             }
-            let mut known = follow(self, job, &tasks);
-            let settled = known.wait_for(|known| is_settled(known, &tasks));
+            let mut known = follow_tasks_of_job(self, job, &tasks);
+            let settled = known.wait_for(|known| is_usability_known(known, &tasks));
             tokio::select! {
                 // An engine that has ended has no peers, whatever it still knows of them.
                 biased;
@@ -86,7 +86,11 @@ impl EngineHost {
 }
 
 /// Follows a job, if it is not followed yet, and wants these tasks of it.
-fn follow(host: &Arc<EngineHost>, job: PeerJob, tasks: &BTreeSet<TaskId>) -> watch::Receiver<PeerJobState> {
+fn follow_tasks_of_job(
+    host: &Arc<EngineHost>,
+    job: PeerJob,
+    tasks: &BTreeSet<TaskId>,
+) -> watch::Receiver<PeerJobState> {
     let mut followed = host.peer_jobs.followed.lock().unwrap_or_else(PoisonError::into_inner);
     while followed.tasks.try_join_next().is_some() {}
     if let Some(of_job) = followed.jobs.get(&job).filter(|of_job| !of_job.wanted.is_closed()) {
@@ -108,7 +112,7 @@ fn follow(host: &Arc<EngineHost>, job: PeerJob, tasks: &BTreeSet<TaskId>) -> wat
 }
 
 /// Returns whether it is known of all tasks whether their engines can be used.
-fn is_settled(known: &PeerJobState, tasks: &BTreeSet<TaskId>) -> bool {
+fn is_usability_known(known: &PeerJobState, tasks: &BTreeSet<TaskId>) -> bool {
     match known {
         PeerJobState::Nothing => false,
         PeerJobState::Refused(_) => true,
@@ -154,16 +158,16 @@ async fn follow_peer_job(
 ) {
     let reader = Arc::new(reader);
     let mut engines = LiveEngines::new(Arc::clone(&reader), job);
-    let mut watching = Box::pin(watch_states(Arc::clone(&reader), -1));
+    let mut watching = Box::pin(watch_states_with_retry(Arc::clone(&reader), -1));
     loop {
         tokio::select! {
             answer = &mut watching => match answer {
                 Ok((states, version)) => {
                     engines.set_live_incarnations(&connected_incarnations(&states));
-                    watching = Box::pin(watch_states(Arc::clone(&reader), version));
+                    watching = Box::pin(watch_states_with_retry(Arc::clone(&reader), version));
                 }
                 Err(error) => {
-                    let refused = refusal_error(job, error);
+                    let refused = job_refusal_error(job, error);
                     if let Some(host) = host.upgrade() {
                         host.set_peer_job_members(job, PeerJobAccess::Refused(refused.to_string()));
                     }
@@ -186,13 +190,13 @@ async fn follow_peer_job(
 
 /// Returns the next states, however long that takes. A call that fails is repeated, and asks for the present states, unless
 /// the service refuses the job.
-async fn watch_states(
+async fn watch_states_with_retry(
     reader: Arc<PeerJobReader>,
     mut version: i64,
 ) -> Result<(Vec<ReportedTaskState>, i64), AgentError> {
     loop {
         match reader.watch_states(version).await {
-            Err(error) if !is_refusal(&error) => {
+            Err(error) if !is_lasting_refusal(&error) => {
                 tracing::debug!(%error, job = reader.job, "its tasks are asked about again");
                 version = -1;
                 tokio::time::sleep(RETRY_PAUSE).await;
@@ -203,14 +207,14 @@ async fn watch_states(
 }
 
 /// Returns whether the same call would be refused again.
-fn is_refusal(error: &AgentError) -> bool {
+fn is_lasting_refusal(error: &AgentError) -> bool {
     const REFUSALS: [Code; 4] =
         [Code::PermissionDenied, Code::NotFound, Code::InvalidArgument, Code::Unimplemented];
-    error.code().is_some_and(|code| REFUSALS.contains(&code))
+    error.grpc_code().is_some_and(|grpc_code| REFUSALS.contains(&grpc_code))
 }
 
 /// Returns the error of a program that has named a job which the service refuses.
-fn refusal_error(job: PeerJob, error: AgentError) -> AgentError {
+fn job_refusal_error(job: PeerJob, error: AgentError) -> AgentError {
     match error {
         AgentError::Refused { code: Code::PermissionDenied, message, .. } => {
             AgentError::PeerJobRefused { job, why: message }
@@ -233,7 +237,7 @@ fn publish_peer_roster(
     let mut roster = ClusterRoster::default();
     engines.add_to_roster(&mut roster);
     let peers = roster.membership.peers.iter_mut().map(|(task, peer)| (task.0, peer));
-    for task in published_engine::remove_duplicate_devices(peers) {
+    for task in engine_record::remove_duplicate_devices(peers) {
         tracing::warn!(task, %job, "it claims devices of other tasks; they stay with those");
     }
     host.set_peer_job_members(job, PeerJobAccess::Allowed(roster.membership.peers.clone()));

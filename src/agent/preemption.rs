@@ -45,7 +45,7 @@ pub(super) async fn watch_preemption_notice(inner: Arc<AgentShared>) {
         match inner.service.get_with_max_size(NOTICE, NOTICE_MAX).await {
             Ok(notice) => break String::from_utf8_lossy(&notice).into_owned(),
             // The notice exists, though it is too long to read.
-            Err(error) if error.code() == Some(Code::OutOfRange) => {
+            Err(error) if error.grpc_code() == Some(Code::OutOfRange) => {
                 break format!("a text of more than {NOTICE_MAX} bytes");
             }
             Err(error) => {
@@ -85,11 +85,11 @@ async fn agree_on_step(inner: &AgentShared, step: u64) -> Result<u64, AgentError
         }
     };
     let steps = inner.service.list(STEP_KEY_PREFIX, limit).await?;
-    Ok(highest_step(&steps, &members, inner.tasks).unwrap_or(step).saturating_add(1))
+    Ok(highest_step_of_members(&steps, &members, inner.tasks).unwrap_or(step).saturating_add(1))
 }
 
 /// Returns the highest step that the members have written. Steps of lost tasks do not count.
-fn highest_step(steps: &[(String, Bytes)], members: &[MemberId], tasks: u32) -> Option<u64> {
+fn highest_step_of_members(steps: &[(String, Bytes)], members: &[MemberId], tasks: u32) -> Option<u64> {
     let all = members.len() == tasks as usize;
     let read = |(key, value): &(String, Bytes)| {
         // The service reads the keys in the same way: `…/1`, or `…/task:1` of older JAX.
@@ -185,7 +185,7 @@ pub(super) async fn publish_preemption_notice(inner: &AgentShared) -> Result<(),
     // JAX reads the time in this form: RFC 3339 with a numeric offset.
     let now = Clock::start().now().to_string().replace('Z', "+00:00");
     match inner.service.insert(NOTICE, now, false, inner.config.call_limit).await {
-        Err(error) if error.code() == Some(Code::AlreadyExists) => Ok(()),
+        Err(error) if error.grpc_code() == Some(Code::AlreadyExists) => Ok(()),
         done => done,
     }
 }
@@ -204,9 +204,9 @@ mod tests {
             let member = |task: &u32| MemberId::of_own_job(TaskId(*task), Incarnation::new(1).unwrap());
             tasks.iter().map(member).collect()
         };
-        assert_eq!(highest_step(&steps, &members(&[0, 1, 2, 3]), 4), Some(9));
-        assert_eq!(highest_step(&steps, &members(&[0, 1, 3]), 4), Some(7));
-        assert_eq!(highest_step(&steps, &members(&[0]), 4), Some(4));
-        assert_eq!(highest_step(&steps, &members(&[3]), 4), None);
+        assert_eq!(highest_step_of_members(&steps, &members(&[0, 1, 2, 3]), 4), Some(9));
+        assert_eq!(highest_step_of_members(&steps, &members(&[0, 1, 3]), 4), Some(7));
+        assert_eq!(highest_step_of_members(&steps, &members(&[0]), 4), Some(4));
+        assert_eq!(highest_step_of_members(&steps, &members(&[3]), 4), None);
     }
 }

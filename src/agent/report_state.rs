@@ -60,7 +60,7 @@ pub(super) fn bytes_by_peer_and_transport(engine: &TransferEngine) -> Vec<pb::Pa
 impl ReportState {
     /// Returns the offset of this host's clock from the service's.
     pub fn clock_offset(&self) -> Option<pb::ClockReading> {
-        self.clock.best()
+        self.clock.shortest_round_trip_sample()
     }
 
     /// Adds failures to report; the newest are kept.
@@ -84,7 +84,7 @@ impl ReportState {
         let counts = engine.counts();
         self.sequence += 1;
         let launch_metrics = engine.launch_metrics();
-        self.add_failures(launch_metrics.take_failures());
+        self.add_failures(launch_metrics.take_recent_failures());
         let failures = self.failures.iter().map(|failed| pb::Failure {
             at: failed.at_us,
             peer: failed.peer.task.0,
@@ -133,11 +133,14 @@ impl ReportState {
                 registered_bytes: registered_bytes(),
             }),
             failures,
-            clock: self.clock.best(),
+            clock: self.clock.shortest_round_trip_sample(),
         }
     }
 }
 
-pub(super) fn with_report_state<R>(tally: &Mutex<ReportState>, act: impl FnOnce(&mut ReportState) -> R) -> R {
+pub(super) fn with_locked_report_state<R>(
+    tally: &Mutex<ReportState>,
+    act: impl FnOnce(&mut ReportState) -> R,
+) -> R {
     act(&mut tally.lock().unwrap_or_else(PoisonError::into_inner))
 }

@@ -8,9 +8,9 @@
 use std::sync::Arc;
 
 use super::engine_host::EngineHost;
+use super::engine_record;
 use super::error::AgentError;
 use super::live_engines::{ClusterRoster, LiveEngines, RosterSource};
-use super::published_engine;
 use super::task_states::{ReportedTaskState, check_current_incarnation, connected_incarnations};
 use crate::transfer::PeerJob;
 
@@ -35,7 +35,7 @@ pub(super) async fn follow_task_states<R: RosterSource>(
                     }
                     watching = Box::pin(watch_with_retry(Arc::clone(&host), Arc::clone(&job), version));
                 }
-                Err(error) => return host.end(error),
+                Err(error) => return host.end_incarnation(error),
             },
             Some(()) = engines.store_next_record() => publish_roster(&host, &engines),
         }
@@ -48,7 +48,7 @@ async fn watch_with_retry<R: RosterSource>(
     job: Arc<R>,
     version: i64,
 ) -> Result<(Vec<ReportedTaskState>, i64), AgentError> {
-    host.retry(|| job.watch_states(version)).await
+    host.retry_while_service_unreachable(|| job.watch_states(version)).await
 }
 
 /// Applies new states; returns whether this incarnation is still live.
@@ -62,7 +62,7 @@ fn apply_task_states<R: RosterSource>(
         && let Err(ended) = check_current_incarnation(own, here.incarnation)
         && !host.is_leaving()
     {
-        host.end(ended);
+        host.end_incarnation(ended);
         return false;
     }
     let mut now = connected_incarnations(states);
@@ -84,7 +84,7 @@ fn publish_roster<R: RosterSource>(host: &EngineHost, engines: &LiveEngines<R>) 
     let own = roster.membership.peers.remove(&here.task);
     let mut own = own.map(|peer| (here.task.0, peer));
     let others = roster.membership.peers.iter_mut().map(|(task, peer)| (task.0, peer));
-    let greedy = published_engine::remove_duplicate_devices(
+    let greedy = engine_record::remove_duplicate_devices(
         own.iter_mut().map(|(task, peer)| (*task, peer)).chain(others),
     );
     if let Some((_, peer)) = own {

@@ -51,7 +51,7 @@ pub async fn claim_task(
     limit: Duration,
 ) -> Result<GrantedTask, AgentError> {
     config.check()?;
-    let (channel, port) = channel::service_channel(config)?;
+    let (channel, port) = channel::create_service_channel(config)?;
     let mut client = HostsClient::new(channel);
     let claim = pb::TaskClaim { host: identity.host().to_owned(), local: identity.local(), claimant };
     let until = clock::monotonic() + limit;
@@ -86,7 +86,7 @@ pub async fn claim_task(
 }
 
 /// Returns the error of a failed claim.
-fn claim_error(service: &str, port: &channel::PortProbe, status: &Status) -> AgentError {
+fn claim_error(service: &str, port: &channel::DetectedPortProtocol, status: &Status) -> AgentError {
     const CALL: &str = "claim of a task id";
     let message = crate::text::escape_to_one_line(status.message()).into_owned();
     match status.code() {

@@ -1,7 +1,7 @@
 //! Decides which processes may connect to a task's transfer engine: those that have the shared secret, those that
 //! have a certificate, or all.
 //!
-//! The engine opens the sockets. Begin at [`TransferAccess::apply`].
+//! The engine opens the sockets. Begin at [`TransferAccess::apply_to_config`].
 
 use std::fs::File;
 use std::io::Read as _;
@@ -32,7 +32,7 @@ impl TransferAccess {
     ///
     /// # Errors
     /// If the secret cannot be read, or other hosts could reach the engine and nothing would ask who they are.
-    pub fn apply(self, config: &mut AgentConfig) -> Result<(), AgentError> {
+    pub fn apply_to_config(self, config: &mut AgentConfig) -> Result<(), AgentError> {
         config.token = self.token_file.as_deref().map(read_secret).transpose()?;
         config.transfer_tls = self.certificates;
         check_credentials_if_exposed(config, self.is_insecure)

@@ -10,7 +10,7 @@ use tonic::Code;
 use tonic::transport::Channel;
 
 use super::engine_host::EngineHost;
-use super::report_state::with_report_state;
+use super::report_state::with_locked_report_state;
 use crate::clock;
 use crate::coordination::Timestamp;
 use crate::proto::muster::v1::transfers_client::TransfersClient;
@@ -46,7 +46,7 @@ pub(super) async fn send_final_report(host: &EngineHost, channel: &Channel) {
 
 /// Reports once; returns the pause before the next report.
 async fn send_report(host: &EngineHost, channel: Channel) -> Duration {
-    let (report, told) = with_report_state(&host.report_state, |tally| {
+    let (report, told) = with_locked_report_state(&host.report_state, |tally| {
         let report = tally.next_report(&host.engine);
         (report, tally.confirmed + tally.failures.len() as u64)
     });
@@ -55,7 +55,7 @@ async fn send_report(host: &EngineHost, channel: Channel) -> Duration {
     let why = match tokio::time::timeout(CALL_TIMEOUT, client.report(report)).await {
         Ok(Ok(answer)) => {
             let (answer, took) = (answer.into_inner(), began.elapsed());
-            with_report_state(&host.report_state, |tally| {
+            with_locked_report_state(&host.report_state, |tally| {
                 tally.remove_confirmed_failures(told);
                 // A service that does not state its time sends 0.
                 if answer.now_us > 0 {

@@ -118,7 +118,7 @@ impl EngineHost {
         options: LaunchOptions,
         channel: impl FnOnce(&Membership) -> u32 + Send + 'static,
     ) -> Result<PendingLaunch, AgentError> {
-        if let Some(error) = self.end_reason() {
+        if let Some(error) = self.incarnation_end_reason() {
             return Err(error);
         }
         let own = self.here().peer_task();

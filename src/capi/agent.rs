@@ -1,6 +1,6 @@
 //! The functions of the C library for a task: those that call the service, and those that end the task.
 //!
-//! They translate between C and Rust; `muster::agent` has the rules. Begin at [`AgentObject::call`].
+//! They translate between C and Rust; `muster::agent` has the rules. Begin at [`AgentObject::call_until_freed`].
 
 use std::ffi::c_char;
 use std::future::Future;
@@ -10,10 +10,10 @@ use muster::agent::{Agent, AgentError, ClusterRoster};
 use muster::transfer::{Incarnation, MemberId, TaskId, TransferEngine};
 use tokio::sync::watch;
 
-use super::boundary::{Output, call, read_array, read_text};
+use super::boundary::{OutputPointer, read_array, read_text, run_interface_function};
 use super::handles::{self, OpaqueHandle};
+use super::returned_values::{MusterBytes, MusterEntries, MusterMember, MusterMembers};
 use super::status::{CallError, MusterStatus};
-use super::values::{MusterBytes, MusterEntries, MusterMember, MusterMembers};
 use super::wait::{self, MusterCancellation, WaitLimits, timeout_error};
 
 /// One incarnation of a task. `muster_join` makes one.
@@ -66,12 +66,12 @@ impl AgentObject {
         })
     }
 
-    fn take(&self) -> Option<Arc<Agent>> {
+    fn take_agent(&self) -> Option<Arc<Agent>> {
         self.agent.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// Runs a call of the agent, until the handle is freed.
-    pub fn call<T, E, F>(
+    pub fn call_until_freed<T, E, F>(
         self: &Arc<Self>,
         limits: WaitLimits,
         work: impl FnOnce(Arc<Agent>) -> F,
@@ -100,7 +100,7 @@ impl AgentObject {
 impl Drop for AgentObject {
     /// Ends an agent that was not freed, when the last call of it returns.
     fn drop(&mut self) {
-        if let Some(agent) = self.take() {
+        if let Some(agent) = self.take_agent() {
             let _unless_forked = wait::spawn(shut_down_agent(agent));
         }
     }
@@ -127,11 +127,11 @@ fn connected_members(roster: &ClusterRoster) -> Vec<MemberId> {
 /// until its release callback is called.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn muster_agent_free(agent: *mut MusterAgent) -> MusterStatus {
-    call(|| {
+    run_interface_function(|| {
         wait::check_not_in_callback()?;
         let Some(object) = handles::remove(agent)? else { return Ok(()) };
         object.freed.send_replace(true);
-        match object.take() {
+        match object.take_agent() {
             None => Ok(()),
             Some(agent) => wait::spawn_and_wait(async move { shut_down_agent(agent).await }),
         }
@@ -144,8 +144,8 @@ pub unsafe extern "C" fn muster_agent_identity(
     agent: *const MusterAgent,
     identity: *mut MusterIdentity,
 ) -> MusterStatus {
-    call(|| {
-        let place = Output::new("identity", identity)?;
+    run_interface_function(|| {
+        let place = OutputPointer::new("identity", identity)?;
         place.set(handles::get(agent)?.identity);
         Ok(())
     })
@@ -159,10 +159,10 @@ pub unsafe extern "C" fn muster_wait_for_end(
     timeout_ms: i64,
     cancellation: *const MusterCancellation,
 ) -> MusterStatus {
-    call(|| {
+    run_interface_function(|| {
         let limits = WaitLimits::new(timeout_ms, cancellation)?;
         let time = limits.timeout;
-        handles::get(agent)?.call(limits, move |agent| async move {
+        handles::get(agent)?.call_until_freed(limits, move |agent| async move {
             let over = tokio::time::timeout(time, agent.wait_for_end()).await;
             Err::<(), _>(over.map_or_else(|_| timeout_error(time), CallError::from))
         })
@@ -181,15 +181,16 @@ pub unsafe extern "C" fn muster_barrier(
     cancellation: *const MusterCancellation,
     instance: *mut i64,
 ) -> MusterStatus {
-    call(|| {
-        let place = Output::optional("instance", instance)?;
+    run_interface_function(|| {
+        let place = OutputPointer::optional("instance", instance)?;
         // SAFETY: the caller passes a text, and an array of this length.
         let (name, members) =
             unsafe { (read_text("name", name)?.to_owned(), read_array("tasks", tasks, tasks_len)?.to_vec()) };
         let limits = WaitLimits::new(timeout_ms, cancellation)?;
         let time = limits.timeout;
-        let counter = handles::get(agent)?
-            .call(limits, move |agent| async move { agent.barrier(&name, &members, time).await })?;
+        let counter = handles::get(agent)?.call_until_freed(limits, move |agent| async move {
+            agent.barrier(&name, &members, time).await
+        })?;
         if let Some(place) = place {
             place.set(counter);
         }
@@ -206,12 +207,12 @@ pub unsafe extern "C" fn muster_live_set(
     cancellation: *const MusterCancellation,
     members: *mut MusterMembers,
 ) -> MusterStatus {
-    call(|| {
-        let place = Output::new("members", members)?;
+    run_interface_function(|| {
+        let place = OutputPointer::new("members", members)?;
         let limits = WaitLimits::new(timeout_ms, cancellation)?;
         let time = limits.timeout;
-        let found =
-            handles::get(agent)?.call(limits, move |agent| async move { agent.live_set(time).await })?;
+        let found = handles::get(agent)?
+            .call_until_freed(limits, move |agent| async move { agent.live_set(time).await })?;
         place.set(MusterMembers::copy(&found)?);
         Ok(())
     })
@@ -229,13 +230,13 @@ pub unsafe extern "C" fn muster_put(
     timeout_ms: i64,
     cancellation: *const MusterCancellation,
 ) -> MusterStatus {
-    call(|| {
+    run_interface_function(|| {
         // SAFETY: the caller passes a text, and an array of this length.
         let (key, value) =
             unsafe { (read_text("key", key)?.to_owned(), read_array("value", value, value_len)?.to_vec()) };
         let limits = WaitLimits::new(timeout_ms, cancellation)?;
         handles::get(agent)?
-            .call(limits, move |agent| async move { agent.insert(&key, value, overwrite).await })
+            .call_until_freed(limits, move |agent| async move { agent.insert(&key, value, overwrite).await })
     })
 }
 
@@ -248,14 +249,14 @@ pub unsafe extern "C" fn muster_get(
     cancellation: *const MusterCancellation,
     value: *mut MusterBytes,
 ) -> MusterStatus {
-    call(|| {
-        let place = Output::new("value", value)?;
+    run_interface_function(|| {
+        let place = OutputPointer::new("value", value)?;
         // SAFETY: the caller passes a text.
         let key = unsafe { read_text("key", key) }?.to_owned();
         let limits = WaitLimits::new(timeout_ms, cancellation)?;
         let time = limits.timeout;
-        let found =
-            handles::get(agent)?.call(limits, move |agent| async move { agent.get(&key, time).await })?;
+        let found = handles::get(agent)?
+            .call_until_freed(limits, move |agent| async move { agent.get(&key, time).await })?;
         place.set(MusterBytes::copy(&found)?);
         Ok(())
     })
@@ -270,13 +271,13 @@ pub unsafe extern "C" fn muster_try_get(
     cancellation: *const MusterCancellation,
     value: *mut MusterBytes,
 ) -> MusterStatus {
-    call(|| {
-        let place = Output::new("value", value)?;
+    run_interface_function(|| {
+        let place = OutputPointer::new("value", value)?;
         // SAFETY: the caller passes a text.
         let key = unsafe { read_text("key", key) }?.to_owned();
         let limits = WaitLimits::new(timeout_ms, cancellation)?;
-        let found =
-            handles::get(agent)?.call(limits, move |agent| async move { agent.try_get(&key).await })?;
+        let found = handles::get(agent)?
+            .call_until_freed(limits, move |agent| async move { agent.try_get(&key).await })?;
         place.set(found.map_or(Ok(MusterBytes::none()), |value| MusterBytes::copy(&value))?);
         Ok(())
     })
@@ -291,13 +292,13 @@ pub unsafe extern "C" fn muster_list(
     cancellation: *const MusterCancellation,
     entries: *mut MusterEntries,
 ) -> MusterStatus {
-    call(|| {
-        let place = Output::new("entries", entries)?;
+    run_interface_function(|| {
+        let place = OutputPointer::new("entries", entries)?;
         // SAFETY: the caller passes a text.
         let directory = unsafe { read_text("directory", directory) }?.to_owned();
         let limits = WaitLimits::new(timeout_ms, cancellation)?;
-        let found =
-            handles::get(agent)?.call(limits, move |agent| async move { agent.list(&directory).await })?;
+        let found = handles::get(agent)?
+            .call_until_freed(limits, move |agent| async move { agent.list(&directory).await })?;
         place.set(MusterEntries::copy(&found)?);
         Ok(())
     })
@@ -311,11 +312,11 @@ pub unsafe extern "C" fn muster_delete(
     timeout_ms: i64,
     cancellation: *const MusterCancellation,
 ) -> MusterStatus {
-    call(|| {
+    run_interface_function(|| {
         // SAFETY: the caller passes a text.
         let key = unsafe { read_text("key", key) }?.to_owned();
         let limits = WaitLimits::new(timeout_ms, cancellation)?;
-        handles::get(agent)?.call(limits, move |agent| async move { agent.delete(&key).await })
+        handles::get(agent)?.call_until_freed(limits, move |agent| async move { agent.delete(&key).await })
     })
 }
 
@@ -325,8 +326,8 @@ pub unsafe extern "C" fn muster_connected(
     agent: *const MusterAgent,
     members: *mut MusterMembers,
 ) -> MusterStatus {
-    call(|| {
-        let place = Output::new("members", members)?;
+    run_interface_function(|| {
+        let place = OutputPointer::new("members", members)?;
         let found = connected_members(&handles::get(agent)?.get()?.roster().borrow());
         place.set(MusterMembers::copy(&found)?);
         Ok(())
@@ -343,8 +344,8 @@ pub unsafe extern "C" fn muster_watch(
     cancellation: *const MusterCancellation,
     members: *mut MusterMembers,
 ) -> MusterStatus {
-    call(|| {
-        let place = Output::new("members", members)?;
+    run_interface_function(|| {
+        let place = OutputPointer::new("members", members)?;
         // SAFETY: the caller passes an array of this length.
         let known = unsafe { read_array("known", known, known_len) }?;
         let mut known: Vec<_> = known
@@ -357,7 +358,7 @@ pub unsafe extern "C" fn muster_watch(
         known.sort_unstable();
         let limits = WaitLimits::new(timeout_ms, cancellation)?;
         let time = limits.timeout;
-        let found = handles::get(agent)?.call(limits, move |agent| async move {
+        let found = handles::get(agent)?.call_until_freed(limits, move |agent| async move {
             let mut roster = agent.roster();
             let news = roster.wait_for(|roster| connected_members(roster) != known);
             tokio::select! {
@@ -378,10 +379,10 @@ pub unsafe extern "C" fn muster_watch(
 /// Writes the preemption notice of the job; `data` becomes NULL if there is none. It does not wait.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn muster_notice(agent: *const MusterAgent, notice: *mut MusterBytes) -> MusterStatus {
-    call(|| {
-        let place = Output::new("notice", notice)?;
+    run_interface_function(|| {
+        let place = OutputPointer::new("notice", notice)?;
         let limits = WaitLimits::new(0, std::ptr::null())?;
-        let found = handles::get(agent)?.call(limits, move |agent| async move {
+        let found = handles::get(agent)?.call_until_freed(limits, move |agent| async move {
             // It is known already, or it is not: the notice is followed in the background.
             Ok::<_, AgentError>(tokio::select! {
                 biased;
@@ -401,9 +402,10 @@ pub unsafe extern "C" fn muster_drain(
     timeout_ms: i64,
     cancellation: *const MusterCancellation,
 ) -> MusterStatus {
-    call(|| {
+    run_interface_function(|| {
         let limits = WaitLimits::new(timeout_ms, cancellation)?;
-        handles::get(agent)?.call(limits, |agent| async move { agent.raise_preemption_notice().await })
+        handles::get(agent)?
+            .call_until_freed(limits, |agent| async move { agent.raise_preemption_notice().await })
     })
 }
 
@@ -417,11 +419,11 @@ pub unsafe extern "C" fn muster_reached_sync_point(
     cancellation: *const MusterCancellation,
     reached: *mut bool,
 ) -> MusterStatus {
-    call(|| {
-        let place = Output::new("reached", reached)?;
+    run_interface_function(|| {
+        let place = OutputPointer::new("reached", reached)?;
         let limits = WaitLimits::new(timeout_ms, cancellation)?;
         let time = limits.timeout;
-        let found = handles::get(agent)?.call(limits, move |agent| async move {
+        let found = handles::get(agent)?.call_until_freed(limits, move |agent| async move {
             let reached = tokio::time::timeout(time, agent.reached_sync_point(step)).await;
             reached.map_err(|_| timeout_error(time))?.map_err(CallError::from)
         })?;
@@ -438,12 +440,12 @@ pub unsafe extern "C" fn muster_leave(
     timeout_ms: i64,
     cancellation: *const MusterCancellation,
 ) -> MusterStatus {
-    call(|| {
+    run_interface_function(|| {
         let object = handles::get(agent)?;
         let limits = WaitLimits::new(timeout_ms, cancellation)?;
         let time = limits.timeout;
-        object.call(limits, move |agent| async move { agent.try_leave(time).await })?;
-        match object.take() {
+        object.call_until_freed(limits, move |agent| async move { agent.try_leave(time).await })?;
+        match object.take_agent() {
             None => Ok(()),
             Some(agent) => wait::spawn_and_wait(async move { shut_down_agent(agent).await }),
         }
@@ -461,7 +463,7 @@ pub unsafe extern "C" fn muster_wait_for_engines(
     timeout_ms: i64,
     cancellation: *const MusterCancellation,
 ) -> MusterStatus {
-    call(|| {
+    run_interface_function(|| {
         // SAFETY: the caller passes an array of this length.
         let tasks = unsafe { read_array("tasks", tasks, tasks_len) }?;
         let limits = WaitLimits::new(timeout_ms, cancellation)?;
@@ -477,6 +479,8 @@ pub unsafe extern "C" fn muster_wait_for_engines(
             [] => (0..all).map(TaskId).collect(),
             some => some.iter().copied().map(TaskId).collect(),
         };
-        object.call(limits, move |agent| async move { agent.host().wait_for_engines(&tasks, time).await })
+        object.call_until_freed(limits, move |agent| async move {
+            agent.host().wait_for_engines(&tasks, time).await
+        })
     })
 }

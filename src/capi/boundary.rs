@@ -1,6 +1,6 @@
 //! The border between C and Rust: stops panics before they reach C, and checks every argument before it is used.
 //!
-//! It does not depend on any function of the interface. Begin at [`call`].
+//! It does not depend on any function of the interface. Begin at [`run_interface_function`].
 
 use std::ffi::{CStr, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,7 +9,7 @@ use super::process::check_not_forked;
 use super::status::{CallError, MusterStatus, set_last_error};
 
 /// Runs the body of a function of the interface.
-pub fn call(body: impl FnOnce() -> Result<(), CallError>) -> MusterStatus {
+pub fn run_interface_function(body: impl FnOnce() -> Result<(), CallError>) -> MusterStatus {
     let checked = || {
         // First, because another thread may have held any lock when the process was forked.
         check_not_forked()?;
@@ -74,9 +74,9 @@ pub fn check_fits_address_space(name: &str, start: usize, len: usize, size: usiz
 }
 
 /// A place for an output of a function.
-pub struct Output<T>(*mut T);
+pub struct OutputPointer<T>(*mut T);
 
-impl<T> Output<T> {
+impl<T> OutputPointer<T> {
     /// Checks the place, before anything is done.
     pub fn new(name: &str, place: *mut T) -> Result<Self, CallError> {
         check_pointer(name, place)?;

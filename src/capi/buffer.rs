@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use muster::transfer::{Arena, Buffer};
 
-use super::boundary::{Output, call, check_fits_address_space};
+use super::boundary::{OutputPointer, check_fits_address_space, run_interface_function};
 use super::handles::{self, OpaqueHandle};
 use super::status::{CallError, MusterStatus};
 use super::wait::run_callback;
@@ -26,16 +26,16 @@ impl OpaqueHandle for MusterBuffer {
 /// The object of a [`MusterBuffer`].
 pub struct BufferObject {
     pub buffer: Buffer,
-    data: Address,
+    data: BufferAddress,
 }
 
 /// The address of memory that the buffer keeps.
-struct Address(*mut u8);
+struct BufferAddress(*mut u8);
 
 // SAFETY: it is only handed out, never dereferenced here.
-unsafe impl Send for Address {}
+unsafe impl Send for BufferAddress {}
 // SAFETY: as above.
-unsafe impl Sync for Address {}
+unsafe impl Sync for BufferAddress {}
 
 /// Called once when nothing of the library uses the memory any more, on any thread: `context` as it was registered, and the
 /// memory. It must return soon, must not throw, and must call no function of the library.
@@ -84,8 +84,8 @@ pub unsafe extern "C" fn muster_buffer_register(
     context: *mut c_void,
     buffer: *mut *mut MusterBuffer,
 ) -> MusterStatus {
-    call(|| {
-        let place = Output::new("buffer", buffer)?;
+    run_interface_function(|| {
+        let place = OutputPointer::new("buffer", buffer)?;
         let start = match (NonNull::new(data.cast::<u8>()), len) {
             (_, 0) => NonNull::dangling(),
             (Some(start), _) => start,
@@ -93,7 +93,7 @@ pub unsafe extern "C" fn muster_buffer_register(
         };
         check_fits_address_space("data", start.as_ptr().addr(), len, 1)?;
         let memory = ProgramMemory { data: start, len, release, context };
-        let object = BufferObject { buffer: Buffer::foreign(memory), data: Address(data.cast()) };
+        let object = BufferObject { buffer: Buffer::foreign(memory), data: BufferAddress(data.cast()) };
         place.set(handles::add(Arc::new(object)));
         Ok(())
     })
@@ -104,10 +104,10 @@ pub unsafe extern "C" fn muster_buffer_register(
 /// uses it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn muster_buffer_allocate(len: usize, buffer: *mut *mut MusterBuffer) -> MusterStatus {
-    call(|| {
-        let place = Output::new("buffer", buffer)?;
+    run_interface_function(|| {
+        let place = OutputPointer::new("buffer", buffer)?;
         let buffer = Arena::new(len)?.allocate(len)?;
-        let data = Address(buffer.with_bytes_mut(<[u8]>::as_mut_ptr)?);
+        let data = BufferAddress(buffer.with_bytes_mut(<[u8]>::as_mut_ptr)?);
         place.set(handles::add(Arc::new(BufferObject { buffer, data })));
         Ok(())
     })
@@ -121,8 +121,8 @@ pub unsafe extern "C" fn muster_buffer_data(
     data: *mut *mut c_void,
     len: *mut usize,
 ) -> MusterStatus {
-    call(|| {
-        let (data, len) = (Output::new("data", data)?, Output::optional("len", len)?);
+    run_interface_function(|| {
+        let (data, len) = (OutputPointer::new("data", data)?, OutputPointer::optional("len", len)?);
         let object = handles::get(buffer)?;
         data.set(object.data.0.cast());
         if let Some(len) = len {
@@ -135,5 +135,5 @@ pub unsafe extern "C" fn muster_buffer_data(
 /// Frees a buffer. Its memory is released when no transfer uses it any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn muster_buffer_free(buffer: *mut MusterBuffer) -> MusterStatus {
-    call(|| handles::remove(buffer).map(drop))
+    run_interface_function(|| handles::remove(buffer).map(drop))
 }

@@ -18,9 +18,9 @@ pub trait OpaqueHandle {
     const NAME: &'static str;
 }
 
-type Objects = HashMap<usize, Arc<dyn Any + Send + Sync>>;
+type ObjectsByHandle = HashMap<usize, Arc<dyn Any + Send + Sync>>;
 
-static TABLE: LazyLock<RwLock<Objects>> = LazyLock::new(RwLock::default);
+static TABLE: LazyLock<RwLock<ObjectsByHandle>> = LazyLock::new(RwLock::default);
 static NEXT: AtomicUsize = AtomicUsize::new(1);
 
 /// Adds an object and returns its handle.
@@ -33,7 +33,7 @@ pub fn add<H: OpaqueHandle>(object: Arc<H::Object>) -> *mut H {
 /// Returns the object of a handle.
 pub fn get<H: OpaqueHandle>(handle: *const H) -> Result<Arc<H::Object>, CallError> {
     let found = TABLE.read().unwrap_or_else(PoisonError::into_inner).get(&handle.addr()).cloned();
-    found.and_then(|object| object.downcast().ok()).ok_or_else(|| invalid(handle))
+    found.and_then(|object| object.downcast().ok()).ok_or_else(|| invalid_handle_error(handle))
 }
 
 /// Returns the object of a handle, if there is one: NULL stands for none.
@@ -49,7 +49,7 @@ pub fn remove<H: OpaqueHandle>(handle: *mut H) -> Result<Option<Arc<H::Object>>,
     let mut table = TABLE.write().unwrap_or_else(PoisonError::into_inner);
     // An object of another kind stays.
     if !table.get(&handle.addr()).is_some_and(|object| (**object).is::<H::Object>()) {
-        return Err(invalid(handle));
+        return Err(invalid_handle_error(handle));
     }
     let object = table.remove(&handle.addr());
     // The object may be dropped by the caller, which takes other locks.
@@ -62,7 +62,7 @@ pub fn count() -> usize {
     TABLE.read().unwrap_or_else(PoisonError::into_inner).len()
 }
 
-fn invalid<H: OpaqueHandle>(handle: *const H) -> CallError {
+fn invalid_handle_error<H: OpaqueHandle>(handle: *const H) -> CallError {
     let what = if handle.is_null() { "it is NULL" } else { "it was freed, or is another kind of handle" };
     CallError::new(MusterStatus::InvalidHandle, format!("this is no handle of type {}: {what}", H::NAME))
 }

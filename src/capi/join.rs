@@ -14,7 +14,9 @@ use muster::agent::{Agent, AgentConfig, AgentError, AgentTlsFiles, check_credent
 use muster::transfer::{PemCertificates, TransportChoice};
 
 use super::agent::{AgentObject, MusterAgent};
-use super::boundary::{Output, call, read_array, read_optional_text, read_options, write_defaults};
+use super::boundary::{
+    OutputPointer, read_array, read_optional_text, read_options, run_interface_function, write_defaults,
+};
 use super::handles;
 use super::status::{CallError, MusterStatus};
 use super::wait::{ANSWER_TIME, MusterCancellation, WaitLimits, parse_timeout_ms, wait};
@@ -112,7 +114,7 @@ pub unsafe extern "C" fn muster_join_options_init(
     size: usize,
 ) -> MusterStatus {
     // SAFETY: the caller passes the size of the struct that it has.
-    call(|| unsafe { write_defaults("options", options, size, DEFAULTS) })
+    run_interface_function(|| unsafe { write_defaults("options", options, size, DEFAULTS) })
 }
 
 /// Registers a new incarnation of a task, starts its transfer engine, and waits until the service counts it as connected:
@@ -128,8 +130,8 @@ pub unsafe extern "C" fn muster_join(
     cancellation: *const MusterCancellation,
     agent: *mut *mut MusterAgent,
 ) -> MusterStatus {
-    call(|| {
-        let place = Output::new("agent", agent)?;
+    run_interface_function(|| {
+        let place = OutputPointer::new("agent", agent)?;
         let limits = WaitLimits::new(timeout_ms, cancellation)?;
         // SAFETY: the caller passes a struct that `muster_join_options_init` has set.
         let config = unsafe { options_to_config(options, limits.timeout) }?;

@@ -10,7 +10,7 @@
 //! | `boundary.rs` | the border between C and Rust: stops panics, and checks every argument |
 //! | `handles.rs` | the table that maps handles to objects |
 //! | `wait.rs` | the runtime, every wait, and cancellation |
-//! | `values.rs` | answers whose memory the caller frees |
+//! | `returned_values.rs` | answers whose memory the caller frees |
 //! | `agent.rs`, `join.rs` | the calls of a task, and how it joins |
 //! | `buffer.rs`, `transfer.rs` | memory, and transfers of it |
 //!
@@ -71,7 +71,7 @@ mod buffer;
 mod handles;
 mod join;
 mod process;
+mod returned_values;
 mod status;
 mod transfer;
-mod values;
 mod wait;

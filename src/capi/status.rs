@@ -1,6 +1,6 @@
 //! The status codes, and the error of the last failed call of each thread.
 //!
-//! Each code stands for one kind of error of the Rust library (`tests/c/table.rs` compares them). Begin at
+//! Each code stands for one kind of error of the Rust library (`tests/c/language_table.rs` compares them). Begin at
 //! [`CallError`].
 
 use std::cell::RefCell;
@@ -253,7 +253,7 @@ impl CallError {
         Self::new(MusterStatus::InvalidArgument, text)
     }
 
-    pub fn of_task(mut self, task: u32) -> Self {
+    pub fn with_task(mut self, task: u32) -> Self {
         self.task = i64::from(task);
         self
     }
@@ -292,8 +292,10 @@ impl From<AgentError> for CallError {
                 Self { service_code: *code as i32, ..with(Status::Ended, JOIN_AGAIN) }
             }
             AgentError::EnginesMissing { .. } => with(Status::TimedOut, LONGER),
-            AgentError::EngineUnusable { task, .. } => Self::new(Status::NoEngine, text).of_task(*task),
-            AgentError::DevicesChanged { task, .. } => Self::new(Status::DevicesChanged, text).of_task(*task),
+            AgentError::EngineUnusable { task, .. } => Self::new(Status::NoEngine, text).with_task(*task),
+            AgentError::DevicesChanged { task, .. } => {
+                Self::new(Status::DevicesChanged, text).with_task(*task)
+            }
             _ => Self::new(Status::Other, text),
         }
     }

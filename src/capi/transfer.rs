@@ -6,14 +6,16 @@ use std::ffi::c_char;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use muster::agent::{DEVICES_MAX, device_id_of};
+use muster::agent::{DEVICES_MAX, device_id_of_task};
 use muster::transfer::{
     BufferLayout, DeviceId, LaunchOptions, LaunchStats, LayoutFingerprint, PreparedTransfers, PriorityClass,
     TaskId, TransferHandle, TransferKey, TransferSpec,
 };
 
 use super::agent::MusterAgent;
-use super::boundary::{Output, call, read_array, read_options, read_text, write_defaults};
+use super::boundary::{
+    OutputPointer, read_array, read_options, read_text, run_interface_function, write_defaults,
+};
 use super::buffer::MusterBuffer;
 use super::handles::{self, OpaqueHandle};
 use super::status::{CallError, MusterStatus};
@@ -115,7 +117,7 @@ pub struct MusterTransferStats {
 }
 
 impl MusterTransferStats {
-    fn of(stats: LaunchStats) -> Self {
+    fn from_launch_stats(stats: LaunchStats) -> Self {
         let elapsed_us = u64::try_from(stats.elapsed.as_micros()).unwrap_or(u64::MAX);
         Self { sent: stats.sent, received: stats.received, elapsed_us }
     }
@@ -126,7 +128,7 @@ impl MusterTransferStats {
 #[unsafe(no_mangle)]
 pub extern "C" fn muster_device(task: u32, ordinal: u32) -> u32 {
     let exists = ordinal < DEVICES_MAX && task < u32::MAX / DEVICES_MAX;
-    if exists { device_id_of(TaskId(task), ordinal).0 } else { u32::MAX }
+    if exists { device_id_of_task(TaskId(task), ordinal).0 } else { u32::MAX }
 }
 
 /// Writes the fingerprint of the layout of an array: the name of its element type, the bytes of an element, its shape, and
@@ -140,8 +142,8 @@ pub unsafe extern "C" fn muster_array_layout(
     sharding: *const c_char,
     layout: *mut u64,
 ) -> MusterStatus {
-    call(|| {
-        let place = Output::new("layout", layout)?;
+    run_interface_function(|| {
+        let place = OutputPointer::new("layout", layout)?;
         // SAFETY: the caller passes texts, and an array of this length.
         let (element, shape, sharding) = unsafe {
             (
@@ -165,14 +167,14 @@ pub unsafe extern "C" fn muster_launch_options_init(
     size: usize,
 ) -> MusterStatus {
     // SAFETY: the caller passes the size of the struct that it has.
-    call(|| unsafe { write_defaults("options", options, size, DEFAULTS) })
+    run_interface_function(|| unsafe { write_defaults("options", options, size, DEFAULTS) })
 }
 
 /// Returns the options of a launch; the defaults for NULL.
 ///
 /// # Safety
 /// As of [`read_options`].
-unsafe fn launch_options(given: *const MusterLaunchOptions) -> Result<LaunchOptions, CallError> {
+unsafe fn read_launch_options(given: *const MusterLaunchOptions) -> Result<LaunchOptions, CallError> {
     if given.is_null() {
         return Ok(LaunchOptions::default());
     }
@@ -235,12 +237,12 @@ pub unsafe extern "C" fn muster_transfer_start(
     options: *const MusterLaunchOptions,
     transfer: *mut *mut MusterTransfer,
 ) -> MusterStatus {
-    call(|| {
-        let place = Output::new("transfer", transfer)?;
+    run_interface_function(|| {
+        let place = OutputPointer::new("transfer", transfer)?;
         let agent = handles::get(agent)?.get()?;
         // SAFETY: the caller passes an array of this length, and options that its _init function has set.
         let (specs, options) =
-            unsafe { (decode_specs(read_array("specs", specs, specs_len)?)?, launch_options(options)?) };
+            unsafe { (decode_specs(read_array("specs", specs, specs_len)?)?, read_launch_options(options)?) };
         let launched = wait::with_signals_blocked(|| agent.engine().transfer(&[], specs, options));
         place.set(handles::add(Arc::new(launched)));
         Ok(())
@@ -256,7 +258,7 @@ pub unsafe extern "C" fn muster_send(
     key: u64,
     transfer: *mut *mut MusterTransfer,
 ) -> MusterStatus {
-    call(|| start_whole_buffer_transfer(MUSTER_SEND, agent, buffer, to_task, key, transfer))
+    run_interface_function(|| start_whole_buffer_transfer(MUSTER_SEND, agent, buffer, to_task, key, transfer))
 }
 
 /// Receives a whole buffer onto the first device of this task from the first device of another one, with default options.
@@ -268,7 +270,9 @@ pub unsafe extern "C" fn muster_receive(
     key: u64,
     transfer: *mut *mut MusterTransfer,
 ) -> MusterStatus {
-    call(|| start_whole_buffer_transfer(MUSTER_RECEIVE, agent, buffer, from_task, key, transfer))
+    run_interface_function(|| {
+        start_whole_buffer_transfer(MUSTER_RECEIVE, agent, buffer, from_task, key, transfer)
+    })
 }
 
 fn start_whole_buffer_transfer(
@@ -279,7 +283,7 @@ fn start_whole_buffer_transfer(
     key: u64,
     transfer: *mut *mut MusterTransfer,
 ) -> Result<(), CallError> {
-    let place = Output::new("transfer", transfer)?;
+    let place = OutputPointer::new("transfer", transfer)?;
     let agent = handles::get(agent)?.get()?;
     let len = handles::get(buffer)?.buffer.len();
     let (near, far) = (muster_device(agent.here().task.0, 0), muster_device(peer, 0));
@@ -305,14 +309,14 @@ pub unsafe extern "C" fn muster_prepare(
     cancellation: *const MusterCancellation,
     prepared: *mut *mut MusterPrepared,
 ) -> MusterStatus {
-    call(|| {
-        let place = Output::new("prepared", prepared)?;
+    run_interface_function(|| {
+        let place = OutputPointer::new("prepared", prepared)?;
         // SAFETY: the caller passes an array of this length, and options that its _init function has set.
         let (specs, options) =
-            unsafe { (decode_specs(read_array("specs", specs, specs_len)?)?, launch_options(options)?) };
+            unsafe { (decode_specs(read_array("specs", specs, specs_len)?)?, read_launch_options(options)?) };
         let limits = WaitLimits::new(timeout_ms, cancellation)?;
         let time = limits.timeout;
-        let ready = handles::get(agent)?.call(limits, move |agent| async move {
+        let ready = handles::get(agent)?.call_until_freed(limits, move |agent| async move {
             let preparing = agent.engine().prepare(specs, options);
             let ready = tokio::time::timeout(time, preparing).await.map_err(|_| timeout_error(time))?;
             ready.map_err(CallError::from)
@@ -328,8 +332,8 @@ pub unsafe extern "C" fn muster_launch(
     prepared: *mut MusterPrepared,
     transfer: *mut *mut MusterTransfer,
 ) -> MusterStatus {
-    call(|| {
-        let place = Output::new("transfer", transfer)?;
+    run_interface_function(|| {
+        let place = OutputPointer::new("transfer", transfer)?;
         let object = handles::get(prepared)?;
         let mut prepared = object.lock().unwrap_or_else(PoisonError::into_inner);
         let launched = wait::with_signals_blocked(|| prepared.launch(&[]));
@@ -341,7 +345,7 @@ pub unsafe extern "C" fn muster_launch(
 /// Frees prepared transfers. Launches in flight go on.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn muster_prepared_free(prepared: *mut MusterPrepared) -> MusterStatus {
-    call(|| handles::remove(prepared).map(drop))
+    run_interface_function(|| handles::remove(prepared).map(drop))
 }
 
 /// Waits for the outcome of all transfers of a launch: MUSTER_STATUS_OK, or the error of the first that failed. Once it has
@@ -354,8 +358,8 @@ pub unsafe extern "C" fn muster_transfer_wait(
     cancellation: *const MusterCancellation,
     stats: *mut MusterTransferStats,
 ) -> MusterStatus {
-    call(|| {
-        let place = Output::optional("stats", stats)?;
+    run_interface_function(|| {
+        let place = OutputPointer::optional("stats", stats)?;
         let limits = WaitLimits::new(timeout_ms, cancellation)?;
         let launched = handles::get(transfer)?;
         let time = limits.timeout;
@@ -369,7 +373,7 @@ pub unsafe extern "C" fn muster_transfer_wait(
                 })?
             }
         };
-        set_stats(place, outcome?);
+        write_optional_stats(place, outcome?);
         Ok(())
     })
 }
@@ -381,12 +385,13 @@ pub unsafe extern "C" fn muster_transfer_poll(
     is_over: *mut bool,
     stats: *mut MusterTransferStats,
 ) -> MusterStatus {
-    call(|| {
-        let (over, place) = (Output::new("is_over", is_over)?, Output::optional("stats", stats)?);
+    run_interface_function(|| {
+        let (over, place) =
+            (OutputPointer::new("is_over", is_over)?, OutputPointer::optional("stats", stats)?);
         let outcome = handles::get(transfer)?.outcome();
         over.set(outcome.is_some());
         if let Some(outcome) = outcome {
-            set_stats(place, outcome?);
+            write_optional_stats(place, outcome?);
         }
         Ok(())
     })
@@ -400,8 +405,8 @@ pub unsafe extern "C" fn muster_transfer_poll_one(
     index: usize,
     is_over: *mut bool,
 ) -> MusterStatus {
-    call(|| {
-        let over = Output::new("is_over", is_over)?;
+    run_interface_function(|| {
+        let over = OutputPointer::new("is_over", is_over)?;
         let launched = handles::get(transfer)?;
         if index >= launched.len() {
             let len = launched.len();
@@ -425,7 +430,7 @@ pub unsafe extern "C" fn muster_transfer_cancel(
     reason: *const c_char,
     timeout_ms: i64,
 ) -> MusterStatus {
-    call(|| {
+    run_interface_function(|| {
         // SAFETY: the caller passes a text.
         let reason = unsafe { read_text("reason", reason) }?;
         let limits = WaitLimits::new(timeout_ms, std::ptr::null())?;
@@ -445,12 +450,12 @@ pub unsafe extern "C" fn muster_transfer_cancel(
 /// Frees a transfer. It goes on, and keeps its memory in use until it is over.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn muster_transfer_free(transfer: *mut MusterTransfer) -> MusterStatus {
-    call(|| handles::remove(transfer).map(drop))
+    run_interface_function(|| handles::remove(transfer).map(drop))
 }
 
-fn set_stats(place: Option<Output<MusterTransferStats>>, stats: LaunchStats) {
+fn write_optional_stats(place: Option<OutputPointer<MusterTransferStats>>, stats: LaunchStats) {
     if let Some(place) = place {
-        place.set(MusterTransferStats::of(stats));
+        place.set(MusterTransferStats::from_launch_stats(stats));
     }
 }
 

@@ -14,7 +14,7 @@ use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::watch;
 
-use super::boundary::{Output, call, panic_error};
+use super::boundary::{OutputPointer, panic_error, run_interface_function};
 use super::handles::{self, OpaqueHandle};
 use super::process::check_not_forked;
 use super::status::{CallError, MusterStatus};
@@ -216,8 +216,8 @@ impl OpaqueHandle for MusterCancellation {
 /// Makes a cancellation, to be passed to waits.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn muster_cancellation_new(cancellation: *mut *mut MusterCancellation) -> MusterStatus {
-    call(|| {
-        let place = Output::new("cancellation", cancellation)?;
+    run_interface_function(|| {
+        let place = OutputPointer::new("cancellation", cancellation)?;
         place.set(handles::add(Arc::new(Cancellation(watch::Sender::new(false)))));
         Ok(())
     })
@@ -227,7 +227,7 @@ pub unsafe extern "C" fn muster_cancellation_new(cancellation: *mut *mut MusterC
 /// a signal handler.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn muster_cancellation_cancel(cancellation: *mut MusterCancellation) -> MusterStatus {
-    call(|| {
+    run_interface_function(|| {
         handles::get(cancellation)?.0.send_replace(true);
         Ok(())
     })
@@ -236,7 +236,7 @@ pub unsafe extern "C" fn muster_cancellation_cancel(cancellation: *mut MusterCan
 /// Frees a cancellation. Waits with it go on.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn muster_cancellation_free(cancellation: *mut MusterCancellation) -> MusterStatus {
-    call(|| handles::remove(cancellation).map(drop))
+    run_interface_function(|| handles::remove(cancellation).map(drop))
 }
 
 /// Returns the number of handles that are not freed, to find leaks.

@@ -18,9 +18,9 @@ use serde::de::DeserializeOwned;
 
 use super::credentials::CredentialArgs;
 use crate::coordination::{JobName, JobSummary, JobView};
-use crate::http::api::{JobsPage, NO_SUCH_JOB, Problem, ServerInfo, Version};
+use crate::http::api::{JobsPage, NO_SUCH_JOB, Problem, ProductVersion, ServerInfo};
 use crate::text::UntrustedText;
-use crate::tls::{self, DialError, IoStream, TlsClient};
+use crate::tls::{self, DialError, IoStream, TlsClientForHost};
 pub use sse::SseEvent;
 
 /// The server URL if none is given.
@@ -102,7 +102,7 @@ impl ClientError {
 }
 
 /// Returns the advice for a problem of this kind.
-fn advice_for(kind: &str) -> Option<&'static str> {
+fn advice_for_problem_kind(kind: &str) -> Option<&'static str> {
     Some(match kind.strip_prefix("/problems/")? {
         "ends-run" => "Look first with --dry-run; add --end-run if the run shall end.",
         "already-excluded" => {
@@ -162,9 +162,9 @@ impl Client {
         {
             return Err(error_of_problem(&way.url, &problem));
         }
-        let version: Version = serde_json::from_slice(&body)
+        let version: ProductVersion = serde_json::from_slice(&body)
             .map_err(|_| not_muster(format!("its answer ({status}) does not say who it is")))?;
-        if version.name != Version::NAME {
+        if version.name != ProductVersion::NAME {
             return Err(not_muster(format!("it calls itself {:?}", version.name)));
         }
         let about = serde_json::from_slice(&body).map_err(|error| {
@@ -271,7 +271,7 @@ fn error_of_problem(url: &str, problem: &Problem) -> ClientError {
         title: problem.title.as_str().into(),
         detail: (*problem.detail).into(),
         status: problem.status,
-        hint: advice_for(&problem.kind),
+        hint: advice_for_problem_kind(&problem.kind),
     }
 }
 
@@ -291,7 +291,7 @@ fn parse_url(url: &str) -> Option<(bool, String, u16)> {
 
 async fn open_connection(way: &ServerEndpoint) -> Result<Box<dyn IoStream>, ClientError> {
     let unreachable = |error: String| ClientError::Unreachable { url: way.url.clone(), error: error.into() };
-    let client = way.tls.clone().map(|config| TlsClient::new(config, &way.host)).transpose();
+    let client = way.tls.clone().map(|config| TlsClientForHost::new(config, &way.host)).transpose();
     let client = client.map_err(|error| unreachable(error.to_string()))?;
     let dialled = tls::dial((tls::host_without_brackets(&way.host), way.port), client.as_ref());
     let dialled = tokio::time::timeout(CONNECT_TIMEOUT, dialled)

@@ -7,8 +7,8 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Args, Subcommand};
 
-use super::options::ServeFlags;
 use super::output::print_raw;
+use super::setting_flags::ServeFlags;
 use crate::config::JobSelection;
 
 /// Show the configuration that a server would have

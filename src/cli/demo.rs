@@ -18,7 +18,7 @@ use clap::Args;
 
 use super::server::RunningServer;
 use super::stop_signals::StopSignals;
-use super::{allocator, limits};
+use super::{allocator, connection_limits};
 use crate::config::{CommandLineConfig, JobSelection, ServerProfile, load_config, parse_address};
 use crate::coordination::{JobName, TaskId};
 use crate::telemetry::log::{self, LogFormat};
@@ -80,7 +80,7 @@ fn parse_duration_or_seconds(text: &str) -> Result<Duration, String> {
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     log::start_logging("error", LogFormat::Human).map_err(anyhow::Error::msg)?;
-    limits::raise_open_file_limit();
+    connection_limits::raise_open_file_limit();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     allocator::configure_allocator_and_start_trimming(runtime.handle());
     // On this thread, which lives as long as the process: children are tied to the thread that started them.

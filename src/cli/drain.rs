@@ -12,7 +12,7 @@ use http::Method;
 use super::client::Client;
 use super::output::TerminalText;
 use super::server_args::{JobArg, ServerArgs, block_on_requests, send_json};
-use crate::coordination::{EventKind, Reason, RunNumber, RunState};
+use crate::coordination::{CommandReason, EventKind, RunNumber, RunState};
 use crate::http::api::{DrainView, EventsPage, NewDrain};
 use crate::text::parse_duration;
 
@@ -62,7 +62,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
         let client = arguments.server_args.connect().await?;
         let job = arguments.job_arg.resolve_job_path(&client).await?;
         let path = format!("{job}/drain");
-        let reason = Reason::try_from(arguments.reason.clone())?;
+        let reason = CommandReason::try_from(arguments.reason.clone())?;
         let body = NewDrain { reason, in_seconds: arguments.within.as_secs() };
         let mut view: DrainView = send_json(&client, Method::POST, &path, &body).await?;
         if let Some(most) = arguments.wait {

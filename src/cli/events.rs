@@ -10,7 +10,8 @@ use clap::Args;
 
 use super::client::{Client, SseEvent};
 use super::output::{
-    TerminalLine, TerminalStyle, TerminalText, TextRole, pad_to_width, print, print_error, print_json_line,
+    TerminalCapabilities, TerminalLine, TerminalText, TextColour, pad_to_width, print, print_error,
+    print_json_line,
 };
 use super::server_args::{JobArg, ServerArgs, block_on_requests, format_time_millis};
 use crate::coordination::{JobView, Timestamp, barrier_label};
@@ -189,14 +190,14 @@ impl<'a> EventPrinter<'a> {
     }
 
     fn print_heading(&self) -> Result<()> {
-        let style = TerminalStyle::for_stdout();
+        let style = TerminalCapabilities::of_stdout();
         // Only on a terminal: a pipe receives nothing but events.
         if !self.arguments.server_args.json && style.width.is_some() {
             let columns = format_columns("NUMBER", "TIME (UTC)", "RUN", "KIND", "TASK", "BARRIER", "REASON");
             print(&TerminalText::from_line(TerminalLine::default().push_styled(
                 style,
                 columns,
-                TextRole::Bold,
+                TextColour::Bold,
             )))?;
         }
         Ok(())

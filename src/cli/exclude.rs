@@ -11,7 +11,7 @@ use http::Method;
 
 use super::output::TerminalText;
 use super::server_args::{JobArg, ServerArgs, block_on_requests, format_time, send_json};
-use crate::coordination::{ExclusionPreview, ExclusionView, Reason, RunOutcome, TaskId};
+use crate::coordination::{CommandReason, ExclusionPreview, ExclusionView, RunOutcome, TaskId};
 use crate::http::api::{ExclusionsPage, NewExclusion};
 use crate::text::{format_ranges, parse_positive_duration};
 
@@ -97,7 +97,7 @@ fn exclusion_request(arguments: &Arguments, target: &str, reason: &str) -> Resul
     Ok(NewExclusion {
         task,
         host,
-        reason: Reason::try_from(reason.to_owned())?,
+        reason: CommandReason::try_from(reason.to_owned())?,
         expires_in_seconds: arguments
             .lasts
             .map(|lasts| lasts.as_millis().div_ceil(1000).try_into())

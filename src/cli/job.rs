@@ -9,10 +9,10 @@ use anyhow::{Context as _, Result, anyhow, bail};
 use clap::{Args, Subcommand};
 use http::Method;
 
-use super::output::{TerminalLine, TerminalStyle, TerminalText, TextRole, print};
+use super::output::{TerminalCapabilities, TerminalLine, TerminalText, TextColour, print};
 use super::server_args::{ServerArgs, block_on_requests, send_json};
 use crate::config::{parse_auto_exclude_rules, parse_job_names};
-use crate::coordination::{ErrorDelivery, JobName, JobSettings, JobSummary, JobView, Reason};
+use crate::coordination::{CommandReason, ErrorDelivery, JobName, JobSettings, JobSummary, JobView};
 use crate::http::api::{JobPatch, NewJob, SettingsBody};
 use crate::text::encode_query_value;
 
@@ -192,7 +192,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
             Command::Create(create) => {
                 let client = create.server_args.connect().await?;
                 let settings = create.settings.to_settings_body(Some(create.tasks))?;
-                let reason = Reason::try_from(create.reason.clone())?;
+                let reason = CommandReason::try_from(create.reason.clone())?;
                 let body = NewJob { name: create.name.clone(), settings, reason };
                 let made: JobSummary = send_json(&client, Method::POST, "/api/v1/jobs", &body).await?;
                 create.server_args.print_answer(&made, |made| {
@@ -201,7 +201,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
             }
             Command::Set(set) => {
                 let client = set.server_args.connect().await?;
-                let reason = Reason::try_from(set.reason.clone())?;
+                let reason = CommandReason::try_from(set.reason.clone())?;
                 let body = JobPatch { settings: set.settings.to_settings_body(set.tasks)?, reason };
                 let path = format!("/api/v1/jobs/{}", set.name);
                 let now: JobSettings = send_json(&client, Method::PATCH, &path, &body).await?;
@@ -252,9 +252,9 @@ fn jobs_table_text(jobs: &[JobSummary]) -> TerminalText {
     };
     let heading = row("NAME", "RUN", "STATE", "CONNECTED", "EXCLUSIONS", "RECOVERABLE");
     let mut out = TerminalText::from_line(TerminalLine::default().push_styled(
-        TerminalStyle::for_stdout(),
+        TerminalCapabilities::of_stdout(),
         heading,
-        TextRole::Bold,
+        TextColour::Bold,
     ));
     for job in jobs {
         let recoverable = if job.recoverable { "yes" } else { "no" };

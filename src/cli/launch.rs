@@ -19,9 +19,9 @@ use clap::Args;
 use tokio::task::JoinSet;
 
 use super::credentials::CredentialArgs;
-use super::options::LaunchFlags;
 use super::output::print_error;
-use super::{allocator, limits};
+use super::setting_flags::LaunchFlags;
+use super::{allocator, connection_limits};
 use crate::agent::cluster_env::{DetectedProcessIdentity, EnvironmentVariables};
 use crate::agent::{AgentConfig, AgentTlsFiles, claim_task, own_claimant_id};
 use crate::config::{ConfigError, JobSelection};
@@ -153,7 +153,7 @@ fn launch_job(arguments: &Arguments) -> Result<ExitCode> {
     let jobs = JobSelection::Only { name: arguments.job.clone(), tasks: arguments.processes };
     let config = arguments.options.load_config(jobs)?;
     log::start_logging(&config.server.log, config.server.log_format).map_err(anyhow::Error::msg)?;
-    let open_files = limits::raise_open_file_limit();
+    let open_files = connection_limits::raise_open_file_limit();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(config.server.io_threads)
         .enable_all()
@@ -176,14 +176,14 @@ fn launch_job(arguments: &Arguments) -> Result<ExitCode> {
             None => LaunchServer::start_local(&config).await?,
         };
         let (tasks, job_tasks, host_id) = if arguments.claim_ids {
-            let host = host_identity(arguments.host_id.as_deref())?;
+            let host = launch_host_identity(arguments.host_id.as_deref())?;
             let (tasks, job_tasks) = claim_task_ids(&target, host.host(), arguments.processes).await?;
             (tasks, job_tasks, Some(host.host().to_owned()))
         } else {
             ((0..arguments.processes).collect(), arguments.processes, arguments.host_id.clone())
         };
         // The processes of a host without an identity have none.
-        let host = host_identity(host_id.as_deref()).ok().map(|identity| identity.host().to_owned());
+        let host = launch_host_identity(host_id.as_deref()).ok().map(|identity| identity.host().to_owned());
         let identities = IdentityPublisher::start(agent_config(&target), host);
         let plan = LaunchPlan {
             command: arguments.command.clone(),
@@ -205,7 +205,7 @@ fn launch_job(arguments: &Arguments) -> Result<ExitCode> {
 const CLAIM_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Returns the identity of this host.
-fn host_identity(given: Option<&str>) -> Result<ProcessIdentity> {
+fn launch_host_identity(given: Option<&str>) -> Result<ProcessIdentity> {
     let text =
         |(name, value): (OsString, OsString)| Some((name.into_string().ok()?, value.into_string().ok()?));
     let mut variables: EnvironmentVariables = std::env::vars_os().filter_map(text).collect();

@@ -8,6 +8,7 @@ mod certificates;
 mod client;
 mod completions;
 mod config;
+mod connection_limits;
 mod credentials;
 mod demo;
 mod doctor;
@@ -17,15 +18,14 @@ mod exclude;
 mod hosts;
 mod job;
 mod launch;
-mod limits;
 mod metrics;
-mod options;
 mod output;
 mod readmit;
 mod self_command;
 mod serve;
 mod server;
 mod server_args;
+mod setting_flags;
 mod status;
 mod stop_signals;
 mod tls;
@@ -175,7 +175,7 @@ mod tests {
     use super::*;
 
     /// Returns the commands in a text for people: those of its shell blocks, and those within its sentences.
-    fn commands(text: &str) -> Vec<Vec<String>> {
+    fn commands_in_text(text: &str) -> Vec<Vec<String>> {
         let whole = text.replace("\\\n", " ");
         let lines = whole.lines().filter(|line| line.starts_with("muster "));
         let within = whole.split('`').filter(|code| code.starts_with("muster ") && !code.contains('\n'));
@@ -206,7 +206,7 @@ mod tests {
             include_str!("../../web/guide/operations.md"),
             include_str!("../../web/guide/security.md"),
         ];
-        let all: Vec<_> = guide.into_iter().flat_map(commands).collect();
+        let all: Vec<_> = guide.into_iter().flat_map(commands_in_text).collect();
         assert!(all.len() > 12, "{all:?}");
         for command in all {
             if let Err(error) = Arguments::try_parse_from(&command) {

@@ -20,7 +20,7 @@ use crate::text::{escape_json, escape_keeping_lines, escape_to_one_line};
 
 /// A colour. It repeats what the words say and never carries meaning alone.
 #[derive(Debug, Clone, Copy)]
-pub enum TextRole {
+pub enum TextColour {
     Bold,
     Good,
     Caution,
@@ -28,14 +28,14 @@ pub enum TextRole {
     Faint,
 }
 
-impl From<TextRole> for Style {
-    fn from(colour: TextRole) -> Self {
+impl From<TextColour> for Style {
+    fn from(colour: TextColour) -> Self {
         match colour {
-            TextRole::Bold => Self::new().bold(),
-            TextRole::Good => AnsiColor::Green.on_default(),
-            TextRole::Caution => AnsiColor::Yellow.on_default(),
-            TextRole::Bad => AnsiColor::Red.on_default().bold(),
-            TextRole::Faint => Self::new().dimmed(),
+            TextColour::Bold => Self::new().bold(),
+            TextColour::Good => AnsiColor::Green.on_default(),
+            TextColour::Caution => AnsiColor::Yellow.on_default(),
+            TextColour::Bad => AnsiColor::Red.on_default().bold(),
+            TextColour::Faint => Self::new().dimmed(),
         }
     }
 }
@@ -52,7 +52,7 @@ impl TerminalLine {
     }
 
     /// Adds a word in a colour, if the style has colours.
-    pub fn push_styled(self, style: TerminalStyle, text: impl Display, colour: TextRole) -> Self {
+    pub fn push_styled(self, style: TerminalCapabilities, text: impl Display, colour: TextColour) -> Self {
         let text = escape_to_one_line(&text.to_string()).into_owned();
         if !style.colours || text.is_empty() {
             return Self(self.0 + &text);
@@ -96,10 +96,10 @@ impl TerminalText {
     /// Adds a label and a text that is wrapped beside it.
     pub fn add_entry(
         &mut self,
-        style: TerminalStyle,
+        style: TerminalCapabilities,
         indent: usize,
         label: &str,
-        colour: TextRole,
+        colour: TextColour,
         text: impl Into<TerminalLine>,
     ) {
         let gap = if label.is_empty() { "" } else { "  " };
@@ -148,7 +148,7 @@ impl FromIterator<TerminalLine> for TerminalText {
 
 /// The capabilities of standard output.
 #[derive(Debug, Clone, Copy)]
-pub struct TerminalStyle {
+pub struct TerminalCapabilities {
     /// The number of columns; `None` for no limit.
     pub width: Option<usize>,
     /// The number of lines; `None` for no limit.
@@ -160,9 +160,9 @@ pub struct TerminalStyle {
 /// The minimum width for wrapping; narrower lines are hard to read.
 const WIDTH_MIN: usize = 40;
 
-impl TerminalStyle {
+impl TerminalCapabilities {
     /// Returns the style of stdout: plain and without limits unless it is a terminal.
-    pub fn for_stdout() -> Self {
+    pub fn of_stdout() -> Self {
         let out = io::stdout();
         if !out.is_terminal() {
             return Self { width: None, height: None, colours: false };
@@ -259,26 +259,32 @@ pub fn error_text(what: impl Display) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::text::is_hidden;
+    use crate::text::is_hidden_character;
 
-    const PLAIN: TerminalStyle = TerminalStyle { width: None, height: None, colours: false };
+    const PLAIN: TerminalCapabilities = TerminalCapabilities { width: None, height: None, colours: false };
 
     #[test]
     fn line_text_cannot_break_lines_or_control_the_terminal() {
         let hostile = "a\nJOB forged\r\u{1b}]0;t\u{7}\u{9b}2J\u{202e}\u{200b}";
         let mut output = TerminalText::from_line(format!("key {hostile}"));
         output.add_line(TerminalLine::from("b").push_styled(
-            TerminalStyle { colours: true, ..PLAIN },
+            TerminalCapabilities { colours: true, ..PLAIN },
             hostile,
-            TextRole::Bad,
+            TextColour::Bad,
         ));
-        output.add_entry(TerminalStyle { width: Some(40), ..PLAIN }, 2, "FAILED", TextRole::Bad, hostile);
-        let red = Style::from(TextRole::Bad);
+        output.add_entry(
+            TerminalCapabilities { width: Some(40), ..PLAIN },
+            2,
+            "FAILED",
+            TextColour::Bad,
+            hostile,
+        );
+        let red = Style::from(TextColour::Bad);
         let own = output.text().replace(&red.to_string(), "").replace(&format!("{red:#}"), "");
-        assert!(!own.contains(|c| c != '\n' && is_hidden(c)), "{own:?}");
+        assert!(!own.contains(|c| c != '\n' && is_hidden_character(c)), "{own:?}");
         assert!(!own.lines().any(|line| line.starts_with("JOB")), "{own}");
         assert_eq!(error_text("x\nmuster: forged\n"), "muster: x\n  muster: forged\n");
-        assert!(!error_text(hostile).contains(|c| c != '\n' && is_hidden(c)));
+        assert!(!error_text(hostile).contains(|c| c != '\n' && is_hidden_character(c)));
     }
 
     /// The other files that write to a standard stream of this process: they pass on bytes of other processes
@@ -292,11 +298,11 @@ mod tests {
         "telemetry/log/queue.rs",
     ];
 
-    fn sources(folder: &std::path::Path, found: &mut Vec<std::path::PathBuf>) {
+    fn find_rust_sources(folder: &std::path::Path, found: &mut Vec<std::path::PathBuf>) {
         for entry in std::fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();
             if path.is_dir() {
-                sources(&path, found);
+                find_rust_sources(&path, found);
             } else if path.extension().is_some_and(|end| end == "rs") {
                 found.push(path);
             }
@@ -307,7 +313,7 @@ mod tests {
     fn only_this_module_writes_to_stdout_and_stderr() {
         let root = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/src"));
         let mut files = Vec::new();
-        sources(root, &mut files);
+        find_rust_sources(root, &mut files);
         assert!(files.len() > 200);
         for file in files {
             let name = file.strip_prefix(root).unwrap().to_str().unwrap().to_owned();
@@ -328,22 +334,22 @@ mod tests {
 
     #[test]
     fn long_texts_are_wrapped_beside_their_label() {
-        let style = TerminalStyle { width: Some(40), ..PLAIN };
+        let style = TerminalCapabilities { width: Some(40), ..PLAIN };
         let mut output = TerminalText::default();
         let story = "task 3 has failed and this is quite a long story";
-        output.add_entry(style, 2, "FAILED", TextRole::Bad, story);
+        output.add_entry(style, 2, "FAILED", TextColour::Bad, story);
         let lines: Vec<&str> = output.text().lines().collect();
         assert_eq!(lines[0], "  FAILED  task 3 has failed and this is");
         assert_eq!(lines[1], "          quite a long story");
         let mut output = TerminalText::default();
-        output.add_entry(style, 0, "", TextRole::Faint, "x".repeat(95));
+        output.add_entry(style, 0, "", TextColour::Faint, "x".repeat(95));
         assert_eq!(output.text().lines().map(str::len).collect::<Vec<_>>(), [40, 40, 15]);
     }
 
     #[test]
     fn colours_are_only_added_and_take_no_room() {
-        let coloured = TerminalStyle { colours: true, ..PLAIN };
-        let line = |style| TerminalLine::default().push_styled(style, "FAILED", TextRole::Bad);
+        let coloured = TerminalCapabilities { colours: true, ..PLAIN };
+        let line = |style| TerminalLine::default().push_styled(style, "FAILED", TextColour::Bad);
         assert_eq!(line(coloured).0, "\u{1b}[1m\u{1b}[31mFAILED\u{1b}[0m");
         assert_eq!(display_width(&line(coloured).0), 6);
         assert_eq!(line(PLAIN).0, "FAILED");
@@ -351,10 +357,10 @@ mod tests {
 
     #[test]
     fn wide_characters_take_two_columns() {
-        let style = TerminalStyle { width: Some(40), ..PLAIN };
+        let style = TerminalCapabilities { width: Some(40), ..PLAIN };
         let mut output = TerminalText::default();
-        output.add_entry(style, 0, "", TextRole::Faint, "訓".repeat(30));
-        output.add_entry(style, 2, "失敗", TextRole::Bad, format!("gpu-{} 故障", "東".repeat(13)));
+        output.add_entry(style, 0, "", TextColour::Faint, "訓".repeat(30));
+        output.add_entry(style, 2, "失敗", TextColour::Bad, format!("gpu-{} 故障", "東".repeat(13)));
         let lines = [
             "訓".repeat(20),
             "訓".repeat(10),

@@ -12,11 +12,11 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::client::DEFAULT_SERVER;
 use super::config::JobDeclarationArgs;
-use super::options::ServeFlags;
 use super::output::{TerminalText, print};
 use super::server::RunningServer;
+use super::setting_flags::ServeFlags;
 use super::stop_signals::StopSignals;
-use super::{allocator, limits};
+use super::{allocator, connection_limits};
 use crate::config::{Config, JobSelection};
 use crate::http::api::ServerInfo;
 use crate::telemetry::log::{self, LogFormat};
@@ -87,7 +87,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     log::start_logging(&config.server.log, config.server.log_format).map_err(anyhow::Error::msg)?;
-    limits::raise_open_file_limit();
+    connection_limits::raise_open_file_limit();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(config.server.io_threads)
         .enable_all()

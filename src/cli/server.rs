@@ -13,15 +13,15 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use super::limits::{self, ConnectionLimits};
+use super::connection_limits::{self, ConnectionLimits};
 use crate::clock::Clock;
 use crate::config::{Config, JobConfig, TlsConfig};
 use crate::coordination::JobName;
 use crate::engine::{Engine, Observer};
 use crate::grpc::{self, ListenerJobRule};
-use crate::http::api::{GrpcListenerInfo, ServerInfo, Version, machine_name};
+use crate::http::api::{GrpcListenerInfo, ProductVersion, ServerInfo, machine_name};
 use crate::http::{
-    self, AccessControl, AppState, BodyBudget, EventStreamLimiter, HttpLimits, ListenerState,
+    self, AccessControl, AppState, BodyMemoryBudget, EventStreamLimiter, HttpLimits, ListenerState,
     ServerReadiness, TokenFile,
 };
 use crate::meter;
@@ -174,11 +174,11 @@ impl RunningServer {
     /// Binds every address of `config`, declares its jobs and serves them.
     pub async fn start(config: &Config) -> Result<Self> {
         let clock = Clock::start();
-        let connections = limits::compute_connection_limits(config)?;
+        let connections = connection_limits::compute_connection_limits(config)?;
         let audit = Arc::new(open_audit_log(config, clock)?);
         config.check_access_control()?;
         let handshakes = Arc::new(HandshakeFailures::new(clock));
-        let [grpc_tls, http_tls] = build_connection_admissions(config, clock, &handshakes)?;
+        let [grpc_tls, http_tls] = build_transport_policies(config, clock, &handshakes)?;
         let guard = Arc::new(build_access_control(config, clock)?);
         let bound = BoundListeners::bind(config, clock, &connections)?;
         let engine = Engine::new(clock);
@@ -217,7 +217,7 @@ impl RunningServer {
     /// Reads the files that `config` names: certificates and tokens.
     pub fn check_certificates_and_tokens(config: &Config) -> Result<()> {
         let clock = Clock::start();
-        build_connection_admissions(config, clock, &Arc::new(HandshakeFailures::new(clock)))?;
+        build_transport_policies(config, clock, &Arc::new(HandshakeFailures::new(clock)))?;
         build_access_control(config, clock)?;
         Ok(())
     }
@@ -244,7 +244,7 @@ impl RunningServer {
         let (config, audit) = (&self.config, Arc::clone(&self.audit));
         let mut others: Vec<Arc<dyn MetricSource>> =
             vec![self.readiness.clone(), self.streams.clone(), audit.clone(), Arc::new(LogMetrics)];
-        let bodies = Arc::new(BodyBudget::new(config.server.http_bodies_bytes));
+        let bodies = Arc::new(BodyMemoryBudget::new(config.server.http_bodies_bytes));
         others.push(Arc::clone(&bodies) as Arc<dyn MetricSource>);
         others.extend(listeners.map(|listener| listener as Arc<dyn MetricSource>));
         others.extend(self.traces.iter().map(|traces| Arc::clone(traces) as Arc<dyn MetricSource>));
@@ -356,7 +356,7 @@ impl RunningServer {
         // Reading files may block.
         tokio::task::spawn_blocking(move || {
             guard.reload_tokens();
-            match build_connection_admissions(&config, clock, &Arc::new(HandshakeFailures::new(clock))) {
+            match build_transport_policies(&config, clock, &Arc::new(HandshakeFailures::new(clock))) {
                 Ok(_) => tracing::info!("files were read again"),
                 Err(error) => {
                     let error = format!("{error:#}");
@@ -381,7 +381,7 @@ impl RunningServer {
         // Health probes are answered until the end.
         self.health.stop(HTTP_STOP_TIMEOUT).await;
         self.audit.flush_all_pending_refusals(*self.engine.clock());
-        self.audit.close(AUDIT_STOP_TIMEOUT).await;
+        self.audit.wait_for_last_lines(AUDIT_STOP_TIMEOUT).await;
         self.log.stop(HTTP_STOP_TIMEOUT).await;
         if let Some(traces) = self.traces.take() {
             // It blocks, and the collector may be slow.
@@ -440,11 +440,11 @@ fn build_server_info(bound: &BoundListeners, jobs: &[JobConfig]) -> ServerInfo {
             None => jobs.iter().filter(|job| job.grpc.is_none()).map(|job| job.name.clone()).collect(),
         },
     });
-    ServerInfo { version: Version::current(), http: bound.http.address, grpc: grpc.collect() }
+    ServerInfo { version: ProductVersion::current(), http: bound.http.address, grpc: grpc.collect() }
 }
 
 /// Builds the TLS of the gRPC listeners and of the HTTP listener.
-fn build_connection_admissions(
+fn build_transport_policies(
     config: &Config,
     clock: Clock,
     handshakes: &Arc<HandshakeFailures>,
@@ -479,7 +479,7 @@ fn build_access_control(config: &Config, clock: Clock) -> Result<AccessControl> 
     let hosts = server.http_hosts.clone().with_name(&machine_name());
     let guard =
         AccessControl::without_tokens(clock).with_tokens(tokens, server.session_timeout).with_hosts(hosts);
-    Ok(guard.with_change_rate(server.http_changes_per_second))
+    Ok(guard.with_change_rate_limit(server.http_changes_per_second))
 }
 
 /// Logs a warning for each address that is open without access control by request.

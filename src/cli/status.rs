@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use super::client::{Client, DEFAULT_SERVER};
 use super::credentials::CredentialArgs;
-use super::output::{TerminalStyle, TerminalText, print, print_error, print_json, redraw};
+use super::output::{TerminalCapabilities, TerminalText, print, print_error, print_json, redraw};
 use crate::coordination::{JobName, JobView};
 use crate::http::api::{FindingsPage, ServerInfo};
 use crate::service::findings::Finding;
@@ -72,7 +72,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
         if arguments.json {
             print_json(&seen.1)?;
         } else {
-            print(&status_text(&seen, TerminalStyle::for_stdout()))?;
+            print(&status_text(&seen, TerminalCapabilities::of_stdout()))?;
         }
         return Ok(ExitCode::SUCCESS);
     };
@@ -81,7 +81,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
         match runtime.block_on(fetch_status(arguments)) {
             Ok(seen) if arguments.json => print_json(&seen.1)?,
             Ok(seen) => {
-                let style = TerminalStyle::for_stdout();
+                let style = TerminalCapabilities::of_stdout();
                 let mut text = status_text(&seen, style);
                 if let (Some(height), Some(width)) = (style.height, style.width) {
                     text.truncate_to_screen(height, width);
@@ -97,7 +97,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     }
 }
 
-fn status_text((url, seen): &(String, StatusReport), style: TerminalStyle) -> TerminalText {
+fn status_text((url, seen): &(String, StatusReport), style: TerminalCapabilities) -> TerminalText {
     render::render_status(url, &seen.server, &seen.jobs, &seen.findings, style)
 }
 

@@ -16,8 +16,8 @@ use tokio_rustls::TlsConnector;
 
 use super::output::{TerminalLine, TerminalText, print};
 use super::server_args::block_on_requests;
-use crate::tls::check::{self, CertificateFindings, CheckSeverity, IntendedUse};
-use crate::tls::{self, issue};
+use crate::tls::check::{self, CertificateFindings, CheckSeverity, IntendedCertificateUse};
+use crate::tls::{self, certificate_authority};
 
 /// The time that a server has to answer.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
@@ -111,7 +111,7 @@ enum CertificateUse {
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     match &arguments.command {
         Command::New(new) => {
-            issue::write_trial_certificates(&new.folder, &new.names)?;
+            certificate_authority::write_trial_certificates(&new.folder, &new.names)?;
             let folder = new.folder.display();
             print(&TerminalText::from_escaped_text(&format!(
                 "Made in {folder}, for {} days: ca.pem, server.pem, server-key.pem, client.pem, client-key.pem\n\
@@ -119,7 +119,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
                  --grpc-tls-client-ca {folder}/ca.pem\n\
                  Start tasks with: JAX_MTLS_CERT_FILE={folder}/client.pem JAX_MTLS_KEY_FILE={folder}/client-key.pem \
                  JAX_MTLS_CA_FILE={folder}/ca.pem\n",
-                issue::VALIDITY_DAYS
+                certificate_authority::VALIDITY_DAYS
             )))?;
             Ok(ExitCode::SUCCESS)
         }
@@ -139,15 +139,16 @@ fn check_certificate_files(asked: &CheckArgs) -> Result<CertificateFindings> {
     if let Some(cert) = &asked.cert {
         let chain = tls::read_certificates(cert)?;
         let purpose = match asked.purpose {
-            _ if asked.server.is_some() => issue::CertificatePurpose::Client,
-            Some(CertificateUse::Client) => issue::CertificatePurpose::Client,
-            Some(CertificateUse::Server) => issue::CertificatePurpose::Server,
+            _ if asked.server.is_some() => certificate_authority::CertificatePurpose::Client,
+            Some(CertificateUse::Client) => certificate_authority::CertificatePurpose::Client,
+            Some(CertificateUse::Server) => certificate_authority::CertificatePurpose::Server,
             // A name that clients dial implies a server certificate.
-            None if asked.name.is_some() => issue::CertificatePurpose::Server,
-            None => check::stated_purpose(&chain).unwrap_or(issue::CertificatePurpose::Server),
+            None if asked.name.is_some() => certificate_authority::CertificatePurpose::Server,
+            None => check::stated_certificate_purpose(&chain)
+                .unwrap_or(certificate_authority::CertificatePurpose::Server),
         };
-        let client = purpose == issue::CertificatePurpose::Client;
-        let wanted = IntendedUse { purpose, name: asked.name.as_deref().filter(|_| !client) };
+        let client = purpose == certificate_authority::CertificatePurpose::Client;
+        let wanted = IntendedCertificateUse { purpose, name: asked.name.as_deref().filter(|_| !client) };
         // The rules of a server for the issuers of client certificates are unknown here and show in the
         // handshake.
         let ca = asked.ca.as_deref();

@@ -9,8 +9,8 @@ use anyhow::{Result, anyhow};
 use clap::{Args, Subcommand};
 
 use super::output::{eprint_raw, print_raw};
-use crate::http::{NewToken, append_token};
-use crate::service::Role;
+use crate::http::{NewToken, append_token_to_file};
+use crate::service::AccessRole;
 
 /// Create tokens for access over HTTP
 ///
@@ -46,7 +46,7 @@ struct NewArguments {
 
     /// The role of the holder: viewer, operator or admin
     #[arg(long, value_name = "ROLE")]
-    role: Role,
+    role: AccessRole,
 
     /// The file to add its hash to; without one, the lines to add are printed to stderr
     #[arg(long, value_name = "FILE")]
@@ -58,7 +58,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     let Command::New(NewArguments { name, role, file }) = &arguments.command;
     let made = NewToken::generate(name, *role).map_err(|wrong| anyhow!("--name {name}: {wrong}"))?;
     match file {
-        Some(file) => append_token(file, name, &made.line)?,
+        Some(file) => append_token_to_file(file, name, &made.line)?,
         None => eprint_raw(&made.line),
     }
     print_raw(&format!("{}\n", made.token))?;

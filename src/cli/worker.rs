@@ -16,7 +16,7 @@ use anyhow::{Context as _, Result, bail};
 use clap::{Args, ValueEnum};
 
 use super::certificates::TransferCertificateArgs;
-use super::limits;
+use super::connection_limits;
 use crate::agent::cluster_env::{ClusterEnv, ClusterFlags, DetectedProcessIdentity, EnvironmentVariables};
 use crate::agent::{AgentConfig, AgentTlsFiles, DEVICES_MAX, TransferAccess, claim_task, own_claimant_id};
 use crate::coordination::JobName;
@@ -241,7 +241,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
         Some(TaskArg::Auto) | None => None,
     };
     let asked = ClusterFlags { task: number, tasks: arguments.tasks, service: arguments.service.clone() };
-    let claims = ClusterEnv::claims_task(&asked, arguments.task == Some(TaskArg::Auto), &variables);
+    let claims = ClusterEnv::must_claim_task(&asked, arguments.task == Some(TaskArg::Auto), &variables);
     let host = match DetectedProcessIdentity::detect_on_this_machine(arguments.host_id.as_deref(), &variables)
     {
         Ok(host) => Some(host),
@@ -255,7 +255,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     };
     let mut config = arguments.agent_config(&place)?;
     config.identity = host.as_ref().map(|host| host.identity.clone());
-    limits::raise_open_file_limit();
+    connection_limits::raise_open_file_limit();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let code = runtime.block_on(async {
         if claims && let Some(host) = &host {
@@ -313,7 +313,7 @@ impl Arguments {
             certificates: self.certificates.read_files()?,
             is_insecure: self.insecure_transfers,
         };
-        access.apply(&mut config)?;
+        access.apply_to_config(&mut config)?;
         Ok(config)
     }
 

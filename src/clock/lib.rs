@@ -42,7 +42,7 @@ impl Clock {
 
     /// Returns the moment of the monotonic clock at which this clock shows `at`.
     #[must_use]
-    pub fn instant(&self, at: Timestamp) -> Instant {
+    pub fn instant_at(&self, at: Timestamp) -> Instant {
         let start = Timestamp::default().after(self.epoch);
         self.started + at.since(start)
     }
@@ -79,16 +79,16 @@ pub fn monotonic() -> Instant {
 /// hides.
 #[must_use]
 pub fn monotonic_nanoseconds() -> u64 {
-    nanoseconds(rustix::time::ClockId::Monotonic)
+    read_clock_nanoseconds(rustix::time::ClockId::Monotonic)
 }
 
 /// Returns the processor time of this process, all threads together, in nanoseconds.
 #[must_use]
-pub fn process_nanoseconds() -> u64 {
-    nanoseconds(rustix::time::ClockId::ProcessCPUTime)
+pub fn process_cpu_nanoseconds() -> u64 {
+    read_clock_nanoseconds(rustix::time::ClockId::ProcessCPUTime)
 }
 
-fn nanoseconds(clock: rustix::time::ClockId) -> u64 {
+fn read_clock_nanoseconds(clock: rustix::time::ClockId) -> u64 {
     let now = rustix::time::clock_gettime(clock);
     now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
 }

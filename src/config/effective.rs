@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 
 use super::value::SettingValue;
 use super::value_source::ResolvedValue;
-use crate::text::is_hidden;
+use crate::text::is_hidden_character;
 
 /// Returns one line for each value, under the headings of the tables, with the sources as comments in a
 /// column.
@@ -29,7 +29,7 @@ pub fn effective_toml_text(values: &[ResolvedValue]) -> String {
 
 fn toml_value_text(shown: &SettingValue) -> String {
     match shown {
-        SettingValue::Text(text) if text.contains(is_hidden) => escape_toml(text),
+        SettingValue::Text(text) if text.contains(is_hidden_character) => escape_toml(text),
         SettingValue::Text(text) => toml::Value::String(text.clone()).to_string(),
         SettingValue::Number(number) => number.to_string(),
         SettingValue::Switch(switch) => switch.to_string(),
@@ -43,7 +43,7 @@ fn escape_toml(text: &str) -> String {
         match c {
             '"' | '\\' => escaped.extend(['\\', c]),
             // Writing to a string cannot fail.
-            c if is_hidden(c) => _ = write!(escaped, "\\U{:08X}", u32::from(c)),
+            c if is_hidden_character(c) => _ = write!(escaped, "\\U{:08X}", u32::from(c)),
             c => escaped.push(c),
         }
     }
@@ -58,7 +58,7 @@ mod tests {
     fn hidden_characters_are_escaped_and_mean_the_same() {
         let text = "a\"\\\u{1b}]0;\u{7}\n\u{202e}\u{e0041}";
         let written = toml_value_text(&SettingValue::Text(text.into()));
-        assert!(!written.contains(is_hidden), "{written}");
+        assert!(!written.contains(is_hidden_character), "{written}");
         let read: ::toml::Table = format!("k = {written}").parse().unwrap();
         assert_eq!(read["k"].as_str(), Some(text));
     }

@@ -67,7 +67,7 @@ impl Config {
 mod tests {
     use super::super::{CommandLineConfig, JobSelection, ServerProfile, load_config};
 
-    fn refusal(flags: &[(&'static str, &str)], jobs: &[&str]) -> Option<String> {
+    fn access_control_error(flags: &[(&'static str, &str)], jobs: &[&str]) -> Option<String> {
         let asked = CommandLineConfig {
             profile: ServerProfile::Serve,
             file: None,
@@ -83,26 +83,31 @@ mod tests {
     #[test]
     fn exposed_addresses_require_access_control() {
         let everywhere = ("http", "0.0.0.0:8477");
-        assert_eq!(refusal(&[], &["a=1"]), None);
-        assert!(refusal(&[everywhere], &[]).unwrap().contains("muster token new"));
-        assert_eq!(refusal(&[everywhere, ("insecure", "true")], &[]), None);
-        assert_eq!(refusal(&[everywhere, ("tokens-file", "t")], &[]), None);
+        assert_eq!(access_control_error(&[], &["a=1"]), None);
+        assert!(access_control_error(&[everywhere], &[]).unwrap().contains("muster token new"));
+        assert_eq!(access_control_error(&[everywhere, ("insecure", "true")], &[]), None);
+        assert_eq!(access_control_error(&[everywhere, ("tokens-file", "t")], &[]), None);
         let cert = [everywhere, ("http-tls-cert", "c"), ("http-tls-key", "k")];
-        assert!(refusal(&cert, &[]).is_some(), "to hide what is said is not to ask who speaks");
+        assert!(access_control_error(&cert, &[]).is_some(), "to hide what is said is not to ask who speaks");
         let mutual = [&cert[..], &[("http-tls-client-ca", "ca")]].concat();
-        assert_eq!(refusal(&mutual, &[]), None);
+        assert_eq!(access_control_error(&mutual, &[]), None);
         let optional = [&mutual[..], &[("http-tls-mode", "optional")]].concat();
-        assert!(refusal(&optional, &[]).is_some(), "whoever speaks plaintext shows no certificate");
+        assert!(
+            access_control_error(&optional, &[]).is_some(),
+            "whoever speaks plaintext shows no certificate"
+        );
     }
 
     #[test]
     fn every_grpc_address_counts() {
-        assert!(refusal(&[("grpc", "0.0.0.0:1")], &[]).unwrap().contains("--insecure-grpc"));
-        assert!(refusal(&[], &["a=1@10.0.0.1:1"]).unwrap().contains("10.0.0.1:1"));
-        assert_eq!(refusal(&[("insecure-grpc", "true")], &["a=1@10.0.0.1:1"]), None);
+        assert!(access_control_error(&[("grpc", "0.0.0.0:1")], &[]).unwrap().contains("--insecure-grpc"));
+        assert!(access_control_error(&[], &["a=1@10.0.0.1:1"]).unwrap().contains("10.0.0.1:1"));
+        assert_eq!(access_control_error(&[("insecure-grpc", "true")], &["a=1@10.0.0.1:1"]), None);
         let mutual = [("grpc-tls-cert", "c"), ("grpc-tls-key", "k"), ("grpc-tls-client-ca", "ca")];
-        assert_eq!(refusal(&mutual, &["a=1@10.0.0.1:1"]), None);
-        assert!(refusal(&mutual[..1], &[]).unwrap().contains("--grpc-tls-key"));
-        assert!(refusal(&[("grpc-tls-mode", "required")], &[]).unwrap().contains("--grpc-tls-cert"));
+        assert_eq!(access_control_error(&mutual, &["a=1@10.0.0.1:1"]), None);
+        assert!(access_control_error(&mutual[..1], &[]).unwrap().contains("--grpc-tls-key"));
+        assert!(
+            access_control_error(&[("grpc-tls-mode", "required")], &[]).unwrap().contains("--grpc-tls-cert")
+        );
     }
 }

@@ -62,7 +62,7 @@ pub(super) fn parse_config_file(
     text: &str,
     known: &KnownKeys<'_>,
 ) -> Result<ConfigFile, ConfigError> {
-    let reader = FileReader { path: path.into(), text };
+    let reader = ConfigFileReader { path: path.into(), text };
     let document = DeTable::parse(text).map_err(|error| ConfigError::NotToml {
         place: reader.line_source(error.span().map_or(0, |span| span.start)),
         wrong: error.message().into(),
@@ -78,14 +78,14 @@ pub(super) fn parse_config_file(
     Ok(file)
 }
 
-struct FileReader<'a> {
+struct ConfigFileReader<'a> {
     path: Arc<Path>,
     text: &'a str,
 }
 
 type SpannedKey<'a> = Spanned<std::borrow::Cow<'a, str>>;
 
-impl FileReader<'_> {
+impl ConfigFileReader<'_> {
     fn line_source(&self, offset: usize) -> ValueSource {
         let before = self.text.get(..offset).unwrap_or(self.text);
         ValueSource::File(Arc::clone(&self.path), before.matches('\n').count() + 1)

@@ -369,7 +369,7 @@ mod tests {
     use crate::config::ServerProfile;
     use std::time::Duration;
 
-    fn asked(flags: &[(&'static str, &str)], jobs: &[&str]) -> CommandLineConfig {
+    fn command_line_config(flags: &[(&'static str, &str)], jobs: &[&str]) -> CommandLineConfig {
         CommandLineConfig {
             profile: ServerProfile::Serve,
             file: None,
@@ -387,7 +387,7 @@ mod tests {
         path
     }
 
-    fn load_from(asked: &CommandLineConfig, variables: &[(&str, &str)]) -> Result<Config, String> {
+    fn load_config_from(asked: &CommandLineConfig, variables: &[(&str, &str)]) -> Result<Config, String> {
         let find = |name: &str| variables.iter().find(|(n, _)| *n == name).map(|(_, text)| (*text).into());
         load_config(asked, &find).map_err(|error| error.to_string())
     }
@@ -396,11 +396,13 @@ mod tests {
     fn a_flag_is_stronger_than_the_environment_and_that_than_the_file() {
         let text = "heartbeat-timeout = '1s'\nshutdown-timeout = '1s'\nregister-timeout = '1s'\n\
                     [jobs.a]\ntasks = 2\nheartbeat-timeout = '9s'\nregister-timeout = '9s'\n";
-        let mut asked = asked(&[("heartbeat-timeout", "3s")], &[]);
-        asked.file = Some(file("precedence", text));
-        let config =
-            load_from(&asked, &[("MUSTER_HEARTBEAT_TIMEOUT", "2s"), ("MUSTER_SHUTDOWN_TIMEOUT", "2s")])
-                .unwrap();
+        let mut command_line_config = command_line_config(&[("heartbeat-timeout", "3s")], &[]);
+        command_line_config.file = Some(file("precedence", text));
+        let config = load_config_from(
+            &command_line_config,
+            &[("MUSTER_HEARTBEAT_TIMEOUT", "2s"), ("MUSTER_SHUTDOWN_TIMEOUT", "2s")],
+        )
+        .unwrap();
         let settings = &config.jobs[0].settings;
         assert_eq!(settings.heartbeat_timeout, Duration::from_secs(3));
         assert_eq!(settings.shutdown_timeout, Duration::from_secs(2));
@@ -410,10 +412,10 @@ mod tests {
 
     #[test]
     fn jobs_add_up_and_the_stronger_source_counts_their_tasks() {
-        let mut asked = asked(&[], &["a=8", "c=1@127.0.0.1:9001"]);
-        asked.file =
+        let mut command_line_config = command_line_config(&[], &["a=8", "c=1@127.0.0.1:9001"]);
+        command_line_config.file =
             Some(file("jobs", "[jobs.a]\ntasks = 2\ngrpc = '127.0.0.1:9000'\n[jobs.b]\ntasks = 3\n"));
-        let config = load_from(&asked, &[("MUSTER_JOBS", "d=4, b=5")]).unwrap();
+        let config = load_config_from(&command_line_config, &[("MUSTER_JOBS", "d=4, b=5")]).unwrap();
         let jobs: Vec<_> = config
             .jobs
             .iter()
@@ -424,39 +426,42 @@ mod tests {
 
     #[test]
     fn a_launch_knows_its_own_job_only() {
-        let mut asked = asked(&[], &[]);
-        asked.file = Some(file("only", "[jobs.a]\nrecoverable = true\n[jobs.b]\ntasks = 3\n"));
-        asked.jobs = JobSelection::Only { name: "a".parse().unwrap(), tasks: 5 };
-        let config = load_from(&asked, &[("MUSTER_TASKS", "9")]).unwrap();
+        let mut command_line_config = command_line_config(&[], &[]);
+        command_line_config.file = Some(file("only", "[jobs.a]\nrecoverable = true\n[jobs.b]\ntasks = 3\n"));
+        command_line_config.jobs = JobSelection::Only { name: "a".parse().unwrap(), tasks: 5 };
+        let config = load_config_from(&command_line_config, &[("MUSTER_TASKS", "9")]).unwrap();
         assert_eq!(config.jobs.len(), 1);
         assert!(config.jobs[0].settings.recoverable && config.jobs[0].settings.tasks == 5);
     }
 
     #[test]
     fn nonsense_is_refused_with_its_place() {
-        let error = load_from(&asked(&[("heartbeat-timeout", "0s")], &[]), &[]).unwrap_err();
+        let error =
+            load_config_from(&command_line_config(&[("heartbeat-timeout", "0s")], &[]), &[]).unwrap_err();
         assert!(error.contains("--heartbeat-timeout") && error.contains("longer than zero"), "{error}");
-        let error = load_from(&asked(&[], &[]), &[("MUSTER_ERROR_DELIVERY", "never")]).unwrap_err();
+        let error = load_config_from(&command_line_config(&[], &[]), &[("MUSTER_ERROR_DELIVERY", "never")])
+            .unwrap_err();
         assert!(error.contains("MUSTER_ERROR_DELIVERY") && error.contains("hold or cancel"), "{error}");
-        let error = load_from(&asked(&[], &["a=1", "a=2"]), &[]).unwrap_err();
+        let error = load_config_from(&command_line_config(&[], &["a=1", "a=2"]), &[]).unwrap_err();
         assert!(error.contains("`a`"), "{error}");
-        let error = load_from(&asked(&[("http", "0.0.0.0:8476")], &[]), &[]).unwrap_err();
+        let error =
+            load_config_from(&command_line_config(&[("http", "0.0.0.0:8476")], &[]), &[]).unwrap_err();
         assert!(error.contains("--http") && error.contains("grpc (default)"), "{error}");
-        let mut asked = asked(&[], &[]);
-        asked.file = Some(file("tasks", "[jobs.a]\nrecoverable = true\n"));
-        assert!(load_from(&asked, &[]).unwrap_err().contains("tasks = N"));
-        asked.file = Some(file("bounds", "[bounds]\nkeys = 0\n"));
-        assert!(load_from(&asked, &[]).unwrap_err().contains("at least 1"));
+        let mut command_line_config = command_line_config(&[], &[]);
+        command_line_config.file = Some(file("tasks", "[jobs.a]\nrecoverable = true\n"));
+        assert!(load_config_from(&command_line_config, &[]).unwrap_err().contains("tasks = N"));
+        command_line_config.file = Some(file("bounds", "[bounds]\nkeys = 0\n"));
+        assert!(load_config_from(&command_line_config, &[]).unwrap_err().contains("at least 1"));
     }
 
     #[test]
     fn bounds_of_a_job_override_the_common_ones() {
-        let mut asked = asked(&[], &["b=1"]);
-        asked.file = Some(file(
+        let mut command_line_config = command_line_config(&[], &["b=1"]);
+        command_line_config.file = Some(file(
             "own-bounds",
             "[bounds]\nkeys = 7\nwaiters = 8\n[jobs.a]\ntasks = 1\n[jobs.a.bounds]\nkeys = 9\n",
         ));
-        let config = load_from(&asked, &[]).unwrap();
+        let config = load_config_from(&command_line_config, &[]).unwrap();
         let bounds = |n: usize| &config.jobs[n].settings.bounds;
         assert_eq!((bounds(0).keys, bounds(0).waiters), (9, 8));
         assert_eq!((bounds(1).keys, bounds(1).waiters), (7, 8));
@@ -465,13 +470,13 @@ mod tests {
 
     #[test]
     fn the_printed_configuration_reads_back_the_same() {
-        let mut first = asked(&[("disconnect-grace", "off")], &["b=2@127.0.0.1:9000"]);
+        let mut first = command_line_config(&[("disconnect-grace", "off")], &["b=2@127.0.0.1:9000"]);
         first.file =
             Some(file("print", "[jobs.a]\ntasks = 1\nrecoverable = true\n[jobs.a.bounds]\nkeys = 9\n"));
-        let printed = load_from(&first, &[]).unwrap();
-        let mut second = asked(&[], &[]);
+        let printed = load_config_from(&first, &[]).unwrap();
+        let mut second = command_line_config(&[], &[]);
         second.file = Some(file("printed", &printed.to_toml_text()));
-        let read = load_from(&second, &[]).unwrap();
+        let read = load_config_from(&second, &[]).unwrap();
         assert_eq!((&read.server, &read.jobs), (&printed.server, &printed.jobs));
     }
 }

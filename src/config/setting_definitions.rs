@@ -10,7 +10,7 @@ use crate::coordination::{ErrorDelivery, JobSettings};
 use crate::http::{AllowedHosts, RedactionPatterns};
 use crate::service::AuditFailurePolicy;
 use crate::telemetry::log::{self, LogFormat};
-use crate::telemetry::traces::{OtlpProtocol, check_endpoint};
+use crate::telemetry::traces::{OtlpProtocol, check_collector_endpoint};
 use crate::text::{format_exact_duration, parse_duration, parse_positive_duration};
 use crate::tls::TlsMode;
 
@@ -55,7 +55,7 @@ fn parse_path(text: &str) -> Option<PathBuf> {
 }
 
 /// Declares a setting that is the path of a file, or none.
-macro_rules! path_key {
+macro_rules! path_setting {
     ($name:literal, $help:literal, $($field:ident).+) => {
         Setting {
             name: $name,
@@ -72,7 +72,7 @@ macro_rules! path_key {
 }
 
 /// Declares the TLS mode of a listener as a setting.
-macro_rules! mode_key {
+macro_rules! tls_mode_setting {
     ($name:literal, $field:ident) => {
         Setting {
             name: $name,
@@ -261,7 +261,7 @@ pub static SERVER_SETTINGS: [Setting<ServerConfig>; 42] = [
         set: |server, text| {
             server.otlp_endpoint = match text {
                 "none" => None,
-                text => Some(check_endpoint(text).map(|()| text.to_owned())?),
+                text => Some(check_collector_endpoint(text).map(|()| text.to_owned())?),
             };
             Ok(())
         },
@@ -305,7 +305,7 @@ pub static SERVER_SETTINGS: [Setting<ServerConfig>; 42] = [
         help: "What is logged: error, warn, info, debug, trace or off, or a filter such as \
                'info,muster::events=warn' (every change of state is an event)",
         show: |server| text_value(&server.log),
-        set: |server, text| log::check_filter(text).map(|()| server.log = text.into()),
+        set: |server, text| log::check_log_filter(text).map(|()| server.log = text.into()),
     },
     Setting {
         name: "audit-lines",
@@ -323,7 +323,7 @@ pub static SERVER_SETTINGS: [Setting<ServerConfig>; 42] = [
         show: |server| text_value(server.log_format),
         set: |server, text| LogFormat::parse(text).map(|value| server.log_format = value),
     },
-    path_key!(
+    path_setting!(
         "audit-file",
         "Append a line of JSON to this file for everything that an operator does; the last lines are at /api/v1/audit in \
          any case",
@@ -346,30 +346,30 @@ pub static SERVER_SETTINGS: [Setting<ServerConfig>; 42] = [
         show: |server| text_value(&server.redact_keys),
         set: |server, text| RedactionPatterns::parse(text).map(|value| server.redact_keys = value),
     },
-    path_key!(
+    path_setting!(
         "grpc-tls-cert",
         "The certificate of the gRPC listeners (PEM, with those in between)",
         grpc_tls.cert
     ),
-    path_key!("grpc-tls-key", "Its key (PEM); both are read again when they change", grpc_tls.key),
-    path_key!(
+    path_setting!("grpc-tls-key", "Its key (PEM); both are read again when they change", grpc_tls.key),
+    path_setting!(
         "grpc-tls-client-ca",
         "The authorities whose clients may connect (mutual TLS); none: clients are not asked",
         grpc_tls.client_ca
     ),
-    mode_key!("grpc-tls-mode", grpc_tls),
-    path_key!(
+    tls_mode_setting!("grpc-tls-mode", grpc_tls),
+    path_setting!(
         "http-tls-cert",
         "The certificate of the HTTP listener (PEM, with those in between)",
         http_tls.cert
     ),
-    path_key!("http-tls-key", "Its key (PEM); both are read again when they change", http_tls.key),
-    path_key!(
+    path_setting!("http-tls-key", "Its key (PEM); both are read again when they change", http_tls.key),
+    path_setting!(
         "http-tls-client-ca",
         "The authorities whose clients may connect; none: clients are not asked",
         http_tls.client_ca
     ),
-    mode_key!("http-tls-mode", http_tls),
+    tls_mode_setting!("http-tls-mode", http_tls),
     Setting {
         name: "http-hosts",
         placeholder: "NAME,...|none",
@@ -379,7 +379,7 @@ pub static SERVER_SETTINGS: [Setting<ServerConfig>; 42] = [
         show: |server| text_value(&server.http_hosts),
         set: |server, text| AllowedHosts::parse(text).map(|value| server.http_hosts = value),
     },
-    path_key!(
+    path_setting!(
         "tokens-file",
         "Who may do what over HTTP: see `muster token new`; without it everybody may do everything. It is read again \
          when it changes",
@@ -530,7 +530,7 @@ mod tests {
     use super::*;
     use crate::config::ServerProfile;
 
-    fn spelled(shown: SettingValue) -> String {
+    fn setting_value_text(shown: SettingValue) -> String {
         match shown {
             SettingValue::Text(text) => text,
             SettingValue::Number(number) => number.to_string(),
@@ -542,12 +542,13 @@ mod tests {
     fn every_default_reads_back_as_it_is_shown() {
         let mut server = ServerConfig::new(ServerProfile::Serve);
         for key in &SERVER_SETTINGS {
-            (key.set)(&mut server, &spelled((key.show)(&ServerConfig::new(ServerProfile::Serve)))).unwrap();
+            (key.set)(&mut server, &setting_value_text((key.show)(&ServerConfig::new(ServerProfile::Serve))))
+                .unwrap();
         }
         assert_eq!(server, ServerConfig::new(ServerProfile::Serve));
         let mut job = JobSettings::new(1);
         for key in &JOB_SETTINGS {
-            (key.set)(&mut job, &spelled((key.show)(&JobSettings::new(1)))).unwrap();
+            (key.set)(&mut job, &setting_value_text((key.show)(&JobSettings::new(1)))).unwrap();
         }
         assert_eq!(job, JobSettings::new(1));
     }

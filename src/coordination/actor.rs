@@ -68,10 +68,10 @@ impl fmt::Display for Actor {
 /// The stated reason of a command: one line that is safe to show anywhere.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(try_from = "String", into = "String")]
-#[schema(value_type = String)]
-pub struct Reason(Arc<str>);
+#[schema(as = Reason, value_type = String)]
+pub struct CommandReason(Arc<str>);
 
-impl Reason {
+impl CommandReason {
     /// The greatest length of a reason, in bytes.
     pub const BYTES_MAX: usize = 500;
 
@@ -82,7 +82,7 @@ impl Reason {
     }
 }
 
-impl fmt::Display for Reason {
+impl fmt::Display for CommandReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
@@ -90,38 +90,38 @@ impl fmt::Display for Reason {
 
 /// The error for a text that is not a valid reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum InvalidReason {
+pub enum InvalidCommandReason {
     /// The text is empty.
     #[error("a reason is required, e.g. bad NIC, TICKET-12")]
     Empty,
     /// The text is too long; holds its length in bytes.
-    #[error("the reason has {0} bytes; at most {max} are allowed", max = Reason::BYTES_MAX)]
+    #[error("the reason has {0} bytes; at most {max} are allowed", max = CommandReason::BYTES_MAX)]
     TooLong(usize),
     /// The text contains characters that would not show as one line.
     #[error("the reason holds control characters; write it as one line of plain text")]
     Unsafe,
 }
 
-impl TryFrom<String> for Reason {
-    type Error = InvalidReason;
+impl TryFrom<String> for CommandReason {
+    type Error = InvalidCommandReason;
 
     fn try_from(text: String) -> Result<Self, Self::Error> {
         let text = text.trim();
         if text.is_empty() {
-            return Err(InvalidReason::Empty);
+            return Err(InvalidCommandReason::Empty);
         }
         if text.len() > Self::BYTES_MAX {
-            return Err(InvalidReason::TooLong(text.len()));
+            return Err(InvalidCommandReason::TooLong(text.len()));
         }
         if !is_safe_single_line(text) {
-            return Err(InvalidReason::Unsafe);
+            return Err(InvalidCommandReason::Unsafe);
         }
         Ok(Self(text.into()))
     }
 }
 
-impl From<Reason> for String {
-    fn from(reason: Reason) -> Self {
+impl From<CommandReason> for String {
+    fn from(reason: CommandReason) -> Self {
         reason.0.as_ref().into()
     }
 }
@@ -132,12 +132,12 @@ mod tests {
 
     #[test]
     fn a_reason_is_one_line_of_text_within_its_length() {
-        let reason = |text: &str| Reason::try_from(text.to_owned());
+        let reason = |text: &str| CommandReason::try_from(text.to_owned());
         assert_eq!(reason("  flaky NIC, see ticket 12 ").unwrap().as_str(), "flaky NIC, see ticket 12");
-        assert_eq!(reason(" \n "), Err(InvalidReason::Empty));
-        assert_eq!(reason(&"x".repeat(501)), Err(InvalidReason::TooLong(501)));
+        assert_eq!(reason(" \n "), Err(InvalidCommandReason::Empty));
+        assert_eq!(reason(&"x".repeat(501)), Err(InvalidCommandReason::TooLong(501)));
         for text in ["a\nb", "a\u{1b}[2Jb", "a\u{202e}b", "a\0b"] {
-            assert_eq!(reason(text), Err(InvalidReason::Unsafe), "{text:?}");
+            assert_eq!(reason(text), Err(InvalidCommandReason::Unsafe), "{text:?}");
         }
     }
 }

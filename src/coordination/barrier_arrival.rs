@@ -1,5 +1,5 @@
 //! The arrival of tasks at barriers: which instance a call joins or begins, and which tasks are members.
-//! `barrier_completion.rs` decides when an instance passes, and `teardown.rs` ends instances.
+//! `barrier_completion.rs` decides when an instance passes, and `barrier_ends_and_task_removal.rs` ends instances.
 //!
 //! A barrier id is used repeatedly; each use is an instance with a counter. All instances of an id have the members
 //! of the first one. The rules on counters and members are the same as in jaxlib's C++ service, because JAX clients
@@ -23,7 +23,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::barrier::{
+use super::barrier_table::{
     ArrivalCallKind, ArrivedCall, BarrierInstance, BarrierKey, BarrierMembers, MemberState,
 };
 use super::context::TransitionContext;
@@ -38,7 +38,7 @@ use super::timers::Timer;
 use super::waiters::WaitTarget;
 
 /// The effect of a call with a given counter.
-enum CounterMatch {
+enum BarrierCounterDecision {
     /// The call begins an instance with this counter.
     Begin(i64),
     /// The call joins the instance in progress.
@@ -74,7 +74,7 @@ impl BarrierCall {
     }
 
     /// Returns what is wrong with the call to an instance with the members `fixed`, if anything.
-    fn call_mismatch_text(&self, fixed: &BarrierMembers) -> Option<String> {
+    fn members_mismatch_text(&self, fixed: &BarrierMembers) -> Option<String> {
         let Self { task, name, stranger, .. } = self;
         if let Some(stranger) = stranger {
             return Some(format!(
@@ -127,14 +127,16 @@ impl Run {
             );
             return barrier_call.refuse_call(cx, Code::InvalidArgument, text, counter);
         }
-        match self.match_barrier_counter(&barrier_call.key, id, counter) {
-            CounterMatch::Begin(counter) => {
+        match self.decide_by_barrier_counter(&barrier_call.key, id, counter) {
+            BarrierCounterDecision::Begin(counter) => {
                 let timeout = Duration::from_millis(u64::try_from(timeout_ms).unwrap_or(0));
                 self.begin_barrier_with_call(cx, &barrier_call, counter, timeout);
             }
-            CounterMatch::Join => self.join_barrier(cx, &barrier_call, counter),
-            CounterMatch::Repeat => self.answer_with_last_result(cx, &barrier_call, counter),
-            CounterMatch::Mismatch(known) => self.refuse_barrier_counter(cx, &barrier_call, counter, known),
+            BarrierCounterDecision::Join => self.join_barrier(cx, &barrier_call, counter),
+            BarrierCounterDecision::Repeat => self.answer_with_last_result(cx, &barrier_call, counter),
+            BarrierCounterDecision::Mismatch(known) => {
+                self.refuse_barrier_counter(cx, &barrier_call, counter, known)
+            }
         }
     }
 
@@ -152,7 +154,7 @@ impl Run {
         if let Some(text) = self.exceeded_barrier_bound_text(&fixed, &cx.settings.bounds) {
             return barrier_call.refuse_call(cx, Code::ResourceExhausted, text, counter - 1);
         }
-        let misuse = barrier_call.call_mismatch_text(&fixed);
+        let misuse = barrier_call.members_mismatch_text(&fixed);
         match (self.begin_barrier_instance(cx, key, counter, fixed, timeout, *task), misuse) {
             // The other members, which arrive later, get the error too: JAX programs rely on it.
             (Ok(()), Some(text)) => {
@@ -172,7 +174,7 @@ impl Run {
         let misuse = self
             .barriers
             .instance(key)
-            .and_then(|instance| barrier_call.call_mismatch_text(&instance.members));
+            .and_then(|instance| barrier_call.members_mismatch_text(&instance.members));
         if let Some(text) = misuse {
             self.fail_barrier(cx, key, Code::InvalidArgument, text.clone(), &text);
             let counter = self.barriers.last_ended(key).map_or(counter, |ended| ended.counter);
@@ -189,7 +191,7 @@ impl Run {
         counter: i64,
     ) {
         let Some(ended) = self.barriers.last_ended(&barrier_call.key) else { return };
-        match barrier_call.call_mismatch_text(&ended.members) {
+        match barrier_call.members_mismatch_text(&ended.members) {
             Some(text) => barrier_call.refuse_call(cx, Code::InvalidArgument, text, counter),
             None => {
                 let outcome = ended.result.clone().map(|()| Reply::BarrierPassed(ended.counter));
@@ -239,7 +241,12 @@ impl Run {
         [*first, *last].into_iter().find(|task| self.task(*task).is_none())
     }
 
-    fn match_barrier_counter(&self, key: &BarrierKey, id: TaskId, counter: i64) -> CounterMatch {
+    fn decide_by_barrier_counter(
+        &self,
+        key: &BarrierKey,
+        id: TaskId,
+        counter: i64,
+    ) -> BarrierCounterDecision {
         let ended = self.barriers.last_ended(key);
         let behind = |known: i64| counter <= known && ended.is_some_and(|ended| ended.lagging.contains(&id));
         let recoverable = self.expect_task(id).recoverable;
@@ -251,25 +258,31 @@ impl Run {
                 ended.is_passed_first_instance_with(id, self.expect_task(id).registered_at)
             })
         {
-            return CounterMatch::Repeat;
+            return BarrierCounterDecision::Repeat;
         }
         if let Some(instance) = self.barriers.instance(key) {
             // A restarted task counts from 0 again, and a task that a barrier passed without counts behind:
             // both join the instance in progress.
             let known = instance.counter;
             let joins = counter == known || (recoverable && counter == 0) || behind(known);
-            return if joins { CounterMatch::Join } else { CounterMatch::Mismatch(known) };
+            return if joins {
+                BarrierCounterDecision::Join
+            } else {
+                BarrierCounterDecision::Mismatch(known)
+            };
         }
         match ended.map(|ended| ended.counter) {
-            None if counter == 0 => CounterMatch::Begin(0),
+            None if counter == 0 => BarrierCounterDecision::Begin(0),
             // The mismatch tells the client to count from 0, so its next call begins the barrier.
-            None => CounterMatch::Mismatch(-1),
-            Some(last) if Some(counter) == last.checked_add(1) => CounterMatch::Begin(counter),
-            Some(last) if recoverable && counter == 0 => CounterMatch::Begin(last.saturating_add(1)),
+            None => BarrierCounterDecision::Mismatch(-1),
+            Some(last) if Some(counter) == last.checked_add(1) => BarrierCounterDecision::Begin(counter),
+            Some(last) if recoverable && counter == 0 => {
+                BarrierCounterDecision::Begin(last.saturating_add(1))
+            }
             // This task did not take part in the last instance; with that result it would pass alone.
-            Some(last) if behind(last) => CounterMatch::Begin(last.saturating_add(1)),
-            Some(last) if counter == last => CounterMatch::Repeat,
-            Some(last) => CounterMatch::Mismatch(last),
+            Some(last) if behind(last) => BarrierCounterDecision::Begin(last.saturating_add(1)),
+            Some(last) if counter == last => BarrierCounterDecision::Repeat,
+            Some(last) => BarrierCounterDecision::Mismatch(last),
         }
     }
 
@@ -296,7 +309,7 @@ impl Run {
             let failure = task.failure().filter(|_| !task.recoverable)?;
             Some((id, Arc::clone(failure)))
         });
-        let wire_id = self.wire_id_of_barrier(key);
+        let wire_id = self.id_of_barrier_for_clients(key);
         if let Some((id, failure)) = in_error {
             let text = format!(
                 "Task ({id}) is already in error before the barrier was called. Barrier Id: {wire_id}::{counter} Task \
@@ -355,7 +368,7 @@ impl Run {
         }
         self.waiters.insert(arrival.call, connection, WaitTarget::Barrier(key.clone(), id));
         self.pass_barrier_if_complete(cx, key);
-        self.pass_barriers_without_unsynced_tasks(cx);
+        self.pass_barriers_missing_unsynced_waiters(cx);
     }
 
     /// Replaces a waiting call by a newer call of the same task.
@@ -373,7 +386,7 @@ impl Run {
             purpose => {
                 let text = format!(
                     "Cancelled because there's a more recent barrier call for {}::{counter} from the same task.",
-                    self.wire_id_of_barrier(key)
+                    self.id_of_barrier_for_clients(key)
                 );
                 let failure = Failure::without_details(Code::Cancelled, text);
                 Arc::new(if purpose == ArrivalCallKind::ShutDown {

@@ -1,6 +1,6 @@
 //! The completion of barriers: decides when an instance passes, and handles timeouts and cancellations.
 //!
-//! `barrier_arrival.rs` records arrivals. `teardown.rs` ends instances, and also handles failed members.
+//! `barrier_arrival.rs` records arrivals. `barrier_ends_and_task_removal.rs` ends instances, and also handles failed members.
 //! `barrier_stats.rs` measures ended instances. Begin at `Run::pass_barrier_if_complete`.
 //!
 //! An instance does not wait for excused tasks (`exclusion_rules.rs`). A recoverable task may have restarted and
@@ -12,7 +12,7 @@
 
 use std::sync::Arc;
 
-use super::barrier::{BarrierKey, MemberState};
+use super::barrier_table::{BarrierKey, MemberState};
 use super::context::TransitionContext;
 use super::failure::{Code, Failure};
 use super::ids::TaskId;
@@ -38,7 +38,7 @@ impl Run {
 
     /// Applies rule 2. Checks every instance, because one arrival may complete the condition for several
     /// others.
-    pub(super) fn pass_barriers_without_unsynced_tasks(&mut self, cx: &mut TransitionContext<'_>) {
+    pub(super) fn pass_barriers_missing_unsynced_waiters(&mut self, cx: &mut TransitionContext<'_>) {
         if self.unsynced_tasks == 0 {
             return;
         }
@@ -76,7 +76,7 @@ impl Run {
             }
             self.pass_barrier_if_complete(cx, &key);
         }
-        self.pass_barriers_without_unsynced_tasks(cx);
+        self.pass_barriers_missing_unsynced_waiters(cx);
     }
 
     /// Fails an instance at its deadline.
@@ -89,7 +89,7 @@ impl Run {
              slowly. Please look at the task logs (both timed out and first task) to debug further.\n# of tasks that \
              reached the barrier: {arrived}/{members}.\nThe first task at the barrier: {}. Some timed out task names:\n\
              {missing}",
-            self.wire_id_of_barrier(key),
+            self.id_of_barrier_for_clients(key),
             instance.counter,
             self.describe_task(instance.first),
         );
@@ -123,12 +123,12 @@ impl Run {
                 self.fail_barrier(cx, &key, Code::Cancelled, text, &why);
                 Ok(())
             }
-            (Some(known), _) => refuse(other_instance_text(&name, counter, known), known),
+            (Some(known), _) => refuse(cancelled_other_instance_text(&name, counter, known), known),
             (None, Some((known, ok))) if known == counter => {
                 let how = if ok { "has passed" } else { "has failed" };
                 refuse(format!("Barrier ({name}::{counter}) has already been passed: it {how}."), known)
             }
-            (None, Some((known, _))) => refuse(other_instance_text(&name, counter, known), known),
+            (None, Some((known, _))) => refuse(cancelled_other_instance_text(&name, counter, known), known),
             (None, None) => refuse(
                 format!("Barrier ({name}::{counter}) cannot be cancelled: nobody has begun it."),
                 counter,
@@ -137,7 +137,7 @@ impl Run {
     }
 }
 
-fn other_instance_text(name: &str, counter: i64, known: i64) -> String {
+fn cancelled_other_instance_text(name: &str, counter: i64, known: i64) -> String {
     format!(
         "Barrier ({name}::{counter}) is cancelled by task, but the service thinks it is the {known}-th instance. This \
          is likely due to a restart in the task or service."

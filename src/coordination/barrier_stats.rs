@@ -2,7 +2,7 @@
 //! the others (`straggler_stats.rs`).
 //!
 //! An instance is measured after its callers are answered, and only a few members at a time. The driver receives
-//! the result, with all arrivals, as `Effect::BarrierEnded`. Begin at [`Run::record_next_barrier_stats`].
+//! the result, with all arrivals, as `Effect::BarrierEnded`. Begin at [`Run::measure_oldest_unmeasured_barrier`].
 
 use super::barrier_record::BarrierRecordWithArrivals;
 use super::context::TransitionContext;
@@ -12,7 +12,11 @@ use super::run::Run;
 impl Run {
     /// Measures the oldest unmeasured instance, or continues with it: keeps its record, emits the effect, and
     /// adds the shares of as many members as `budget` allows.
-    pub(super) fn record_next_barrier_stats(&mut self, cx: &mut TransitionContext<'_>, budget: &mut usize) {
+    pub(super) fn measure_oldest_unmeasured_barrier(
+        &mut self,
+        cx: &mut TransitionContext<'_>,
+        budget: &mut usize,
+    ) {
         let Some(mut measure) = self.pending_barrier_stats.pop_front() else { return };
         let spread = match measure.spread.take() {
             Some(spread) => Some(spread),
@@ -47,9 +51,9 @@ impl Run {
     }
 
     /// Measures every unmeasured instance.
-    pub(super) fn record_all_barrier_stats(&mut self, cx: &mut TransitionContext<'_>) {
+    pub(super) fn measure_all_unmeasured_barriers(&mut self, cx: &mut TransitionContext<'_>) {
         while !self.pending_barrier_stats.is_empty() {
-            self.record_next_barrier_stats(cx, &mut { usize::MAX });
+            self.measure_oldest_unmeasured_barrier(cx, &mut { usize::MAX });
         }
     }
 }

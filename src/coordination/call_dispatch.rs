@@ -51,7 +51,7 @@ impl Run {
                 cx.reply_to_call(call, outcome);
             }
             Request::JobState => cx.reply_to_call(call, Ok(Reply::States(self.shared_task_states()))),
-            Request::Watch { version } => self.handle_watch_call(cx, call, connection, version),
+            Request::Watch { version } => self.handle_task_states_watch(cx, call, connection, version),
             Request::Barrier { id, counter, timeout_ms, members, task } => {
                 self.arrive_at_barrier(cx, call, connection, task, id, counter, timeout_ms, members);
             }

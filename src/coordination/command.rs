@@ -8,7 +8,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::actor::{Actor, Reason};
+use super::actor::{Actor, CommandReason};
 use super::event::RunOutcome;
 use super::exclusion::ExclusionTarget;
 use super::failure::Failure;
@@ -225,5 +225,5 @@ pub struct DrainRequest {
     /// The operator.
     pub actor: Actor,
     /// The reason.
-    pub reason: Reason,
+    pub reason: CommandReason,
 }

@@ -83,7 +83,7 @@ impl Job {
     }
 
     /// Returns whether the connection has ended and some of its calls are not withdrawn yet.
-    pub(super) fn is_closing(&self, connection: ConnectionId) -> bool {
+    pub(super) fn is_connection_closing(&self, connection: ConnectionId) -> bool {
         self.closing.iter().any(|closing| closing.connection == connection)
     }
 
@@ -132,8 +132,9 @@ impl Job {
                 run.withdraw_call(call);
             }
         });
-        let left = self.ended_run_calls.iter().any(|stale| stale.waiters.count_on_connection(connection) > 0);
-        if left || self.run.waiters.count_on_connection(connection) > 0 {
+        let left =
+            self.ended_run_calls.iter().any(|stale| stale.waiters.count_calls_on_connection(connection) > 0);
+        if left || self.run.waiters.count_calls_on_connection(connection) > 0 {
             return self.closing.push_front(closing);
         }
         // The cost of judging a task, in answers.

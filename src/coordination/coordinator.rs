@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::actor::{Actor, Reason};
+use super::actor::{Actor, CommandReason};
 use super::command::{CommandOutcome, CommandRefusal, ExclusionPreview, OperatorCommand};
 use super::deferred_free::DeferredFree;
 use super::exclusion::ExclusionTarget;
@@ -28,7 +28,7 @@ use super::failure::{Code, Failure};
 use super::ids::{ConnectionId, JobId, JobName, Timestamp};
 use super::input::{ConnectionEnd, Effect, Input};
 use super::job::Job;
-use super::peer_jobs::{no_such_peer_job_failure, peer_refusal};
+use super::peer_jobs::{no_such_peer_job_failure, peer_job_refusal};
 use super::request_reply::Request;
 use super::shared_failures::job_deleted_failure;
 use super::task_owner_table::ClaimRefusal;
@@ -173,7 +173,7 @@ impl Coordinator {
             }
             Input::Call { job, call, caller, request } => {
                 let admitted = match &request {
-                    Request::FromPeerJob { from, .. } => self.check_peer_jobs(*from, job),
+                    Request::FromPeerJob { from, .. } => self.check_jobs_may_exchange_transfers(*from, job),
                     _ => Ok(()),
                 };
                 let attached = admitted.and_then(|()| self.attach_connection_to_job(caller.connection, job));
@@ -254,16 +254,16 @@ impl Coordinator {
     ///
     /// # Errors
     /// If there is no such job, or the setting of one of the two does not allow it.
-    pub fn peer_job(&self, from: JobId, name: &str) -> Result<JobId, Failure> {
+    pub fn find_permitted_peer_job(&self, from: JobId, name: &str) -> Result<JobId, Failure> {
         let to = self.job_named(name).ok_or_else(|| no_such_peer_job_failure(name))?;
-        self.check_peer_jobs(from, to).map(|()| to)
+        self.check_jobs_may_exchange_transfers(from, to).map(|()| to)
     }
 
-    fn check_peer_jobs(&self, from: JobId, to: JobId) -> Result<(), Failure> {
+    fn check_jobs_may_exchange_transfers(&self, from: JobId, to: JobId) -> Result<(), Failure> {
         let (Some(from), Some(to)) = (self.jobs.get(&from), self.jobs.get(&to)) else {
             return Err(job_deleted_failure());
         };
-        peer_refusal(from, to).map_or(Ok(()), Err)
+        peer_job_refusal(from, to).map_or(Ok(()), Err)
     }
 
     /// Ends the calls between a job and those of `listed` with which it may exchange transfers no more.
@@ -275,7 +275,7 @@ impl Coordinator {
         listed: &BTreeSet<JobName>,
     ) {
         for other in listed.iter().filter_map(|name| self.job_named(name.as_str())).collect::<Vec<_>>() {
-            if let Err(failure) = self.check_peer_jobs(id, other) {
+            if let Err(failure) = self.check_jobs_may_exchange_transfers(id, other) {
                 let failure = Arc::new(failure);
                 self.update_job(other, |job| job.refuse_calls_of_peer_job(now, effects, id, &failure));
                 // The calls of a deleted job have their answer.
@@ -318,7 +318,7 @@ impl Coordinator {
         now: Timestamp,
         job: JobId,
         actor: &Actor,
-        reason: &Reason,
+        reason: &CommandReason,
         target: ExclusionTarget,
     ) -> Result<ExclusionPreview, CommandRefusal> {
         let job = self.jobs.get(&job).ok_or(CommandRefusal::NoSuchJob)?;
@@ -334,7 +334,7 @@ impl Coordinator {
     }
 
     /// Checks that the table of wakeups agrees with the jobs.
-    pub(super) fn check_wakeups(&self) -> Result<(), String> {
+    pub(super) fn check_wakeup_table_matches_jobs(&self) -> Result<(), String> {
         let due = |(id, job): (&JobId, &Arc<Job>)| job.next_wakeup().map(|at| (at, *id));
         let expected: BTreeSet<(Timestamp, JobId)> = self.jobs.iter().filter_map(due).collect();
         if expected != self.wakeups {
@@ -398,7 +398,7 @@ impl Coordinator {
         effects: &mut Vec<Effect>,
         id: JobId,
         actor: Actor,
-        reason: Reason,
+        reason: CommandReason,
         act: OperatorCommand,
     ) {
         let mut answer = Err(CommandRefusal::NoSuchJob);
@@ -422,7 +422,7 @@ impl Coordinator {
         effects: &mut Vec<Effect>,
         id: JobId,
         actor: Actor,
-        reason: &Reason,
+        reason: &CommandReason,
     ) {
         self.update_job(id, |job| job.fail_calls_and_announce_deletion(now, effects, actor, reason));
         if let Some(job) = self.jobs.remove(&id) {

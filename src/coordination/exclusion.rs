@@ -14,7 +14,7 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::actor::{Actor, Reason};
+use super::actor::{Actor, CommandReason};
 use super::ids::{ExclusionId, TaskId, Timestamp};
 use super::settings::JobBounds;
 
@@ -103,7 +103,7 @@ pub struct ExclusionEndRecord {
     /// The operator who lifted it.
     pub actor: Option<Actor>,
     /// The operator's reason.
-    pub reason: Option<Reason>,
+    pub reason: Option<CommandReason>,
 }
 
 /// One exclusion.
@@ -112,7 +112,7 @@ pub(super) struct Exclusion {
     pub id: ExclusionId,
     pub target: ExclusionTarget,
     pub actor: Actor,
-    pub reason: Reason,
+    pub reason: CommandReason,
     pub since: Timestamp,
     pub expires_at: Option<Timestamp>,
     /// The number of registrations that it has refused.
@@ -174,7 +174,7 @@ impl ExclusionTable {
         &mut self,
         target: ExclusionTarget,
         actor: Actor,
-        reason: Reason,
+        reason: CommandReason,
         since: Timestamp,
         expires_at: Option<Timestamp>,
     ) -> ExclusionId {

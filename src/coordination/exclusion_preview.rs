@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use super::actor::{Actor, Reason};
+use super::actor::{Actor, CommandReason};
 use super::command::{BarrierPreview, CommandRefusal, ExclusionPreview};
 use super::event::EventKind;
 use super::exclusion::ExclusionTarget;
@@ -24,7 +24,7 @@ impl Job {
         &self,
         now: Timestamp,
         actor: &Actor,
-        reason: &Reason,
+        reason: &CommandReason,
         target: ExclusionTarget,
     ) -> Result<ExclusionPreview, CommandRefusal> {
         self.check_exclusion(target)?;
@@ -32,7 +32,7 @@ impl Job {
         let (mut trial, mut effects) = (self.clone(), Vec::new());
         let tasks = self.tasks_excluded_by(target);
         let id = Arc::make_mut(&mut trial.exclusions).add(target, actor.clone(), reason.clone(), now, None);
-        trial.enforce_exclusion(now, &mut effects, id, tasks.clone());
+        trial.begin_evictions_of_exclusion(now, &mut effects, id, tasks.clone());
         trial.run_pending_work(now, &mut effects, &mut { usize::MAX });
         let mut preview = ExclusionPreview {
             calls_refused: 0,

@@ -24,8 +24,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::actor::{Actor, Reason};
-use super::barrier::MemberState;
+use super::actor::{Actor, CommandReason};
+use super::barrier_table::MemberState;
 use super::command::CommandRefusal;
 use super::context::TransitionContext;
 use super::event::{EventKind, FailureClass, RunOutcome};
@@ -45,7 +45,7 @@ impl Job {
         now: Timestamp,
         effects: &mut Vec<Effect>,
         actor: Actor,
-        reason: Reason,
+        reason: CommandReason,
         target: ExclusionTarget,
         expires_in: Option<Duration>,
         end_run: bool,
@@ -61,7 +61,7 @@ impl Job {
         }
         let expires_at = expires_in.map(|by| now.after(by));
         let id = Arc::make_mut(&mut self.exclusions).add(target, actor, reason, now, expires_at);
-        self.enforce_exclusion(now, effects, id, tasks);
+        self.begin_evictions_of_exclusion(now, effects, id, tasks);
         Ok(id)
     }
 
@@ -95,7 +95,7 @@ impl Job {
     }
 
     /// Begins to apply an exclusion of the table to the present run; [`Self::evict_next_task`] continues.
-    pub(super) fn enforce_exclusion(
+    pub(super) fn begin_evictions_of_exclusion(
         &mut self,
         now: Timestamp,
         effects: &mut Vec<Effect>,
@@ -140,7 +140,7 @@ impl Job {
         let own = self.exclusive_connections_of(task);
         with_run!(self, now, effects, |run, cx| {
             run.evict_task(cx, task, &failure, &why, &own);
-            run.excuse_from_barriers(cx, task, matches!(target, ExclusionTarget::Task(_)));
+            run.mark_task_excused(cx, task, matches!(target, ExclusionTarget::Task(_)));
         });
     }
 
@@ -164,7 +164,7 @@ impl Job {
         now: Timestamp,
         effects: &mut Vec<Effect>,
         actor: Actor,
-        reason: Reason,
+        reason: CommandReason,
         id: ExclusionId,
     ) -> Result<(), CommandRefusal> {
         if self.exclusions.get(id).is_none() {
@@ -210,7 +210,7 @@ impl Job {
         with_run!(self, now, effects, |run, cx| {
             cx.emit_event(EventKind::Readmitted { exclusion: id, target, actor }, reason);
             if let ExclusionTarget::Task(task) = target {
-                run.require_task_again(task);
+                run.wait_again_for_readmitted_task(task);
             }
         });
     }
@@ -303,7 +303,7 @@ impl Run {
         own: &[ConnectionId],
     ) {
         if !self.expect_task(id).is_connected() {
-            return self.fail_pending_calls_of_task(cx, id, failure, own);
+            return self.fail_waiting_calls_of_task(cx, id, failure, own);
         }
         let text = format!("The run was ended: {} was {why}", self.describe_task(id));
         let told = Arc::new(Failure::from_service(Code::Aborted, text).with_cause(why));
@@ -311,13 +311,13 @@ impl Run {
             // Recorded before any consequence of the eviction fails.
             self.record_first_cause(cx, Some(id), &told);
         }
-        self.fail_pending_calls_of_task(cx, id, failure, own);
+        self.fail_waiting_calls_of_task(cx, id, failure, own);
         self.fail_task(cx, id, failure, FailureClass::Excluded, why);
         self.propagate_error(cx, Some(id), &told);
     }
 
     /// Answers every waiting call of a task, and all calls on connections that only this task uses.
-    fn fail_pending_calls_of_task(
+    fn fail_waiting_calls_of_task(
         &mut self,
         cx: &mut TransitionContext<'_>,
         id: TaskId,
@@ -330,7 +330,8 @@ impl Run {
                 _ => None,
             });
         for (key, counter, call) in at_barriers.collect::<Vec<_>>() {
-            let failure = failure.as_ref().clone().with_barrier(&self.wire_id_of_barrier(&key), counter);
+            let failure =
+                failure.as_ref().clone().with_barrier(&self.id_of_barrier_for_clients(&key), counter);
             self.withdraw_call(call);
             cx.reply_to_call(call, Err(Arc::new(failure)));
         }
@@ -341,7 +342,7 @@ impl Run {
             if let Some(last) = self
                 .waiters
                 .greatest_waiting_call_id()
-                .filter(|_| self.waiters.count_on_connection(connection) > 0)
+                .filter(|_| self.waiters.count_calls_on_connection(connection) > 0)
             {
                 let calls = CallSelection::OnConnection(connection, last);
                 self.waiters.queue_answer(calls, SharedAnswer::Failed(Arc::clone(failure)));
@@ -368,7 +369,7 @@ impl Run {
 
     /// Marks the task as excused: nothing waits for it until it registers again. `by_number`: the exclusion holds for
     /// every host.
-    fn excuse_from_barriers(&mut self, cx: &mut TransitionContext<'_>, id: TaskId, by_number: bool) {
+    fn mark_task_excused(&mut self, cx: &mut TransitionContext<'_>, id: TaskId, by_number: bool) {
         let may_miss = match self.started_at {
             Some(_) => self.expect_task(id).recoverable,
             None => by_number && cx.settings.recoverable,
@@ -379,7 +380,7 @@ impl Run {
     }
 
     /// Handles the end of an exclusion by number: a run that still forms waits for the task again.
-    fn require_task_again(&mut self, id: TaskId) {
+    fn wait_again_for_readmitted_task(&mut self, id: TaskId) {
         if self.started_at.is_some() || self.task(id).is_none() {
             return;
         }

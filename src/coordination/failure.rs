@@ -93,7 +93,7 @@ impl fmt::Display for Code {
 /// Clients take an error with this mark for the service's statement, and one without it for a transport
 /// failure.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ServiceError {
+pub struct ServiceErrorMark {
     /// Whether a task reported the error itself.
     pub reported: bool,
     /// The task that caused the error; `None` for errors about the caller's own call.
@@ -122,7 +122,7 @@ pub struct Failure {
     #[serde(default)]
     pub cause: Option<Arc<str>>,
     /// The mark of the service's own statements (nearly all failures have it).
-    pub service_error: Option<ServiceError>,
+    pub service_error: Option<ServiceErrorMark>,
     /// Present when a barrier instance failed.
     pub barrier: Option<BarrierRef>,
     /// The present service incarnation, if the caller named another one. Fatal to clients.
@@ -133,7 +133,7 @@ impl Failure {
     /// Returns a failure that the service states about the caller's own call.
     #[must_use]
     pub fn from_service(code: Code, message: impl Into<String>) -> Self {
-        Self { service_error: Some(ServiceError::default()), ..Self::without_details(code, message) }
+        Self { service_error: Some(ServiceErrorMark::default()), ..Self::without_details(code, message) }
     }
 
     /// Returns a failure without details, which clients read like a transport failure.

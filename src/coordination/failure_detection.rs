@@ -1,6 +1,6 @@
 //! Detects failed tasks: by a heartbeat timeout, by a lost connection, or by an error that a task reports.
 //!
-//! `teardown.rs` removes a failed task from the run. `heartbeat_stats.rs` has the statistics of heartbeats. Begin
+//! `barrier_ends_and_task_removal.rs` removes a failed task from the run. `heartbeat_stats.rs` has the statistics of heartbeats. Begin
 //! at `Run::handle_heartbeat` and `Run::on_connection_lost`.
 //!
 //! - The handler of a heartbeat only records the time. When the heartbeat timer of a task fires, the handler of the
@@ -16,7 +16,7 @@ use std::time::Duration;
 use super::context::TransitionContext;
 use super::error_polls::are_polls_held_for;
 use super::event::{EventKind, FailureClass};
-use super::failure::{Code, Failure, ServiceError};
+use super::failure::{Code, Failure, ServiceErrorMark};
 use super::ids::{ConnectionId, TaskId, TaskIncarnation};
 use super::input::ConnectionEnd;
 use super::run::Run;
@@ -171,7 +171,13 @@ impl Run {
         if poll_was_held {
             // A client whose connection breaks under a held poll aborts its own process.
             let follows = " while still registered; the process probably died";
-            return self.fail_for_lost_connection(cx, id, ending, "with its error poll held on it", follows);
+            return self.fail_task_for_lost_connection(
+                cx,
+                id,
+                ending,
+                "with its error poll held on it",
+                follows,
+            );
         }
         let until = cx.now.after(grace);
         self.clear_suspicion(id);
@@ -180,7 +186,7 @@ impl Run {
         self.timers.set(until, Timer::Grace(id));
         let reason = format!(
             "connection{} {}; waiting {} for a reconnect",
-            self.peer_address_suffix(id),
+            self.task_address_suffix(id),
             ending.short_text(),
             format_short_duration(grace)
         );
@@ -192,7 +198,7 @@ impl Run {
         if self.expect_task(id).is_connected() {
             let grace = suspicion.until.since(suspicion.since);
             let follows = format!("; no reconnect within {}", format_short_duration(grace));
-            self.fail_for_lost_connection(
+            self.fail_task_for_lost_connection(
                 cx,
                 id,
                 &suspicion.evidence,
@@ -203,12 +209,12 @@ impl Run {
     }
 
     /// Returns the address from which a task registered, for people.
-    fn peer_address_suffix(&self, id: TaskId) -> String {
+    fn task_address_suffix(&self, id: TaskId) -> String {
         self.expect_task(id).peer.map_or_else(String::new, |peer| format!(" from {peer}"))
     }
 
     /// Fails a task because its connection broke: `how` is for clients, `follows` for people.
-    fn fail_for_lost_connection(
+    fn fail_task_for_lost_connection(
         &mut self,
         cx: &mut TransitionContext<'_>,
         id: TaskId,
@@ -225,7 +231,7 @@ impl Run {
             "The following tasks are unhealthy (connection lost):\n{id}\nThe connection of {task} {ending}, {how}. \
              {TROUBLESHOOTING_HINT}"
         );
-        let [cause, why] = ["", &self.peer_address_suffix(id)]
+        let [cause, why] = ["", &self.task_address_suffix(id)]
             .map(|from| format!("connection{from} {}{follows}", ending.short_text()));
         self.fail_lost_task(cx, id, [text, told], FailureClass::ConnectionLost, &cause, &why);
     }
@@ -273,7 +279,7 @@ impl Run {
         };
         message.truncate(message.floor_char_boundary(cx.settings.bounds.error_message_bytes));
         let mut failure = Failure::without_details(code, message);
-        failure.service_error = Some(ServiceError { reported: true, source: Some(task) });
+        failure.service_error = Some(ServiceErrorMark { reported: true, source: Some(task) });
         let failure = Arc::new(failure);
         self.fail_task(cx, task, &failure, FailureClass::Reported, "the task reported it");
         self.propagate_error(cx, Some(task), &failure);

@@ -10,7 +10,7 @@ use super::failure::{Code, Failure};
 use super::ids::{ConnectionId, TaskId, TaskIncarnation, Timestamp};
 use super::input::Effect;
 use super::job::{Job, with_run};
-use super::request_reply::{Caller, ClaimedIncarnations, Request};
+use super::request_reply::{Caller, Request, StatedIncarnations};
 use super::run_state::RunSummary;
 
 impl Job {
@@ -58,7 +58,7 @@ impl Job {
     ) -> Result<(), Failure> {
         let task = request.task();
         let refusal = match caller.claim {
-            Some(claim) => self.check_claimed_incarnations(claim, task),
+            Some(claim) => self.check_stated_incarnations(claim, task),
             None => self.check_incarnation_of_connection(caller.connection, request),
         };
         if let Some(failure) = refusal {
@@ -81,11 +81,7 @@ impl Job {
     }
 
     /// Checks the incarnations that a caller of generation C states.
-    fn check_claimed_incarnations(
-        &self,
-        claim: ClaimedIncarnations,
-        task: Option<TaskId>,
-    ) -> Option<Failure> {
+    fn check_stated_incarnations(&self, claim: StatedIncarnations, task: Option<TaskId>) -> Option<Failure> {
         let current = self.run.incarnation;
         if claim.service != current {
             let mut text =

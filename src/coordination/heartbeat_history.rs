@@ -128,7 +128,7 @@ mod tests {
     const SECOND: u64 = 1_000_000;
 
     /// Adds heartbeats from `from` to `until`, `apart` microseconds from one another.
-    fn beating(course: &mut HeartbeatHistory, from: u64, until: u64, apart: u64) {
+    fn add_regular_gaps(course: &mut HeartbeatHistory, from: u64, until: u64, apart: u64) {
         for at in (from + apart..=until).step_by(usize::try_from(apart).expect("it is short")) {
             course.add_gap(Timestamp(at), apart);
         }
@@ -137,7 +137,7 @@ mod tests {
     #[test]
     fn every_gap_is_one_point_until_the_history_is_full() {
         let mut course = HeartbeatHistory::default();
-        beating(&mut course, 1_000 * SECOND, 1_060 * SECOND, SECOND);
+        add_regular_gaps(&mut course, 1_000 * SECOND, 1_060 * SECOND, SECOND);
         let seen = course.gaps();
         assert_eq!(seen.len(), 60);
         assert_eq!(seen[0], HeartbeatGap { at: Timestamp(1_001 * SECOND), gap_us: SECOND });
@@ -148,7 +148,7 @@ mod tests {
     fn the_history_covers_thirty_minutes_at_any_heartbeat_rate() {
         for apart in [SECOND / 10, SECOND, 10 * SECOND, 50 * SECOND] {
             let mut course = HeartbeatHistory::default();
-            beating(&mut course, 0, 7_200 * SECOND, apart);
+            add_regular_gaps(&mut course, 0, 7_200 * SECOND, apart);
             let seen = course.gaps();
             assert!(seen.len() <= HISTORY_POINTS, "{} points", seen.len());
             let told = seen[seen.len() - 1].at.since(seen[0].at);
@@ -160,9 +160,9 @@ mod tests {
     #[test]
     fn a_long_gap_outlives_the_short_ones_around_it() {
         let mut course = HeartbeatHistory::default();
-        beating(&mut course, 0, 600 * SECOND, SECOND);
+        add_regular_gaps(&mut course, 0, 600 * SECOND, SECOND);
         course.add_gap(Timestamp(640 * SECOND), 40 * SECOND);
-        beating(&mut course, 640 * SECOND, 2_000 * SECOND, SECOND);
+        add_regular_gaps(&mut course, 640 * SECOND, 2_000 * SECOND, SECOND);
         let longest = course.gaps().into_iter().max_by_key(|gap| gap.gap_us).expect("there are gaps");
         assert_eq!(longest, HeartbeatGap { at: Timestamp(640 * SECOND), gap_us: 40 * SECOND });
     }

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::actor::{Actor, Reason};
+use super::actor::{Actor, CommandReason};
 use super::barrier_record::BarrierRecordWithArrivals;
 use super::command::{CommandOutcome, CommandRefusal, OperatorCommand};
 use super::deferred_free::DeferredFree;
@@ -174,7 +174,7 @@ pub enum Input {
         /// The operator.
         actor: Actor,
         /// The stated reason.
-        reason: Reason,
+        reason: CommandReason,
         /// The command.
         act: OperatorCommand,
     },

@@ -5,12 +5,12 @@
 
 use std::collections::BTreeSet;
 
-use super::barrier::{BarrierKey, MemberState};
+use super::barrier_table::{BarrierKey, MemberState};
 use super::coordinator::Coordinator;
 use super::ids::{CallId, TaskId};
 use super::job::Job;
 use super::key_value_store::KeyValueStore;
-use super::peer_jobs::peer_refusal;
+use super::peer_jobs::peer_job_refusal;
 use super::run::Run;
 use super::settings::JobSettings;
 use super::timers::Timer;
@@ -33,13 +33,15 @@ impl Coordinator {
     /// # Errors
     /// With the first invariant that does not hold, in a sentence.
     pub fn check_invariants(&self) -> Result<(), String> {
-        self.check_wakeups()?;
+        self.check_wakeup_table_matches_jobs()?;
         for job in self.job_states() {
             let name = &job.name;
             job.check_invariants().map_err(|found| format!("job {name}, run {}: {found}", job.run.number))?;
             let decided = job.run.waiters.calls_with_decided_answer();
-            for (call, from) in job.run.waiters.peer_calls().filter(|(call, _)| !decided.contains(call)) {
-                let refused = self.job_state(from).is_none_or(|from| peer_refusal(from, job).is_some());
+            for (call, from) in
+                job.run.waiters.waiting_calls_of_peer_jobs().filter(|(call, _)| !decided.contains(call))
+            {
+                let refused = self.job_state(from).is_none_or(|from| peer_job_refusal(from, job).is_some());
                 ensure!(
                     !refused,
                     "job {name}: {call:?} of {from:?} waits, and the two may not exchange transfers"
@@ -55,7 +57,7 @@ impl Job {
         let run = &self.run;
         for (call, _) in run.waiters.iter() {
             let connection = run.waiters.connection_of(call);
-            let known = connection.is_some_and(|c| self.has_connection(c) || self.is_closing(c));
+            let known = connection.is_some_and(|c| self.has_connection(c) || self.is_connection_closing(c));
             ensure!(known, "{call:?} waits on a connection that is gone");
         }
         self.check_task_connections()?;

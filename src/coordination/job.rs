@@ -144,7 +144,7 @@ impl Job {
     }
 
     /// Drops records beyond the bounds.
-    pub fn trim_to_bounds(&mut self) {
+    pub fn drop_records_beyond_bounds(&mut self) {
         self.past.truncate(self.settings.bounds.runs_kept);
         Arc::make_mut(&mut self.exclusions).trim_ended(&self.settings.bounds);
         self.run.trim_barrier_records(self.settings.bounds.barriers_recent);
@@ -161,7 +161,7 @@ impl Job {
             std::iter::once(&self.run.waiters).chain(self.ended_run_calls.iter().map(|stale| &stale.waiters))
         };
         let gone = |waiters: &WaiterTable| -> usize {
-            self.closing.iter().map(|closing| waiters.count_on_connection(closing.connection)).sum()
+            self.closing.iter().map(|closing| waiters.count_calls_on_connection(closing.connection)).sum()
         };
         tables().map(|waiters| waiters.len() - gone(waiters)).sum()
     }

@@ -14,7 +14,7 @@
 
 use std::sync::Arc;
 
-use super::actor::{Actor, Reason};
+use super::actor::{Actor, CommandReason};
 use super::command::{CommandOutcome, CommandRefusal};
 use super::event::EventKind;
 use super::failure::{Code, Failure};
@@ -32,7 +32,7 @@ impl Job {
         now: Timestamp,
         effects: &mut Vec<Effect>,
         actor: Actor,
-        reason: &Reason,
+        reason: &CommandReason,
         change: SettingsChange,
     ) -> Result<CommandOutcome, CommandRefusal> {
         let next = change.apply_to(&self.settings).map_err(CommandRefusal::BadSetting)?;
@@ -42,7 +42,7 @@ impl Job {
         let silenced = self.settings.holds_error_polls() && !next.holds_error_polls();
         let beats = next.heartbeat_timeout != self.settings.heartbeat_timeout;
         self.settings = next.clone();
-        self.trim_to_bounds();
+        self.drop_records_beyond_bounds();
         with_run!(self, now, effects, |run, cx| {
             let text = format!("{} changed by {actor}: {reason}", changed.join(", "));
             cx.emit_event(EventKind::SettingsChanged { settings: changed, actor }, text);

@@ -20,8 +20,8 @@ use super::failure::{Code, Failure};
 use super::ids::{CallId, TaskId, Timestamp};
 use super::settings::JobBounds;
 use super::store_entry::{DirectoryListing, StoreEntries, StoreEntry};
-use super::topology::Topology;
 use super::topology::TopologyKey;
+use super::topology::TopologyValues;
 use crate::cow::{CowMap, Weight};
 
 /// The number of bytes beyond the normalised form that the spelling of a waited key may have.
@@ -65,7 +65,7 @@ pub(super) struct KeyValueStore {
     woken: VecDeque<WokenCalls>,
     /// The lengths of the keys in `waiting` and `woken`, each counted once for every call that waits for it.
     waited_bytes: usize,
-    topology: Topology,
+    topology: TopologyValues,
 }
 
 impl KeyValueStore {
@@ -181,7 +181,7 @@ impl KeyValueStore {
     pub fn add_waiter(&mut self, key: &[u8], call: CallId, bounds: &JobBounds) -> Result<Bytes, Failure> {
         let normal = normalise_key(key);
         if key.len() > bounds.key_bytes || key.len() > normal.len() + EXTRA_SLASHES_MAX {
-            return refuse_bound_exceeded(
+            return refuse_write_beyond_bound(
                 "key as it is spelled",
                 key.len(),
                 bounds.key_bytes,
@@ -190,7 +190,7 @@ impl KeyValueStore {
         }
         let waited = self.waited_bytes + normal.len();
         if waited > bounds.waited_key_bytes {
-            return refuse_bound_exceeded(
+            return refuse_write_beyond_bound(
                 "keys that are waited for",
                 waited,
                 bounds.waited_key_bytes,
@@ -246,7 +246,7 @@ impl KeyValueStore {
     }
 
     /// Returns the topology values.
-    pub fn topology_values(&self) -> &Topology {
+    pub fn topology_values(&self) -> &TopologyValues {
         &self.topology
     }
 
@@ -317,14 +317,19 @@ impl KeyValueStore {
         bounds: &JobBounds,
     ) -> Result<(), Failure> {
         if key.len() > bounds.key_bytes {
-            return refuse_bound_exceeded("key", key.len(), bounds.key_bytes, "bounds.key-bytes");
+            return refuse_write_beyond_bound("key", key.len(), bounds.key_bytes, "bounds.key-bytes");
         }
         if new > bounds.value_bytes {
-            return refuse_bound_exceeded("value", new, bounds.value_bytes, "bounds.value-bytes");
+            return refuse_write_beyond_bound("value", new, bounds.value_bytes, "bounds.value-bytes");
         }
         let total = self.bytes + new + old.map_or(key.len(), |_| 0) - old.unwrap_or(0);
         if total > bounds.store_bytes {
-            return refuse_bound_exceeded("key-value store", total, bounds.store_bytes, "bounds.store-bytes");
+            return refuse_write_beyond_bound(
+                "key-value store",
+                total,
+                bounds.store_bytes,
+                "bounds.store-bytes",
+            );
         }
         if old.is_none() && self.entries.len() >= bounds.keys {
             let text = format!("The run has {} keys, the most allowed (setting bounds.keys).", bounds.keys);
@@ -335,7 +340,7 @@ impl KeyValueStore {
 }
 
 /// Returns the refusal of a write that would exceed a bound in bytes.
-fn refuse_bound_exceeded<T>(what: &str, is: usize, bound: usize, setting: &str) -> Result<T, Failure> {
+fn refuse_write_beyond_bound<T>(what: &str, is: usize, bound: usize, setting: &str) -> Result<T, Failure> {
     let text =
         format!("The {what} would have {is} bytes; at most {bound} are allowed here (setting {setting}).");
     Err(Failure::from_service(Code::ResourceExhausted, text))
@@ -350,7 +355,7 @@ fn key_range_below(directory: &[u8]) -> (Vec<u8>, Vec<u8>) {
 mod tests {
     use super::*;
 
-    fn filled(keys: &[&str]) -> KeyValueStore {
+    fn store_with_keys(keys: &[&str]) -> KeyValueStore {
         let mut store = KeyValueStore::default();
         for key in keys {
             let entry = StoreEntry::new(Bytes::from_static(b"v"), Timestamp(0), None);
@@ -368,7 +373,7 @@ mod tests {
 
     #[test]
     fn a_directory_lists_its_strict_descendants_in_byte_order_and_the_root_lists_nothing() {
-        let store = filled(&["d/b", "d", "d/a/x", "da", "e"]);
+        let store = store_with_keys(&["d/b", "d", "d/a/x", "da", "e"]);
         let listed = store.list_below(b"/d/");
         let keys: Vec<&Bytes> = listed.iter().map(|(key, _)| key).collect();
         assert_eq!(keys, ["d/a/x", "d/b"]);
@@ -377,7 +382,7 @@ mod tests {
 
     #[test]
     fn deleting_a_key_takes_everything_below_it_and_nothing_beside_it() {
-        let mut store = filled(&["d/b", "d", "d/a/x", "da"]);
+        let mut store = store_with_keys(&["d/b", "d", "d/a/x", "da"]);
         assert!(!store.delete_subtree(b"d/").is_empty());
         assert!(store.delete_subtree(b"d/").is_empty(), "there is nothing left");
         assert_eq!(store.len(), 1);
@@ -387,7 +392,7 @@ mod tests {
 
     #[test]
     fn only_a_gathered_topology_may_be_written_again_and_only_the_same() {
-        let mut store = filled(&["cpu:global_topology/cpu", "cpu:local_topology/cpu/0", "k"]);
+        let mut store = store_with_keys(&["cpu:global_topology/cpu", "cpu:local_topology/cpu/0", "k"]);
         let mut again = |key: &str, value: &'static str| {
             let entry = StoreEntry::new(Bytes::from_static(value.as_bytes()), Timestamp(1), None);
             store.insert(key.as_bytes(), entry, false, &JobBounds::default()).map_err(|failure| failure.code)
@@ -401,7 +406,7 @@ mod tests {
 
     #[test]
     fn increment_parses_decimal_text_and_refuses_other_values() {
-        let mut store = filled(&["word"]);
+        let mut store = store_with_keys(&["word"]);
         let bounds = JobBounds::default();
         let mut add =
             |key: &[u8], by| store.increment(key, by, Timestamp(0), None, &bounds).map(|(sum, _)| sum);

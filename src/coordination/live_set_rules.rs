@@ -11,7 +11,7 @@ use std::sync::Arc;
 use super::context::TransitionContext;
 use super::failure::{Code, Failure};
 use super::ids::{CallId, ConnectionId, TaskId, TaskIncarnation};
-use super::live_set::LiveSetRequest;
+use super::live_set_request::LiveSetRequest;
 use super::request_reply::{LiveSet, TaskSet};
 use super::run::Run;
 use super::task::Task;

@@ -29,11 +29,11 @@
 //! | `exclusion.rs`, `task_owner_table.rs` | tables: exclusions, owners of task ids |
 //! | `event.rs`, `barrier_record.rs`, `command.rs`, `input.rs`, `deferred_free.rs` | events; records of ended barriers; commands of operators and their outcomes; inputs and effects; memory to free |
 //! | `heartbeat_stats.rs`, `heartbeat_history.rs`, `straggler_stats.rs` | statistics of a task: heartbeats, heartbeats over time, lateness at barriers |
-//! | `key_value_store.rs`, `topology.rs`, `barrier.rs`, `unmeasured_barrier.rs`, `live_set.rs` | tables: keys, topology, barriers, live-set requests |
+//! | `key_value_store.rs`, `topology.rs`, `barrier_table.rs`, `unmeasured_barrier.rs`, `live_set_request.rs` | tables: keys, topology, barriers, live-set requests |
 //! | `waiters.rs`, `timers.rs`, `unpublished_events.rs` | unanswered calls and decided answers; deadlines; events to publish |
 //! | `task.rs`, `run.rs`, `run_state.rs`, `context.rs` | one task; one run; short descriptions of a run; the context of a transition |
 //! | `live_set_rules.rs`, `error_polls.rs`, `barrier_stats.rs`, `store_calls.rs` | live sets; error polls; the measurement of barriers; calls on the store |
-//! | `peer_calls.rs`, `run_start.rs`, `teardown.rs` | calls of other jobs; the start of a run; the end of barriers, and tasks that leave the run |
+//! | `peer_job_calls.rs`, `run_start.rs`, `barrier_ends_and_task_removal.rs` | calls of other jobs; the start of a run; the end of barriers, and tasks that leave the run |
 //! | `barrier_completion.rs`, `barrier_arrival.rs` | the completion of barriers; the arrival of tasks at barriers |
 //! | `failure_detection.rs`, `registration.rs`, `shutdown.rs`, `preemption.rs` | heartbeats, lost connections and reported errors; registration; shutdown; the drain |
 //! | `call_dispatch.rs`, `pending_work.rs` | the dispatch of calls to rules; queued answers and due timers |
@@ -48,11 +48,12 @@
 //! | `invariants.rs` | the invariants, checked from scratch |
 
 mod actor;
-mod barrier;
 mod barrier_arrival;
 mod barrier_completion;
+mod barrier_ends_and_task_removal;
 mod barrier_record;
 mod barrier_stats;
+mod barrier_table;
 mod call_dispatch;
 mod command;
 mod connections;
@@ -76,10 +77,10 @@ mod job;
 mod job_input_handlers;
 mod job_settings;
 mod key_value_store;
-mod live_set;
+mod live_set_request;
 mod live_set_rules;
 mod operator_commands;
-mod peer_calls;
+mod peer_job_calls;
 mod peer_jobs;
 mod pending_work;
 mod preemption;
@@ -99,7 +100,6 @@ mod straggler_stats;
 mod task;
 mod task_id_claims;
 mod task_owner_table;
-mod teardown;
 mod timers;
 mod topology;
 mod unmeasured_barrier;

@@ -5,7 +5,7 @@
 //! with the actor and the reason. `service::AuditedOperations` writes an audit line for every command, performed or
 //! refused. Begin at `Job::perform_command`.
 
-use super::actor::{Actor, Reason};
+use super::actor::{Actor, CommandReason};
 use super::command::{CommandOutcome, CommandRefusal, OperatorCommand};
 use super::event::EventKind;
 use super::ids::Timestamp;
@@ -20,7 +20,7 @@ impl Job {
         now: Timestamp,
         effects: &mut Vec<Effect>,
         actor: Actor,
-        reason: Reason,
+        reason: CommandReason,
         act: OperatorCommand,
     ) -> Result<CommandOutcome, CommandRefusal> {
         match act {

@@ -1,8 +1,8 @@
 //! The rules by which a task of one job may learn of the tasks of another job. By these rules two jobs can exchange
 //! transfers, such as weights from a training job to an inference job.
 //!
-//! `peer_calls.rs` answers the calls that these rules admit. `agent/peer_jobs.rs` makes the calls, and finds the
-//! transfer engines of the other job by the answers. Begin at [`peer_refusal`].
+//! `peer_job_calls.rs` answers the calls that these rules admit. `agent/peer_jobs.rs` makes the calls, and finds the
+//! transfer engines of the other job by the answers. Begin at [`peer_job_refusal`].
 //!
 //! - Two jobs may exchange transfers exactly while each lists the other in its setting `transfers-with`. If a job
 //!   lists itself, the entry has no effect.
@@ -25,7 +25,7 @@ use super::input::Effect;
 use super::job::{Job, with_run};
 
 /// Returns why tasks of job `from` may exchange no transfers with those of job `to`, if they may not.
-pub(super) fn peer_refusal(from: &Job, to: &Job) -> Option<Failure> {
+pub(super) fn peer_job_refusal(from: &Job, to: &Job) -> Option<Failure> {
     if from.id == to.id {
         let text = format!("{} is the job of this task: name the other task without a job.", to.name);
         return Some(Failure::from_service(Code::InvalidArgument, text));

@@ -42,7 +42,7 @@ impl Run {
                 *budget -= 1;
                 self.set_heartbeat_timer(cx, task);
             } else if !self.pending_barrier_stats.is_empty() {
-                self.record_next_barrier_stats(cx, budget);
+                self.measure_oldest_unmeasured_barrier(cx, budget);
             } else {
                 return;
             }

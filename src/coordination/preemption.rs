@@ -5,7 +5,7 @@
 
 use bytes::Bytes;
 
-use super::actor::{Actor, Reason};
+use super::actor::{Actor, CommandReason};
 use super::command::{CommandRefusal, DrainRequest};
 use super::context::TransitionContext;
 use super::event::EventKind;
@@ -19,7 +19,7 @@ impl Run {
         &mut self,
         cx: &mut TransitionContext<'_>,
         actor: Actor,
-        reason: &Reason,
+        reason: &CommandReason,
         at: Option<Timestamp>,
     ) -> Result<(), CommandRefusal> {
         if let Some(why) = self.not_running_reason() {

@@ -13,7 +13,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use super::barrier::{ArrivalCallKind, ArrivedCall, BarrierKey};
+use super::barrier_table::{ArrivalCallKind, ArrivedCall, BarrierKey};
 use super::context::TransitionContext;
 use super::event::{EventKind, FailureClass};
 use super::failure::{Code, Failure};
@@ -140,7 +140,7 @@ impl Run {
             cx.reply_to_call(call, Err(incarnation_replaced_failure(id, incarnation)));
         }
         let waits = self.barriers.instance(&BarrierKey::Registration).and_then(|i| i.member_state(id));
-        let rival = matches!(waits, Some(super::barrier::MemberState::Arrived(_)));
+        let rival = matches!(waits, Some(super::barrier_table::MemberState::Arrived(_)));
         if let Some(old) = old
             && (rival || (self.expect_task(id).is_connected() && !was_failed))
         {

@@ -78,7 +78,7 @@ impl fmt::Debug for TaskSet {
 
 /// The incarnations that a caller of generation C states with its call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ClaimedIncarnations {
+pub struct StatedIncarnations {
     /// The service incarnation that the caller registered with; 0 if absent.
     pub service: ServiceIncarnation,
     /// The caller's own incarnation; 0 if absent.
@@ -92,7 +92,7 @@ pub struct Caller {
     pub connection: ConnectionId,
     /// The stated incarnations. Generation C states them with every call but registration; generation A never
     /// does.
-    pub claim: Option<ClaimedIncarnations>,
+    pub claim: Option<StatedIncarnations>,
 }
 
 /// A request of a task. Keys and barrier ids are as the caller spelled them.

@@ -1,7 +1,7 @@
 //! One run of a job: its tasks, barriers, store, waiting calls and timers.
 //!
 //! The rules are `impl Run` blocks in files by subject: `registration.rs`, `barrier_arrival.rs` and
-//! `barrier_completion.rs` (barriers), `failure_detection.rs`, `teardown.rs`, `live_set_rules.rs`, `store_calls.rs`,
+//! `barrier_completion.rs` (barriers), `failure_detection.rs`, `barrier_ends_and_task_removal.rs`, `live_set_rules.rs`, `store_calls.rs`,
 //! `shutdown.rs`. `call_dispatch.rs` passes calls to these files, and `pending_work.rs` sends queued answers. This
 //! file has the methods that several rules use. Begin at [`Run`].
 //!
@@ -18,15 +18,15 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use super::barrier::{BarrierKey, BarrierMembers, BarrierTable};
 use super::barrier_record::BarrierRecord;
+use super::barrier_table::{BarrierKey, BarrierMembers, BarrierTable};
 use super::command::DrainRequest;
 use super::context::TransitionContext;
 use super::event::{EventKind, FirstCause, RunOutcome};
 use super::failure::{Code, Failure};
 use super::ids::{CallId, ConnectionId, RunNumber, ServiceIncarnation, TaskId, TaskIncarnation, Timestamp};
 use super::key_value_store::{KeyValueStore, display_key};
-use super::live_set::LiveSetRequest;
+use super::live_set_request::LiveSetRequest;
 use super::request_reply::{TaskInfo, TaskSet, TaskStates};
 use super::run_state::RunState;
 use super::settings::JobSettings;
@@ -197,8 +197,8 @@ impl Run {
     }
 
     /// Returns the id of a barrier as clients know it.
-    pub fn wire_id_of_barrier(&self, key: &BarrierKey) -> Arc<str> {
-        key.wire_id(self.incarnation.0)
+    pub fn id_of_barrier_for_clients(&self, key: &BarrierKey) -> Arc<str> {
+        key.barrier_id_for_clients(self.incarnation.0)
     }
 
     /// Adds `by` to the number of client barriers at which the task waits.
@@ -270,7 +270,7 @@ impl Run {
         let share = bound.div_ceil(2);
         let text = if self.waiters.len() >= bound {
             format!("{bound} calls of this job wait already, the most allowed (setting bounds.waiters).")
-        } else if self.waiters.count_on_connection(connection) >= share {
+        } else if self.waiters.count_calls_on_connection(connection) >= share {
             format!(
                 "{share} calls on this connection wait already, half of what its job may have (setting bounds.waiters)."
             )
@@ -326,7 +326,7 @@ impl Run {
         let task = self.expect_task(id);
         TaskInfo {
             task: id,
-            state: task.wire_state(),
+            state: task.state_for_clients(),
             incarnation: task.incarnation.unwrap_or(TaskIncarnation(0)),
             error: task.failure().cloned(),
         }

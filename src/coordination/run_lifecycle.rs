@@ -9,7 +9,7 @@
 
 use std::sync::Arc;
 
-use super::actor::{Actor, Reason};
+use super::actor::{Actor, CommandReason};
 use super::deferred_free::DeferredFree;
 use super::event::{EventKind, RunOutcome};
 use super::failure::{Code, Failure};
@@ -19,7 +19,7 @@ use super::job::{EndedRunCalls, Job, with_run};
 use super::run::Run;
 use super::run_state::{PastRun, RunInterval, RunSummary};
 use super::shared_failures::job_deleted_failure;
-use super::topology::Topology;
+use super::topology::TopologyValues;
 use crate::cow::CowMap;
 
 /// The number of ended runs whose incarnations are remembered, to recognise surviving processes of those
@@ -47,10 +47,10 @@ impl Job {
             "Run {} of job {} has ended ({}), and run {number} has begun. This call belongs to the ended run.",
             self.run.number,
             self.name,
-            self.first_cause_text(),
+            self.describe_first_cause(),
         );
         let over = Arc::new(Failure::from_service(Code::Aborted, text));
-        with_run!(self, now, effects, |run, cx| run.record_all_barrier_stats(cx));
+        with_run!(self, now, effects, |run, cx| run.measure_all_unmeasured_barriers(cx));
         self.pending_evictions.clear();
         self.move_calls_to_ended_run(&over);
         let next = Run::new(number, incarnation, &self.settings, now);
@@ -91,12 +91,12 @@ impl Job {
         for past in &mut self.past {
             kept += past.topology_bytes;
             if kept > PAST_TOPOLOGY_BYTES && !past.topology.is_empty() {
-                Arc::make_mut(past).topology = Topology::default();
+                Arc::make_mut(past).topology = TopologyValues::default();
             }
         }
     }
 
-    fn first_cause_text(&self) -> String {
+    fn describe_first_cause(&self) -> String {
         match (&self.run.first_cause, self.run.ended) {
             (Some(cause), _) => cause.error.clone(),
             (None, Some((RunOutcome::Completed, _))) => "all its tasks had shut down".to_owned(),
@@ -160,7 +160,7 @@ impl Job {
         now: Timestamp,
         effects: &mut Vec<Effect>,
         actor: Actor,
-        reason: &Reason,
+        reason: &CommandReason,
     ) {
         let gone = Arc::new(job_deleted_failure());
         self.move_calls_to_ended_run(&gone);

@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 
-use super::barrier::{ArrivalCallKind, BarrierInstance};
+use super::barrier_table::{ArrivalCallKind, BarrierInstance};
 use super::context::TransitionContext;
 use super::ids::TaskId;
 use super::run::Run;

@@ -11,7 +11,7 @@ use utoipa::ToSchema;
 
 use super::event::{FirstCause, RunOutcome};
 use super::ids::{RunNumber, ServiceIncarnation, TaskIncarnation, Timestamp};
-use super::topology::{Device, Topology};
+use super::topology::{Device, TopologyValues};
 
 /// The state of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -126,7 +126,7 @@ pub(super) struct PastRun {
     /// Every incarnation of its tasks, ascending; empty once the run is too old.
     pub known_incarnations: Vec<TaskIncarnation>,
     /// The topology values that its tasks published; empty once newer runs have filled the bound on them.
-    pub topology: Topology,
+    pub topology: TopologyValues,
     /// The length of these values, in bytes.
     pub topology_bytes: usize,
 }

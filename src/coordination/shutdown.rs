@@ -1,11 +1,11 @@
 //! Handles shutdown calls: a task waits at the shutdown barrier, or leaves the run without waiting for others.
 //!
-//! `barrier_arrival.rs` records arrivals at the barrier, and `teardown.rs` ends it. Begin at
+//! `barrier_arrival.rs` records arrivals at the barrier, and `barrier_ends_and_task_removal.rs` ends it. Begin at
 //! `Run::handle_shutdown_call`.
 
 use std::sync::Arc;
 
-use super::barrier::{ArrivalCallKind, ArrivedCall, BarrierKey, BarrierMembers};
+use super::barrier_table::{ArrivalCallKind, ArrivedCall, BarrierKey, BarrierMembers};
 use super::context::TransitionContext;
 use super::failure::{Code, Failure};
 use super::ids::{CallId, ConnectionId, TaskId};

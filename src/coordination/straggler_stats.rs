@@ -165,7 +165,7 @@ impl StragglerView {
 mod tests {
     use super::*;
 
-    fn part(late: u64, of: u64, last: bool) -> MemberTiming {
+    fn member_timing(late: u64, of: u64, last: bool) -> MemberTiming {
         MemberTiming { lateness: late, share: late * SCORE_ONE / of, held_up: last.then_some(late / 2) }
     }
 
@@ -174,8 +174,12 @@ mod tests {
         let mut once = StragglerStats::default();
         let mut always = StragglerStats::default();
         for round in 0..64 {
-            once.add_member_timing(&part(if round == 32 { 1_000_000 } else { 0 }, 1_000_000, round == 32));
-            always.add_member_timing(&part(1_000_000, 1_000_000, true));
+            once.add_member_timing(&member_timing(
+                if round == 32 { 1_000_000 } else { 0 },
+                1_000_000,
+                round == 32,
+            ));
+            always.add_member_timing(&member_timing(1_000_000, 1_000_000, true));
         }
         let (once, always) = (once.view().expect("it took part"), always.view().expect("it took part"));
         assert!(once.score < 0.02 && once.recent_last == 1, "{once:?}");
@@ -188,9 +192,9 @@ mod tests {
         let mut always = StragglerStats::default();
         let mut became = StragglerStats::default();
         for round in 0..128 {
-            always.add_member_timing(&part(1_000_000, 1_000_000, true));
+            always.add_member_timing(&member_timing(1_000_000, 1_000_000, true));
             let late = if round < 64 { 10_000 } else { 1_000_000 };
-            became.add_member_timing(&part(late, 1_000_000, round >= 64));
+            became.add_member_timing(&member_timing(late, 1_000_000, round >= 64));
             if round < 15 {
                 assert_eq!(became.view().and_then(|view| view.lateness_best_us), None);
             }

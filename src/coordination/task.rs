@@ -119,7 +119,7 @@ impl Task {
             && self.past_incarnations.iter().any(|life| life.incarnation == incarnation)
     }
 
-    pub fn wire_state(&self) -> ClientTaskState {
+    pub fn state_for_clients(&self) -> ClientTaskState {
         match self.standing {
             ProtocolState::Disconnected(_) => ClientTaskState::Disconnected,
             ProtocolState::Connected => ClientTaskState::Connected,

@@ -23,8 +23,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::actor::{Actor, Reason};
-use super::barrier::{BarrierKey, MemberState};
+use super::actor::{Actor, CommandReason};
+use super::barrier_table::{BarrierKey, MemberState};
 use super::command::CommandRefusal;
 use super::event::EventKind;
 use super::ids::{RunNumber, TaskId, Timestamp};
@@ -56,7 +56,7 @@ impl Job {
         address: Option<IpAddr>,
     ) -> Result<ClaimAnswer, ClaimRefusal> {
         let tasks = self.settings.tasks;
-        let joins = self.joinable_run();
+        let joins = self.run_that_registrations_join();
         let pending = |why| Ok(ClaimAnswer::Pending { why, tasks, retry_after: claim_retry_interval(tasks) });
         let hosts = Arc::make_mut(&mut self.hosts);
         hosts.drop_unrenewed_claims(now);
@@ -87,7 +87,9 @@ impl Job {
         }
         let waiting = self.hosts.waiting_claim_count();
         // At least as many as hold an id, without a look at each task.
-        let present = waiting + self.hosts.owner_count_of_run(joins) + self.present_task_count(joins);
+        let present = waiting
+            + self.hosts.count_owners_that_claimed_for_run(joins)
+            + self.registering_or_connected_task_count(joins);
         if present < count {
             return pending(ClaimWaitReason::TooFew { present, tasks: count });
         }
@@ -105,12 +107,12 @@ impl Job {
     }
 
     /// Returns the run that a process joins that registers now.
-    pub(super) fn joinable_run(&self) -> RunNumber {
+    pub(super) fn run_that_registrations_join(&self) -> RunNumber {
         RunNumber(self.run.number.0 + u64::from(self.run.ended.is_some()))
     }
 
     /// Returns the number of tasks that register or are connected in the run `joins`.
-    fn present_task_count(&self, joins: RunNumber) -> usize {
+    fn registering_or_connected_task_count(&self, joins: RunNumber) -> usize {
         if self.run.number != joins {
             return 0;
         }
@@ -169,7 +171,7 @@ impl Job {
         now: Timestamp,
         effects: &mut Vec<Effect>,
         actor: Actor,
-        reason: &Reason,
+        reason: &CommandReason,
         task: Option<TaskId>,
     ) -> Result<usize, CommandRefusal> {
         let tasks: Vec<TaskId> = match task {
@@ -181,7 +183,7 @@ impl Job {
         };
         let hosts = Arc::make_mut(&mut self.hosts);
         for task in &tasks {
-            hosts.remove_owner(*task);
+            hosts.remove_owner_of_task(*task);
         }
         let count = tasks.len();
         with_run!(self, now, effects, |_run, cx| {

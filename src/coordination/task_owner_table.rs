@@ -220,7 +220,7 @@ impl TaskOwnerTable {
     }
 
     /// Returns how many owners claimed their id for a run.
-    pub fn owner_count_of_run(&self, run: RunNumber) -> usize {
+    pub fn count_owners_that_claimed_for_run(&self, run: RunNumber) -> usize {
         self.claimed.filter(|(of, _)| *of == run).map_or(0, |(_, count)| count)
     }
 
@@ -228,16 +228,16 @@ impl TaskOwnerTable {
     pub fn set_owner(&mut self, task: TaskId, owner: TaskOwner) {
         self.remove_waiting_claim(&owner.identity);
         if let Some(former) = self.tasks.get(&owner.identity).copied() {
-            self.remove_owner(former);
+            self.remove_owner_of_task(former);
         }
-        self.remove_owner(task);
-        self.claimed = Some((owner.run, self.owner_count_of_run(owner.run) + 1));
+        self.remove_owner_of_task(task);
+        self.claimed = Some((owner.run, self.count_owners_that_claimed_for_run(owner.run) + 1));
         self.tasks.insert(owner.identity.clone(), task);
         self.owners.insert(task, owner);
     }
 
     /// Forgets the owner of a task id; returns it.
-    pub fn remove_owner(&mut self, task: TaskId) -> Option<TaskOwner> {
+    pub fn remove_owner_of_task(&mut self, task: TaskId) -> Option<TaskOwner> {
         let owner = self.owners.remove(&task)?;
         self.tasks.remove(&owner.identity);
         if let Some((run, count)) = &mut self.claimed
@@ -253,7 +253,7 @@ impl TaskOwnerTable {
         let beyond: Vec<TaskId> =
             self.owners.keys().rev().take_while(|task| task.0 >= task_count_as_id(tasks)).copied().collect();
         for task in beyond {
-            self.remove_owner(task);
+            self.remove_owner_of_task(task);
         }
     }
 

@@ -4,7 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::barrier::BarrierKey;
+use super::barrier_table::BarrierKey;
 use super::ids::{TaskId, Timestamp};
 use crate::cow::CowMap;
 

@@ -12,7 +12,7 @@ use super::process_identity::ProcessIdentity;
 use crate::cow::CowMap;
 
 /// The topology values, by key.
-pub(super) type Topology = CowMap<Bytes, (TopologyKey, Bytes)>;
+pub(super) type TopologyValues = CowMap<Bytes, (TopologyKey, Bytes)>;
 
 /// A key under which JAX workers publish topology.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::barrier::{BarrierInstance, BarrierKey};
 use super::barrier_record::{BarrierArrival, BarrierKind, BarrierOutcome, BarrierRecord};
+use super::barrier_table::{BarrierInstance, BarrierKey};
 use super::ids::{TaskId, Timestamp};
 use super::straggler_stats::{MemberTiming, SCORE_ONE};
 

@@ -32,7 +32,7 @@ impl TaskChange {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 enum QueuedEvents {
-    One(#[serde(with = "as_json")] Box<JobEvent>),
+    One(#[serde(with = "event_as_json")] Box<JobEvent>),
     /// One event for each of these tasks.
     OfTasks {
         at: Timestamp,
@@ -45,7 +45,7 @@ enum QueuedEvents {
 
 /// Serialises events as JSON: they name their kind in a field, which only self-describing formats can
 /// restore.
-mod as_json {
+mod event_as_json {
     use serde::de::Error as _;
     use serde::ser::Error as _;
     use serde::{Deserialize, Deserializer, Serializer};

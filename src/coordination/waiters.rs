@@ -15,7 +15,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use super::barrier::BarrierKey;
+use super::barrier_table::BarrierKey;
 use super::failure::Failure;
 use super::ids::{CallId, ConnectionId, JobId, ServiceIncarnation, TaskId, Timestamp};
 use super::request_reply::{CallOutcome, LiveSet, Reply, TaskSet};
@@ -55,7 +55,7 @@ pub(super) enum SharedAnswer {
 
 impl SharedAnswer {
     /// Returns `done` if `result` is a success, else its failure.
-    pub fn for_result(result: &Result<(), Arc<Failure>>, done: Self) -> Self {
+    pub fn done_or_failure(result: &Result<(), Arc<Failure>>, done: Self) -> Self {
         result.as_ref().err().map_or(done, |failure| Self::Failed(Arc::clone(failure)))
     }
 }
@@ -167,12 +167,12 @@ impl WaiterTable {
     }
 
     /// Returns the waiting calls of tasks of other jobs, in order, each with the job.
-    pub fn peer_calls(&self) -> impl Iterator<Item = (CallId, JobId)> + '_ {
+    pub fn waiting_calls_of_peer_jobs(&self) -> impl Iterator<Item = (CallId, JobId)> + '_ {
         self.of_peer_jobs.iter().map(|(call, from)| (*call, *from))
     }
 
     /// Returns the number of waiting calls of a connection.
-    pub fn count_on_connection(&self, connection: ConnectionId) -> usize {
+    pub fn count_calls_on_connection(&self, connection: ConnectionId) -> usize {
         self.counts.get(&connection).copied().unwrap_or_default()
     }
 

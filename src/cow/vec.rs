@@ -93,8 +93,8 @@ impl<T: Clone + Serialize> Serialize for CowVec<T> {
 
 impl<'de, T: Clone + Deserialize<'de>> Deserialize<'de> for CowVec<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Elements<T>(PhantomData<T>);
-        impl<'de, T: Clone + Deserialize<'de>> Visitor<'de> for Elements<T> {
+        struct CowVecVisitor<T>(PhantomData<T>);
+        impl<'de, T: Clone + Deserialize<'de>> Visitor<'de> for CowVecVisitor<T> {
             type Value = CowVec<T>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -109,7 +109,7 @@ impl<'de, T: Clone + Deserialize<'de>> Deserialize<'de> for CowVec<T> {
                 Ok(all.into_iter().collect())
             }
         }
-        deserializer.deserialize_seq(Elements(PhantomData))
+        deserializer.deserialize_seq(CowVecVisitor(PhantomData))
     }
 }
 

@@ -6,17 +6,17 @@ use std::sync::OnceLock;
 use std::sync::mpsc::{self, Sender};
 use std::thread;
 
-type Work = Box<dyn FnOnce() + Send>;
+type DropWork = Box<dyn FnOnce() + Send>;
 
 /// The thread, which is started at its first use.
 #[derive(Debug, Default)]
-pub(super) struct DropThread(OnceLock<Option<Sender<Work>>>);
+pub(super) struct DropThread(OnceLock<Option<Sender<DropWork>>>);
 
 impl DropThread {
     /// Runs `work` on the thread, in the order of the calls. Without a thread it runs here.
     pub fn run_in_background(&self, work: impl FnOnce() + Send + 'static) {
-        let work: Work = Box::new(work);
-        let left = match self.0.get_or_init(start_thread) {
+        let work: DropWork = Box::new(work);
+        let left = match self.0.get_or_init(start_drop_thread) {
             Some(queue) => queue.send(work).err().map(|refused| refused.0),
             None => Some(work),
         };
@@ -26,8 +26,8 @@ impl DropThread {
     }
 }
 
-fn start_thread() -> Option<Sender<Work>> {
-    let (queue, given) = mpsc::channel::<Work>();
+fn start_drop_thread() -> Option<Sender<DropWork>> {
+    let (queue, given) = mpsc::channel::<DropWork>();
     let reap = move || given.iter().for_each(|work| work());
     thread::Builder::new().name("muster-reaper".into()).spawn(reap).ok().map(|_| queue)
 }

@@ -96,7 +96,7 @@ impl EventHistoryExcerpt {
 }
 
 /// Returns whether an event is routine: it occurs with every barrier.
-fn is_routine(what: &EventKind) -> bool {
+fn is_routine_event(what: &EventKind) -> bool {
     match what {
         EventKind::BarrierStarted { .. } => true,
         EventKind::BarrierPassed { without, .. } => without.is_empty(),
@@ -127,7 +127,7 @@ impl EventHistory {
         let job = numbered.event.job;
         if matches!(numbered.event.what, EventKind::JobDeleted { .. }) {
             // The events of a deleted job cannot be read; a follower of all jobs sees the deletion.
-            self.make_room_for_routine();
+            self.make_room_for_routine_event();
             self.routine.insert(numbered.number, job);
             self.deletions.insert(numbered.number, numbered.event);
             gone.extend(self.jobs.remove(&job).into_iter().flat_map(|of| [of.notable, of.routine]));
@@ -141,9 +141,9 @@ impl EventHistory {
                 gone.push(of_job.evict_notable_events_beyond(share, &mut self.evicted_up_to));
             }
         }
-        let routine = is_routine(&numbered.event.what);
+        let routine = is_routine_event(&numbered.event.what);
         if routine {
-            self.make_room_for_routine();
+            self.make_room_for_routine_event();
             self.routine.insert(numbered.number, job);
         }
         let share = self.notable_limit_per_job();
@@ -162,7 +162,7 @@ impl EventHistory {
     }
 
     /// Evicts the oldest routine event if the bound is reached.
-    fn make_room_for_routine(&mut self) {
+    fn make_room_for_routine_event(&mut self) {
         if self.routine.len() < ROUTINE_EVENTS {
             return;
         }
@@ -215,12 +215,12 @@ mod tests {
     use crate::coordination::{Actor, ActorOrigin, JobEvent, RunNumber, TaskId, Timestamp};
 
     #[derive(Default)]
-    struct World {
+    struct HistoryUnderTest {
         history: EventHistory,
         number: u64,
     }
 
-    impl World {
+    impl HistoryUnderTest {
         fn push(&mut self, job: u32, what: EventKind) -> u64 {
             self.number += 1;
             let event = JobEvent {
@@ -234,34 +234,34 @@ mod tests {
             self.number
         }
 
-        fn barrier(&mut self, job: u32) -> u64 {
+        fn push_barrier_event(&mut self, job: u32) -> u64 {
             self.push(job, EventKind::BarrierStarted { barrier: "step".into(), counter: 1 })
         }
 
-        fn failure(&mut self, job: u32) -> u64 {
+        fn push_failure_event(&mut self, job: u32) -> u64 {
             self.push(job, EventKind::FirstCause { task: Some(TaskId(0)) })
         }
     }
 
-    fn numbers(past: &EventHistoryExcerpt) -> Vec<u64> {
+    fn numbers_of_events(past: &EventHistoryExcerpt) -> Vec<u64> {
         past.events.iter().map(|numbered| numbered.number).collect()
     }
 
     #[test]
     fn routine_events_evict_only_routine_events_and_no_job_evicts_anothers() {
-        let mut world = World::default();
-        let told = world.failure(1);
-        let began = world.barrier(1);
+        let mut world = HistoryUnderTest::default();
+        let told = world.push_failure_event(1);
+        let began = world.push_barrier_event(1);
         for _ in 0..3 * ROUTINE_EVENTS {
-            world.barrier(2);
+            world.push_barrier_event(2);
         }
         let quiet = world.history.events_of_job_after(JobId(1), 0);
-        assert_eq!((numbers(&quiet), quiet.complete_after), (vec![told], began));
+        assert_eq!((numbers_of_events(&quiet), quiet.complete_after), (vec![told], began));
         assert!(quiet.may_miss_events_after(0) && !quiet.may_miss_events_after(began));
         for _ in 0..3 * NOTABLE_EVENTS {
-            world.failure(2);
+            world.push_failure_event(2);
         }
-        assert_eq!(numbers(&world.history.events_of_job_after(JobId(1), 0)), [told]);
+        assert_eq!(numbers_of_events(&world.history.events_of_job_after(JobId(1), 0)), [told]);
         assert!(world.history.len() <= world.history.capacity());
         let storm = world.history.events_of_job_after(JobId(2), 0);
         assert!(storm.may_miss_events_after(0) && storm.events.len() >= NOTABLE_EVENTS / 2);
@@ -269,25 +269,25 @@ mod tests {
 
     #[test]
     fn events_come_in_their_order_and_after_the_one_that_is_known() {
-        let mut world = World::default();
+        let mut world = HistoryUnderTest::default();
         for _ in 0..3 {
-            world.barrier(1);
-            world.failure(1);
-            world.failure(2);
+            world.push_barrier_event(1);
+            world.push_failure_event(1);
+            world.push_failure_event(2);
         }
-        assert_eq!(numbers(&world.history.events_of_job_after(JobId(1), 0)), [1, 2, 4, 5, 7, 8]);
-        assert_eq!(numbers(&world.history.events_of_job_after(JobId(1), 4)), [5, 7, 8]);
+        assert_eq!(numbers_of_events(&world.history.events_of_job_after(JobId(1), 0)), [1, 2, 4, 5, 7, 8]);
+        assert_eq!(numbers_of_events(&world.history.events_of_job_after(JobId(1), 4)), [5, 7, 8]);
         let all = world.history.events_of_all_jobs_after(6);
-        assert_eq!((numbers(&all), all.may_miss_events_after(0)), (vec![7, 8, 9], false));
+        assert_eq!((numbers_of_events(&all), all.may_miss_events_after(0)), (vec![7, 8, 9], false));
         assert!(world.history.events_of_job_after(JobId(9), 0).events.is_empty());
     }
 
     #[test]
     fn the_history_stays_within_its_capacity_for_any_number_of_jobs() {
-        let mut world = World::default();
+        let mut world = HistoryUnderTest::default();
         for job in 0..200 {
             for _ in 0..NOTABLE_EVENTS / 8 {
-                world.failure(job);
+                world.push_failure_event(job);
                 assert!(world.history.len() <= world.history.capacity());
             }
         }
@@ -300,50 +300,50 @@ mod tests {
 
     #[test]
     fn a_deleted_job_leaves_nothing() {
-        let mut world = World::default();
-        world.barrier(1);
-        world.failure(1);
-        world.barrier(2);
+        let mut world = HistoryUnderTest::default();
+        world.push_barrier_event(1);
+        world.push_failure_event(1);
+        world.push_barrier_event(2);
         let actor = Actor { who: Actor::ANONYMOUS.into(), address: None, means: ActorOrigin::Api };
         let deleted = world.push(1, EventKind::JobDeleted { actor });
         assert!(world.history.events_of_job_after(JobId(1), 0).events.is_empty());
         assert_eq!(
-            numbers(&world.history.events_of_all_jobs_after(0)),
+            numbers_of_events(&world.history.events_of_all_jobs_after(0)),
             [3, deleted],
             "whoever follows all hears of it"
         );
         // The numbers of the deleted job are evicted without a loss for any reader, and then the deletion
         // event.
         (0..ROUTINE_EVENTS - 3).for_each(|_| {
-            world.barrier(2);
+            world.push_barrier_event(2);
         });
         assert_eq!(world.history.len(), ROUTINE_EVENTS - 1);
-        world.barrier(2);
+        world.push_barrier_event(2);
         assert_eq!(
             (world.history.len(), world.history.events_of_all_jobs_after(0).complete_after),
             (ROUTINE_EVENTS, 0)
         );
-        world.barrier(2);
+        world.push_barrier_event(2);
         assert_eq!(
             (world.history.events_of_job_after(JobId(2), 0).complete_after, world.history.len()),
             (3, ROUTINE_EVENTS)
         );
-        world.barrier(2);
+        world.push_barrier_event(2);
         let all = world.history.events_of_all_jobs_after(0);
         assert_eq!((all.complete_after, all.events.len()), (deleted, ROUTINE_EVENTS));
     }
 
     #[test]
     fn a_job_that_comes_takes_its_share_from_one_that_had_all() {
-        let mut world = World::default();
+        let mut world = HistoryUnderTest::default();
         (0..NOTABLE_EVENTS).for_each(|_| {
-            world.failure(1);
+            world.push_failure_event(1);
         });
         assert_eq!(world.history.events_of_job_after(JobId(1), 0).events.len(), NOTABLE_EVENTS);
-        world.failure(2);
+        world.push_failure_event(2);
         let first = world.history.events_of_job_after(JobId(1), 0);
         let half = NOTABLE_EVENTS as u64 / 2;
-        assert_eq!(numbers(&first), (half + 1..=2 * half).collect::<Vec<_>>());
+        assert_eq!(numbers_of_events(&first), (half + 1..=2 * half).collect::<Vec<_>>());
         assert_eq!(
             (first.complete_after, world.history.events_of_all_jobs_after(0).complete_after),
             (half, half)

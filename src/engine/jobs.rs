@@ -8,8 +8,8 @@ use std::sync::atomic::Ordering;
 use super::Engine;
 use crate::clock;
 use crate::coordination::{
-    Actor, CommandOutcome, CommandRefusal, Coordinator, Input, JobId, JobName, JobSettings, OperatorCommand,
-    Reason, ServiceIncarnation,
+    Actor, CommandOutcome, CommandReason, CommandRefusal, Coordinator, Input, JobId, JobName, JobSettings,
+    OperatorCommand, ServiceIncarnation,
 };
 
 /// The reason for which a job cannot be declared.
@@ -37,7 +37,7 @@ impl Engine {
     /// # Errors
     /// If there is a job of that name, or there are too many jobs.
     pub fn declare_job(&self, name: JobName, settings: JobSettings) -> Result<JobId, DeclareError> {
-        self.declare_job_with(name, settings, None, |_| ()).map(|(job, ())| job)
+        self.declare_job_and_capture(name, settings, None, |_| ()).map(|(job, ())| job)
     }
 
     /// Declares a job for an operator.
@@ -51,12 +51,12 @@ impl Engine {
         actor: Actor,
         look: impl FnOnce(&Coordinator, JobId) -> T,
     ) -> Result<T, DeclareError> {
-        let (job, copy) = self.declare_job_with(name, settings, Some(actor), Coordinator::snapshot)?;
+        let (job, copy) = self.declare_job_and_capture(name, settings, Some(actor), Coordinator::snapshot)?;
         Ok(look(&copy, job))
     }
 
     /// Declares a job, and takes something of the state in the same step.
-    fn declare_job_with<C>(
+    fn declare_job_and_capture<C>(
         &self,
         name: JobName,
         settings: JobSettings,
@@ -97,7 +97,7 @@ impl Engine {
         &self,
         job: JobId,
         actor: Actor,
-        reason: Reason,
+        reason: CommandReason,
         act: OperatorCommand,
     ) -> Result<CommandOutcome, CommandRefusal> {
         self.perform_command_and_read(job, actor, reason, act, |_, acted| acted)
@@ -109,7 +109,7 @@ impl Engine {
         &self,
         job: JobId,
         actor: Actor,
-        reason: Reason,
+        reason: CommandReason,
         act: OperatorCommand,
         look: impl FnOnce(&Coordinator, Result<CommandOutcome, CommandRefusal>) -> T,
     ) -> T {

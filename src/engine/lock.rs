@@ -42,13 +42,13 @@ impl<T> Deref for ReadLockedState<'_, T> {
 }
 
 /// The locked state, to change.
-pub(super) struct LockedState<'a, T> {
+pub(super) struct WriteLockedState<'a, T> {
     locked: ReadLockedState<'a, T>,
     /// Whether the thread was already panicking when it took the lock, as a connection does that reports its own end.
     was_panicking: bool,
 }
 
-impl<T> Deref for LockedState<'_, T> {
+impl<T> Deref for WriteLockedState<'_, T> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -56,13 +56,13 @@ impl<T> Deref for LockedState<'_, T> {
     }
 }
 
-impl<T> DerefMut for LockedState<'_, T> {
+impl<T> DerefMut for WriteLockedState<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
         &mut self.locked.state
     }
 }
 
-impl<T> Drop for LockedState<'_, T> {
+impl<T> Drop for WriteLockedState<'_, T> {
     fn drop(&mut self) {
         if std::thread::panicking() && !self.was_panicking {
             end_process();
@@ -98,25 +98,25 @@ impl<T> StateLock<T> {
     }
 
     /// Locks the state for an input about one task or one key.
-    pub(super) fn lock_for_input<'a>(&'a self, clock: &'a Clock) -> LockedState<'a, T> {
-        self.lock_to_change(self.times.inputs.begin_sampled_wait(clock))
+    pub(super) fn lock_for_input<'a>(&'a self, clock: &'a Clock) -> WriteLockedState<'a, T> {
+        self.lock_for_change(self.times.inputs.begin_sampled_wait(clock))
     }
 
     /// Locks the state for any other input.
-    pub(super) fn lock_for_bulk_work<'a>(&'a self, clock: &'a Clock) -> LockedState<'a, T> {
-        self.lock_to_change(self.times.bulk.begin_timed_wait(clock))
+    pub(super) fn lock_for_bulk_work<'a>(&'a self, clock: &'a Clock) -> WriteLockedState<'a, T> {
+        self.lock_for_change(self.times.bulk.begin_timed_wait(clock))
     }
 
     /// Locks the state for a reader.
     pub(super) fn lock_for_read<'a>(&'a self, clock: &'a Clock) -> ReadLockedState<'a, T> {
-        self.lock_timed(self.times.reads.begin_timed_wait(clock))
+        self.lock_with_timing(self.times.reads.begin_timed_wait(clock))
     }
 
-    fn lock_to_change<'a>(&'a self, waiting: meter::LockWait<'a>) -> LockedState<'a, T> {
-        LockedState { locked: self.lock_timed(waiting), was_panicking: std::thread::panicking() }
+    fn lock_for_change<'a>(&'a self, waiting: meter::LockWait<'a>) -> WriteLockedState<'a, T> {
+        WriteLockedState { locked: self.lock_with_timing(waiting), was_panicking: std::thread::panicking() }
     }
 
-    fn lock_timed<'a>(&'a self, waiting: meter::LockWait<'a>) -> ReadLockedState<'a, T> {
+    fn lock_with_timing<'a>(&'a self, waiting: meter::LockWait<'a>) -> ReadLockedState<'a, T> {
         // Only a reader can have panicked under the lock in a process that still runs.
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         ReadLockedState { _held: waiting.begin_hold(), state }
@@ -189,15 +189,15 @@ mod tests {
 
     #[test]
     fn a_thread_that_already_panics_may_report_its_end() {
-        struct Connection<'a>(&'a Engine);
-        impl Drop for Connection<'_> {
+        struct ConnectionThatReportsItsEnd<'a>(&'a Engine);
+        impl Drop for ConnectionThatReportsItsEnd<'_> {
             fn drop(&mut self) {
                 self.0.stop();
             }
         }
         let engine = Engine::new(Clock::start());
         let broken = AssertUnwindSafe(|| {
-            let _connection = Connection(&engine);
+            let _connection = ConnectionThatReportsItsEnd(&engine);
             panic!("a defect of a connection");
         });
         assert!(catch_unwind(broken).is_err());

@@ -19,7 +19,7 @@ use tower_service::Service as _;
 use super::dialect::{GENERATION_A_SERVICE, GENERATION_C_SERVICE, PEER_JOBS_SERVICE};
 use super::{task_claims_service, transfers_service};
 use crate::coordination::{Code, Failure};
-use crate::http2::{ErrorCode, Http2Sender, StreamId, encode_block};
+use crate::http2::{ErrorCode, Http2Sender, StreamId, encode_header_block};
 use crate::proto::DESCRIPTORS;
 
 /// The auxiliary services: health and reflection.
@@ -175,7 +175,7 @@ impl AuxiliaryCall {
         let stream = self.stream;
         match piece {
             Some(ResponsePart::Head(block, ended)) => {
-                sender.send_head(stream, &block, ended);
+                sender.send_response_head(stream, &block, ended);
                 if ended {
                     return true;
                 }
@@ -208,8 +208,9 @@ async fn serve_call(
     let Ok(response) = routes.call(request).await;
     let (head, body) = response.into_parts();
     let ended = body.is_end_stream();
-    let _ =
-        sent.send(ResponsePart::Head(encode_block(Some(head.status.as_u16()), &head.headers), ended)).await;
+    let _ = sent
+        .send(ResponsePart::Head(encode_header_block(Some(head.status.as_u16()), &head.headers), ended))
+        .await;
     if ended {
         return;
     }
@@ -221,7 +222,7 @@ async fn serve_call(
             Some(Ok(frame)) => match frame.into_data() {
                 Ok(data) => ResponsePart::Data(data),
                 Err(frame) => match frame.into_trailers() {
-                    Ok(trailers) => ResponsePart::Trailers(encode_block(None, &trailers)),
+                    Ok(trailers) => ResponsePart::Trailers(encode_header_block(None, &trailers)),
                     Err(_) => continue,
                 },
             },

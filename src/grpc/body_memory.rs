@@ -133,16 +133,16 @@ struct QuotaUsage {
 }
 
 /// A guard that counts a body among those that wait for their connection's turn.
-struct TurnWaitGuard(Arc<QuotaUsage>);
+struct ReserveTurnWaitGuard(Arc<QuotaUsage>);
 
-impl TurnWaitGuard {
+impl ReserveTurnWaitGuard {
     fn new(taken: &Arc<QuotaUsage>) -> Self {
         taken.waiting.fetch_add(1, Ordering::Relaxed);
         Self(Arc::clone(taken))
     }
 }
 
-impl Drop for TurnWaitGuard {
+impl Drop for ReserveTurnWaitGuard {
     fn drop(&mut self) {
         self.0.waiting.fetch_sub(1, Ordering::Relaxed);
     }
@@ -180,7 +180,7 @@ impl ConnectionQuota {
     ) -> impl Future<Output = Option<MemoryPermit>> + Send + use<> {
         let turn = Arc::clone(self.turn.get_or_insert_with(|| Arc::new(Semaphore::new(1))));
         let pool = Arc::clone(&self.pool);
-        let wait = TurnWaitGuard::new(&self.taken);
+        let wait = ReserveTurnWaitGuard::new(&self.taken);
         async move {
             let turn = turn.acquire_owned().await.ok()?;
             drop(wait);
@@ -272,7 +272,7 @@ mod tests {
 
     const MIB: usize = 1 << 20;
 
-    fn now<T>(future: std::pin::Pin<&mut impl Future<Output = T>>) -> Poll<T> {
+    fn poll_once<T>(future: std::pin::Pin<&mut impl Future<Output = T>>) -> Poll<T> {
         future.poll(&mut Context::from_waker(Waker::noop()))
     }
 
@@ -296,13 +296,13 @@ mod tests {
             let quota = ConnectionQuota::new(&pool);
             let mut permit = quota.empty_permit();
             assert!(permit.try_grow(1, 4 * MIB));
-            kept_small(permit, &quota);
+            assert_only_first_preallocated(permit, &quota);
         }
         assert_eq!(pool.taken_bytes(), 0);
     }
 
     /// Checks that of many bodies of one connection only the first gets its memory at once.
-    fn kept_small(first: MemoryPermit, quota: &ConnectionQuota) {
+    fn assert_only_first_preallocated(first: MemoryPermit, quota: &ConnectionQuota) {
         let mut second = quota.empty_permit();
         assert!(second.try_grow(1, 4 * MIB));
         assert_eq!((first.bytes(), second.bytes()), (4 * MIB, GROWTH_STEP.0));
@@ -317,23 +317,27 @@ mod tests {
         let [pa, pb, pc, pd] = permits;
         let second_of_a = a.empty_permit();
         let mut all = pin!(a.grow_from_reserve(pa, 500 * MIB));
-        let Poll::Ready(Some(whole)) = now(all.as_mut()) else { panic!("it is larger than all, and alone") };
+        let Poll::Ready(Some(whole)) = poll_once(all.as_mut()) else {
+            panic!("it is larger than all, and alone")
+        };
         let mut second = pin!(a.grow_from_reserve(second_of_a, MIB));
         let mut large = pin!(b.grow_from_reserve(pb, 30 * MIB));
         let mut small = pin!(c.grow_from_reserve(pc, 20 * MIB));
-        assert!(now(second.as_mut()).is_pending() && now(large.as_mut()).is_pending());
-        assert!(now(small.as_mut()).is_pending() && pool.has_waiting_body());
+        assert!(poll_once(second.as_mut()).is_pending() && poll_once(large.as_mut()).is_pending());
+        assert!(poll_once(small.as_mut()).is_pending() && pool.has_waiting_body());
         drop(whole);
-        let Poll::Ready(Some(small)) = now(small.as_mut()) else { panic!("the smaller one comes first") };
-        assert!(now(large.as_mut()).is_pending());
-        let Poll::Ready(Some(second)) = now(second.as_mut()) else { panic!("it has its turn") };
+        let Poll::Ready(Some(small)) = poll_once(small.as_mut()) else {
+            panic!("the smaller one comes first")
+        };
+        assert!(poll_once(large.as_mut()).is_pending());
+        let Poll::Ready(Some(second)) = poll_once(second.as_mut()) else { panic!("it has its turn") };
         // A cancelled waiter delays no other.
         {
             let mut gone = pin!(d.grow_from_reserve(pd, 12 * MIB));
-            assert!(now(gone.as_mut()).is_pending());
+            assert!(poll_once(gone.as_mut()).is_pending());
         }
         drop((small, second));
-        let Poll::Ready(Some(large)) = now(large.as_mut()) else { panic!("there is room") };
+        let Poll::Ready(Some(large)) = poll_once(large.as_mut()) else { panic!("there is room") };
         assert_eq!(
             (pool.taken_bytes(), large.bytes(), large.holds_reserve_memory()),
             (30 * MIB, 30 * MIB, true)

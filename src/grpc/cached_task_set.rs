@@ -1,6 +1,6 @@
 //! A set of tasks with the bytes that encode it, and a request message that ends in such a set.
 //!
-//! `task_set_cache.rs` keeps the sets. Begin at [`CachedMessage`].
+//! `task_set_cache.rs` keeps the sets. Begin at [`MessageWithCachedSet`].
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ pub(super) enum TaskSetEncoding {
 
 /// A decoded set, with its bytes.
 #[derive(Debug)]
-pub(super) struct CachedSet {
+pub(super) struct CachedTaskSet {
     pub(super) spelling: TaskSetEncoding,
     /// The number of the field that holds it.
     pub(super) field: u32,
@@ -29,13 +29,13 @@ pub(super) struct CachedSet {
 
 /// A message that ends in a cached set.
 #[derive(Debug, Clone)]
-pub(super) struct CachedMessage {
+pub(super) struct MessageWithCachedSet {
     /// The bytes before the set.
     pub(super) beginning: Bytes,
-    pub(super) known: Arc<CachedSet>,
+    pub(super) known: Arc<CachedTaskSet>,
 }
 
-impl CachedMessage {
+impl MessageWithCachedSet {
     /// Returns the whole message.
     pub(super) fn bytes(&self) -> Bytes {
         [&*self.beginning, &*self.known.raw].concat().into()

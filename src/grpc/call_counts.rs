@@ -115,7 +115,7 @@ pub struct CallCount {
 
 /// The durations of the calls of one method, from the turn in which they were read to their answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct CallTimes {
+pub struct CallDurations {
     /// The method.
     pub method: &'static str,
     /// The wire generation of the calls: `a` or `c`.
@@ -159,11 +159,11 @@ impl CallCounts {
     }
 
     /// Returns every count that is not zero, over all threads.
-    pub(super) fn read_counts(all: &Sharded<Self>) -> Vec<CallCount> {
+    pub(super) fn sum_counts_of_threads(all: &Sharded<Self>) -> Vec<CallCount> {
         let mut counts = Vec::new();
         for (generation, method) in Self::generation_and_method_indexes() {
             for code in 0..CODES {
-                let count = all.all().map(|shard| shard.0[generation][method].codes[code].get()).sum();
+                let count = all.all_shards().map(|shard| shard.0[generation][method].codes[code].get()).sum();
                 if count > 0 {
                     let (method, generation) = (METHODS[method], GENERATIONS[generation]);
                     counts.push(CallCount { method, generation, code: code_name(code), count });
@@ -174,11 +174,11 @@ impl CallCounts {
     }
 
     /// Returns the durations of every called method, over all threads.
-    pub(super) fn read_times(all: &Sharded<Self>) -> Vec<CallTimes> {
+    pub(super) fn sum_durations_of_threads(all: &Sharded<Self>) -> Vec<CallDurations> {
         let times = Self::generation_and_method_indexes().map(|(generation, method)| {
             let mut timed = HistogramSnapshot::default();
-            all.all().for_each(|shard| timed += &shard.0[generation][method].times.snapshot());
-            CallTimes { method: METHODS[method], generation: GENERATIONS[generation], timed }
+            all.all_shards().for_each(|shard| timed += &shard.0[generation][method].times.snapshot());
+            CallDurations { method: METHODS[method], generation: GENERATIONS[generation], timed }
         });
         times.filter(|times| !times.timed.is_empty()).collect()
     }
@@ -194,11 +194,11 @@ mod tests {
         let counts = Sharded::<CallCounts>::default();
         let method = CountedMethod::of_request(&Request::JobState);
         let now = Moment::now(&Clock::start());
-        counts.local().count_call(method, Dialect::Number, None, (now, now));
-        counts.local().count_call(method, Dialect::Number, None, (now, now));
-        counts.local().count_call(method, Dialect::Named, Some(Code::Internal), (now, now));
-        counts.local().count_call(method, Dialect::Named, Some(Code::Other(99)), (now, now));
-        let read: Vec<_> = CallCounts::read_counts(&counts)
+        counts.shard_of_this_thread().count_call(method, Dialect::Number, None, (now, now));
+        counts.shard_of_this_thread().count_call(method, Dialect::Number, None, (now, now));
+        counts.shard_of_this_thread().count_call(method, Dialect::Named, Some(Code::Internal), (now, now));
+        counts.shard_of_this_thread().count_call(method, Dialect::Named, Some(Code::Other(99)), (now, now));
+        let read: Vec<_> = CallCounts::sum_counts_of_threads(&counts)
             .iter()
             .map(|c| (c.method, c.generation, c.code, c.count))
             .collect();
@@ -210,7 +210,7 @@ mod tests {
                 ("GetJobState", "c", "OK", 2)
             ]
         );
-        let times = CallCounts::read_times(&counts);
+        let times = CallCounts::sum_durations_of_threads(&counts);
         let read: Vec<_> = times.iter().map(|t| (t.method, t.generation, t.timed.counts[0])).collect();
         assert_eq!(read, [("GetJobState", "a", 2), ("GetJobState", "c", 2)]);
     }

@@ -122,8 +122,8 @@ impl CallTable {
             }
             Err(refused) => {
                 sender.release_windows(stream, bytes.len());
-                self.server.counts.local().calls.increment();
-                self.server.counts.local().refused_calls.increment();
+                self.server.counts.shard_of_this_thread().calls.increment();
+                self.server.counts.shard_of_this_thread().refused_calls.increment();
                 return match refused {
                     RequestRefusal::Http(status, why) => {
                         responses::send_http_refusal(sender, stream, *status, why)
@@ -175,8 +175,8 @@ impl CallTable {
                 // Bytes that wait for memory stay charged to the budget, but do not use the connection's
                 // window: otherwise the body whose turn it is could not continue.
                 sender.release_connection_window(bytes.len());
-                sender.release_stream_window(stream, body.take_consumed());
-                self.wait_for_body(sender, body, callee, job, stream, due, trace, since);
+                sender.release_stream_window(stream, body.take_consumed_bytes());
+                self.store_receiving_call(sender, body, callee, job, stream, due, trace, since);
             }
         }
     }
@@ -190,7 +190,7 @@ impl CallTable {
         bytes: &[u8],
         ended: bool,
     ) {
-        self.server.counts.local().calls.increment();
+        self.server.counts.shard_of_this_thread().calls.increment();
         sender.release_windows(stream, bytes.len());
         if let Err(over) = sender.budget.charge(AUXILIARY_BYTES) {
             return responses::send_failure(sender, stream, &over_budget_failure(over), Dialect::Number);

@@ -212,14 +212,14 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
 
     fn end_connection(&mut self, ending: ConnectionEnd, cx: &mut Context<'_>) -> Poll<()> {
         self.calls.record_connection_end(ending);
-        self.socket.send_close(cx);
+        self.socket.send_close_notify(cx);
         Poll::Ready(())
     }
 
     /// Ends a connection whose peer is told the reason.
     fn close_with_fault(&mut self, fault: ConnectionError, cx: &mut Context<'_>) -> Poll<()> {
         self.sender.send_goaway(fault);
-        self.calls.close_and_report(ConnectionEnd::Broken(fault.to_string()));
+        self.calls.close_and_report_connection_end(ConnectionEnd::Broken(fault.to_string()));
         self.lingering = Some(Box::new(LingeringClose::begin()));
         self.poll_lingering_close(cx)
     }
@@ -327,8 +327,8 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
 
     /// Charges the buffers that the connection keeps while it sleeps.
     fn charge_buffers(&mut self) -> Result<(), ConnectionError> {
-        let held =
-            (self.sender.output.copied_bytes() + self.unread_input.len()).saturating_sub(UNCHARGED_BUFFERS);
+        let held = (self.sender.output.waiting_copied_bytes() + self.unread_input.len())
+            .saturating_sub(UNCHARGED_BUFFERS);
         if held > self.charged {
             let more = self.sender.budget.charge(held - self.charged);
             more.map_err(|_| {
@@ -353,9 +353,9 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
         loop {
             let blocked = match self.send_output(cx) {
                 Ok(blocked) => blocked,
-                Err(error) => return TurnOutcome::Over(connection_end_of(&error)),
+                Err(error) => return TurnOutcome::Over(connection_end_from_socket_error(&error)),
             };
-            self.adjust_user_timeout(read > 0);
+            self.adjust_tcp_user_timeout(read > 0);
             let idle = self.sender.stream_count() == 0 && self.sender.output.is_empty() && !blocked;
             if idle && (self.has_peer_goaway || self.sender.is_shut_down()) {
                 return TurnOutcome::Over(ConnectionEnd::Closed);
@@ -386,10 +386,12 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
                 Poll::Ready(Ok(Ok(0))) => return TurnOutcome::Over(ConnectionEnd::Closed),
                 Poll::Ready(Ok(Ok(bytes))) => read += bytes,
                 Poll::Ready(Ok(Err(fault))) => return TurnOutcome::Broken(fault),
-                Poll::Ready(Err(error)) => return TurnOutcome::Over(connection_end_of(&error)),
+                Poll::Ready(Err(error)) => {
+                    return TurnOutcome::Over(connection_end_from_socket_error(&error));
+                }
             }
             if self.sender.may_exceed_abuse_limit()
-                && let Err(fault) = self.sender.check_abuse(self.calls.uptime())
+                && let Err(fault) = self.sender.check_abuse(self.calls.server_uptime())
             {
                 return TurnOutcome::Broken(fault);
             }
@@ -430,8 +432,8 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
             let mut room = body.limit(room.min(left));
             let bytes = ready!(pin!(self.socket.read_buf(&mut room)).poll(cx))?;
             self.received += bytes as u64;
-            self.receiver.consume_expected(bytes, &mut self.sender);
-            self.calls.advance_body(&mut self.sender, stream, bytes);
+            self.receiver.consume_expected_data(bytes, &mut self.sender);
+            self.calls.record_body_bytes_read(&mut self.sender, stream, bytes);
             return Poll::Ready(Ok(self.process_pending_event().map(|()| bytes)));
         }
         let early = std::mem::take(&mut self.unread_input);
@@ -490,21 +492,21 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
     /// Adjusts the timeout for unacknowledged data. To the kernel, a stopped process whose host has no more
     /// room for it looks like a vanished host. So after a large answer the timeout is off until the peer
     /// sends again and all output is sent.
-    fn adjust_user_timeout(&mut self, heard: bool) {
+    fn adjust_tcp_user_timeout(&mut self, heard: bool) {
         if self.sender.take_large_answer_sent() {
             if !self.is_user_timeout_off {
                 self.is_user_timeout_off = true;
-                self.socket.set_user_timeout(None);
+                self.socket.set_tcp_user_timeout(None);
             }
         } else if self.is_user_timeout_off && heard && self.sender.unsent_bytes() == 0 {
             self.is_user_timeout_off = false;
-            self.socket.set_user_timeout(Some(self.calls.unacknowledged_timeout()));
+            self.socket.set_tcp_user_timeout(Some(self.calls.unacknowledged_timeout()));
         }
     }
 }
 
 /// Returns how the connection ended, by the error of its socket.
-fn connection_end_of(error: &io::Error) -> ConnectionEnd {
+fn connection_end_from_socket_error(error: &io::Error) -> ConnectionEnd {
     match error.kind() {
         io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionAborted => {
             ConnectionEnd::Reset

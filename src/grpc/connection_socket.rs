@@ -14,14 +14,14 @@ use crate::tls;
 /// The socket of a connection.
 pub(super) trait ConnectionSocket: AsyncRead + AsyncWrite + Unpin {
     /// Sets the time for which data may stay unacknowledged, or unread by the peer's process.
-    fn set_user_timeout(&self, unacknowledged: Option<Duration>);
+    fn set_tcp_user_timeout(&self, unacknowledged: Option<Duration>);
 
     /// Announces the end of the connection, if the transport has a message for that.
-    fn send_close(&mut self, _cx: &mut Context<'_>) {}
+    fn send_close_notify(&mut self, _cx: &mut Context<'_>) {}
 }
 
 impl ConnectionSocket for TcpStream {
-    fn set_user_timeout(&self, unacknowledged: Option<Duration>) {
+    fn set_tcp_user_timeout(&self, unacknowledged: Option<Duration>) {
         // On a socket that is already closed the option cannot be set.
         #[cfg(target_os = "linux")]
         let _ = socket2::SockRef::from(self).set_tcp_user_timeout(unacknowledged);
@@ -31,11 +31,11 @@ impl ConnectionSocket for TcpStream {
 }
 
 impl ConnectionSocket for tls::TlsStream<TcpStream> {
-    fn set_user_timeout(&self, unacknowledged: Option<Duration>) {
-        self.get_ref().0.inner_stream().set_user_timeout(unacknowledged);
+    fn set_tcp_user_timeout(&self, unacknowledged: Option<Duration>) {
+        self.get_ref().0.inner_stream().set_tcp_user_timeout(unacknowledged);
     }
 
-    fn send_close(&mut self, cx: &mut Context<'_>) {
+    fn send_close_notify(&mut self, cx: &mut Context<'_>) {
         // Unsent bytes may be dropped: the peer sees the end of the connection either way.
         let _ = Pin::new(self).poll_shutdown(cx);
     }

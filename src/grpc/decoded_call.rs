@@ -8,7 +8,7 @@ use super::call_counts::CountedMethod;
 use super::dialect::{Dialect, PEER_JOBS_SERVICE};
 use super::frame::RequestMessage;
 use super::task_set_cache::TaskSetCache;
-use crate::coordination::{ClaimedIncarnations, Failure, Request};
+use crate::coordination::{Failure, Request, StatedIncarnations};
 
 /// A function that decodes the request of one method.
 pub(super) type RequestDecoder = fn(&RequestMessage, &TaskSetCache) -> Result<DecodedCall, Failure>;
@@ -17,12 +17,12 @@ pub(super) type RequestDecoder = fn(&RequestMessage, &TaskSetCache) -> Result<De
 pub(super) struct DecodedCall {
     pub(super) request: Request,
     /// The incarnations that the caller states.
-    pub(super) claim: Option<ClaimedIncarnations>,
+    pub(super) claim: Option<StatedIncarnations>,
     pub(super) form: ReplyFormat,
 }
 
 impl DecodedCall {
-    pub(super) fn new(dialect: Dialect, claim: Option<ClaimedIncarnations>, request: Request) -> Self {
+    pub(super) fn new(dialect: Dialect, claim: Option<StatedIncarnations>, request: Request) -> Self {
         let method = CountedMethod::of_request(&request);
         Self {
             request,
@@ -68,7 +68,7 @@ pub(super) struct ReplyFormat {
 
 impl ReplyFormat {
     /// Returns the name of the service.
-    pub(super) fn service(&self) -> &'static str {
+    pub(super) fn service_name(&self) -> &'static str {
         if self.method.is_peer_jobs_method() { PEER_JOBS_SERVICE } else { self.dialect.service_name() }
     }
 }

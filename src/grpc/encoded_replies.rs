@@ -2,7 +2,7 @@
 //! of tasks that a client expects (`decoded_call.rs`), even if its recipients are on different connections.
 //!
 //! The state machine returns a live set, task states or devices as one shared object to all callers.
-//! `reply_encoder.rs` encodes the object. Begin at [`EncodedReplies::get_or_encode`].
+//! `reply_encoder.rs` encodes the object. Begin at [`EncodedReplyCache::get_or_encode`].
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -25,11 +25,11 @@ struct EncodedReply {
 
 /// The encodings of the latest shared replies, the newest first.
 #[derive(Default)]
-pub(super) struct EncodedReplies {
+pub(super) struct EncodedReplyCache {
     kept: Mutex<VecDeque<EncodedReply>>,
 }
 
-impl EncodedReplies {
+impl EncodedReplyCache {
     /// Returns the encoding of a reply; calls `encode` the first time. The lock is free meanwhile.
     pub(super) fn get_or_encode<T: Any + Send + Sync>(
         &self,
@@ -68,7 +68,7 @@ mod tests {
 
     #[test]
     fn a_reply_is_encoded_once_a_dialect_and_dropped_with_its_last_holder() {
-        let replies = EncodedReplies::default();
+        let replies = EncodedReplyCache::default();
         let (one, other) = (Arc::new(vec![1_u8]), Arc::new(vec![1_u8]));
         let mut encoded = 0;
         let mut get = |reply: &Arc<Vec<u8>>, dialect| {
@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     fn the_number_of_encodings_is_bounded() {
-        let replies = EncodedReplies::default();
+        let replies = EncodedReplyCache::default();
         let held: Vec<Arc<usize>> = (0..3 * KEPT).map(Arc::new).collect();
         for reply in &held {
             replies.get_or_encode(reply, Dialect::Number, |_| Bytes::new());

@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use bytes::{BufMut, Bytes, BytesMut};
 use prost::DecodeError;
 
-use super::cached_task_set::CachedMessage;
+use super::cached_task_set::MessageWithCachedSet;
 use crate::coordination::{Code, Failure};
 
 /// The length of the prefix: a compression flag and the length of the message.
@@ -25,7 +25,7 @@ pub(super) enum RequestMessage<'a> {
     Received(&'a [u8]),
     Whole(Bytes),
     /// A message that ends in a cached set of tasks, whose memory is shared.
-    Cached(CachedMessage),
+    Cached(MessageWithCachedSet),
 }
 
 impl<'a> RequestMessage<'a> {
@@ -123,7 +123,7 @@ impl MessageBuilder {
     }
 
     /// Returns the buffer for small parts.
-    pub(super) fn buffer(&mut self) -> &mut BytesMut {
+    pub(super) fn small_parts_buffer(&mut self) -> &mut BytesMut {
         &mut self.gathering
     }
 
@@ -159,7 +159,7 @@ pub(super) enum MessageChunks {
 }
 
 /// Encodes a whole message with its prefix.
-pub(super) fn encode_framed(message: &impl prost::Message) -> Bytes {
+pub(super) fn encode_framed_message(message: &impl prost::Message) -> Bytes {
     let length = message.encoded_len();
     let mut framed = BytesMut::with_capacity(PREFIX_LEN + length);
     framed.put_u8(0);
@@ -221,7 +221,7 @@ mod tests {
     fn small_parts_are_gathered_and_large_ones_passed_on() {
         let large = Bytes::from(vec![1; COPY_MAX + 1]);
         let mut answer = MessageBuilder::new(4 + large.len());
-        answer.buffer().extend_from_slice(b"ab");
+        answer.small_parts_buffer().extend_from_slice(b"ab");
         answer.put(&Bytes::from_static(b"c"));
         answer.put(&large);
         answer.put(&Bytes::from_static(b"d"));

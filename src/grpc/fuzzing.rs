@@ -57,7 +57,7 @@ fn compress(message: &[u8]) -> Vec<u8> {
 }
 
 /// Takes a body in pieces of `step` bytes, as the data of a call or straight into its room.
-fn take(bytes: &[u8], compresses: bool, step: usize) -> Result<Vec<u8>, Failure> {
+fn receive_body_in_pieces(bytes: &[u8], compresses: bool, step: usize) -> Result<Vec<u8>, Failure> {
     let pool = MemoryPool::new(POOL_BYTES);
     let taken = {
         let mut quota = ConnectionQuota::new(&pool);
@@ -93,8 +93,8 @@ fn take(bytes: &[u8], compresses: bool, step: usize) -> Result<Vec<u8>, Failure>
 pub(crate) fn check_request_body(input: &[u8]) {
     let [flags, step, input @ ..] = input else { return };
     let (compresses, step) = (flags & 1 != 0, usize::from(*step) + 1);
-    let whole = take(input, compresses, usize::MAX);
-    let pieces = take(input, compresses, step);
+    let whole = receive_body_in_pieces(input, compresses, usize::MAX);
+    let pieces = receive_body_in_pieces(input, compresses, step);
     assert_eq!(
         whole.as_ref().map_err(|failure| failure.code),
         pieces.as_ref().map_err(|failure| failure.code),
@@ -114,7 +114,7 @@ pub(crate) fn check_request_body(input: &[u8]) {
         let framed = framed(flag, &message);
         assert_eq!(framed.len(), PREFIX_LEN + message.len());
         for step in [usize::MAX, step] {
-            assert_eq!(take(&framed, true, step).as_deref(), Ok(input));
+            assert_eq!(receive_body_in_pieces(&framed, true, step).as_deref(), Ok(input));
         }
     }
 }

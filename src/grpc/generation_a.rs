@@ -20,26 +20,26 @@ type DecodeResult = Result<DecodedCall, Failure>;
 /// Returns the decoder of `method`.
 pub(super) fn request_decoder(method: &str) -> Option<RequestDecoder> {
     Some(match method {
-        "RegisterTask" => decode_register,
+        "RegisterTask" => decode_register_task,
         "Heartbeat" => decode_heartbeat,
         "PollForError" => decode_poll_for_error,
         "WaitForAllTasks" => decode_wait_for_all_tasks,
-        "ShutdownTask" => decode_shutdown,
-        "ResetTask" => decode_reset,
-        "ReportErrorToTask" => decode_report_to_task,
-        "ReportErrorToService" => decode_report_to_service,
-        "GetTaskState" => decode_task_state,
-        "GetJobState" => decode_job_state,
-        "WatchJobState" => decode_watch,
-        "InsertKeyValue" => decode_insert,
-        "GetKeyValue" => decode_get,
-        "TryGetKeyValue" => decode_try_get,
-        "IncrementKeyValue" => decode_increment,
-        "GetKeyValueDir" => decode_list,
-        "DeleteKeyValue" => decode_delete,
+        "ShutdownTask" => decode_shutdown_task,
+        "ResetTask" => decode_reset_task,
+        "ReportErrorToTask" => refuse_report_error_to_task,
+        "ReportErrorToService" => decode_report_error_to_service,
+        "GetTaskState" => decode_get_task_state,
+        "GetJobState" => decode_get_job_state,
+        "WatchJobState" => decode_watch_job_state,
+        "InsertKeyValue" => decode_insert_key_value,
+        "GetKeyValue" => decode_get_key_value,
+        "TryGetKeyValue" => decode_try_get_key_value,
+        "IncrementKeyValue" => decode_increment_key_value,
+        "GetKeyValueDir" => decode_get_key_value_dir,
+        "DeleteKeyValue" => decode_delete_key_value,
         "Barrier" => decode_barrier,
         "CancelBarrier" => decode_cancel_barrier,
-        "GetAliveTasks" => decode_alive_tasks,
+        "GetAliveTasks" => decode_get_alive_tasks,
         _ => return None,
     })
 }
@@ -50,7 +50,9 @@ fn decode_message<M: prost::Message + Default>(message: &RequestMessage) -> Resu
 }
 
 /// Decodes a message whose values are kept: they share its memory.
-fn decode_sharing_memory<M: prost::Message + Default>(message: &RequestMessage) -> Result<M, Failure> {
+fn decode_message_sharing_memory<M: prost::Message + Default>(
+    message: &RequestMessage,
+) -> Result<M, Failure> {
     M::decode(message.bytes()).map_err(|error| decode_failure(&error))
 }
 
@@ -68,7 +70,7 @@ fn decoded_call_without_task(request: Request) -> DecodedCall {
     DecodedCall::new(Dialect::Unnamed, None, request)
 }
 
-fn decode_register(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
+fn decode_register_task(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
     let asked: wire::RegisterTaskRequest = decode_message(message)?;
     let recoverable = asked.source_task.is_some_and(|task| task.recoverable);
     let incarnation = TaskIncarnation(asked.incarnation);
@@ -94,28 +96,28 @@ fn decode_wait_for_all_tasks(message: &RequestMessage, _: &TaskSetCache) -> Deco
     Ok(decoded_call_from_task(asked.source_task, |task| Request::WaitForAllTasks { task, devices }))
 }
 
-fn decode_shutdown(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
+fn decode_shutdown_task(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
     let asked: wire::ShutdownTaskRequest = decode_message(message)?;
     Ok(decoded_call_from_task(asked.source_task, |task| Request::Shutdown { task }))
 }
 
-fn decode_reset(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
+fn decode_reset_task(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
     let asked: wire::ResetTaskRequest = decode_message(message)?;
     Ok(decoded_call_from_task(asked.source_task, |task| Request::Reset { task }))
 }
 
-fn decode_report_to_task(_: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
+fn refuse_report_error_to_task(_: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
     let text = "ReportErrorToTask is a call to tasks, and this is the service: use ReportErrorToService";
     Err(Failure::without_details(Code::Unimplemented, text))
 }
 
-fn decode_report_to_service(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
+fn decode_report_error_to_service(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
     let asked: wire::ReportErrorToServiceRequest = decode_message(message)?;
     let (code, message) = (asked.error_code, asked.error_message);
     Ok(decoded_call_from_task(asked.error_origin, |task| Request::ReportError { task, code, message }))
 }
 
-fn decode_task_state(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
+fn decode_get_task_state(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
     let asked: wire::GetTaskStateRequest = decode_message(message)?;
     let named = asked.source_task.first().is_some_and(|task| task.named);
     let tasks = asked.source_task.iter().map(|task| TaskId(task.task_id)).collect();
@@ -123,50 +125,50 @@ fn decode_task_state(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult
         .with_reply_kind(ReplyKind::Unversioned))
 }
 
-fn decode_job_state(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
+fn decode_get_job_state(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
     let asked: wire::GetJobStateRequest = decode_message(message)?;
     let dialect = Dialect::of_generation_a(!asked.job_name.is_empty());
     Ok(DecodedCall::new(dialect, None, Request::JobState).with_reply_kind(ReplyKind::Unversioned))
 }
 
-fn decode_watch(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
+fn decode_watch_job_state(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
     let asked: wire::WatchJobStateRequest = decode_message(message)?;
     let dialect = Dialect::of_generation_a(!asked.job_name.is_empty());
     Ok(DecodedCall::new(dialect, None, Request::Watch { version: asked.version_number }))
 }
 
-fn decode_insert(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
-    let asked: wire::InsertKeyValueRequest = decode_sharing_memory(message)?;
+fn decode_insert_key_value(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
+    let asked: wire::InsertKeyValueRequest = decode_message_sharing_memory(message)?;
     let entry = asked.kv.unwrap_or_default();
     let (key, value) = (entry.key.into(), message.detach_part(entry.value));
     Ok(decoded_call_without_task(Request::Insert { key, value, overwrite: asked.allow_overwrite }))
 }
 
-fn decode_get(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
+fn decode_get_key_value(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
     let asked: wire::GetKeyValueRequest = decode_message(message)?;
     let key = Bytes::from(asked.key);
     Ok(decoded_call_without_task(Request::Get { key: key.clone() }).with_echoed_key(key))
 }
 
-fn decode_try_get(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
+fn decode_try_get_key_value(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
     let asked: wire::TryGetKeyValueRequest = decode_message(message)?;
     let key = Bytes::from(asked.key);
     Ok(decoded_call_without_task(Request::TryGet { key: key.clone() }).with_echoed_key(key))
 }
 
-fn decode_increment(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
+fn decode_increment_key_value(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
     let asked: wire::IncrementKeyValueRequest = decode_message(message)?;
     let key = Bytes::from(asked.key);
     Ok(decoded_call_without_task(Request::Increment { key: key.clone(), by: asked.increment })
         .with_echoed_key(key))
 }
 
-fn decode_list(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
+fn decode_get_key_value_dir(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
     let asked: wire::GetKeyValueDirRequest = decode_message(message)?;
     Ok(decoded_call_without_task(Request::List { directory: asked.directory_key.into() }))
 }
 
-fn decode_delete(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
+fn decode_delete_key_value(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
     let asked: wire::DeleteKeyValueRequest = decode_message(message)?;
     Ok(decoded_call_without_task(Request::Delete { key: asked.key.into() }))
 }
@@ -190,7 +192,7 @@ fn decode_cancel_barrier(message: &RequestMessage, _: &TaskSetCache) -> DecodeRe
     Ok(decoded_call_from_task(asked.source_task, |task| Request::CancelBarrier { id, counter, task }))
 }
 
-fn decode_alive_tasks(message: &RequestMessage, sets: &TaskSetCache) -> DecodeResult {
+fn decode_get_alive_tasks(message: &RequestMessage, sets: &TaskSetCache) -> DecodeResult {
     let (rest, tasks) = sets.extract_task_set(message, 2, TaskSetEncoding::Messages)?;
     let asked = wire::GetAliveTasksRequest::decode(rest).map_err(|error| decode_failure(&error))?;
     let tasks = tasks.unwrap_or_else(TaskSetCache::empty_set);

@@ -12,7 +12,7 @@ use super::dialect::Dialect;
 use super::frame::{RequestMessage, decode_failure};
 use super::task_set_cache::TaskSetCache;
 use crate::coordination::{
-    ClaimedIncarnations, Failure, Request, ServiceIncarnation, TaskId, TaskIncarnation,
+    Failure, Request, ServiceIncarnation, StatedIncarnations, TaskId, TaskIncarnation,
 };
 use crate::proto::xla::coordination as wire;
 
@@ -21,21 +21,21 @@ type DecodeResult = Result<DecodedCall, Failure>;
 /// Returns the decoder of `method`.
 pub(super) fn request_decoder(method: &str) -> Option<RequestDecoder> {
     Some(match method {
-        "RegisterTask" => decode_register,
+        "RegisterTask" => decode_register_task,
         "Heartbeat" => decode_heartbeat,
         "PollForError" => decode_poll_for_error,
-        "ShutdownTask" => decode_shutdown,
-        "ReportErrorToService" => decode_report_to_service,
-        "WatchTasks" => decode_watch,
-        "InsertKeyValue" => decode_insert,
-        "GetKeyValue" => decode_get,
-        "TryGetKeyValue" => decode_try_get,
-        "IncrementKeyValue" => decode_increment,
-        "GetKeyValueDir" => decode_list,
-        "DeleteKeyValue" => decode_delete,
+        "ShutdownTask" => decode_shutdown_task,
+        "ReportErrorToService" => decode_report_error_to_service,
+        "WatchTasks" => decode_watch_tasks,
+        "InsertKeyValue" => decode_insert_key_value,
+        "GetKeyValue" => decode_get_key_value,
+        "TryGetKeyValue" => decode_try_get_key_value,
+        "IncrementKeyValue" => decode_increment_key_value,
+        "GetKeyValueDir" => decode_get_key_value_dir,
+        "DeleteKeyValue" => decode_delete_key_value,
         "Barrier" => decode_barrier,
         "CancelBarrier" => decode_cancel_barrier,
-        "GetAliveTasks" => decode_alive_tasks,
+        "GetAliveTasks" => decode_get_alive_tasks,
         _ => return None,
     })
 }
@@ -46,7 +46,9 @@ fn decode_message<M: prost::Message + Default>(message: &RequestMessage) -> Resu
 }
 
 /// Decodes a message whose values are kept: they share its memory.
-fn decode_sharing_memory<M: prost::Message + Default>(message: &RequestMessage) -> Result<M, Failure> {
+fn decode_message_sharing_memory<M: prost::Message + Default>(
+    message: &RequestMessage,
+) -> Result<M, Failure> {
     M::decode(message.bytes()).map_err(|error| decode_failure(&error))
 }
 
@@ -55,11 +57,11 @@ fn decode_sharing_memory<M: prost::Message + Default>(message: &RequestMessage) 
 fn decoded_call_with_incarnations(claimed: Option<wire::Incarnations>, request: Request) -> DecodedCall {
     let claimed = claimed.unwrap_or_default();
     let service = ServiceIncarnation(claimed.service_incarnation);
-    let claim = ClaimedIncarnations { service, task: TaskIncarnation(claimed.task_incarnation) };
+    let claim = StatedIncarnations { service, task: TaskIncarnation(claimed.task_incarnation) };
     DecodedCall::new(Dialect::Number, Some(claim), request)
 }
 
-fn decode_register(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
+fn decode_register_task(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
     let asked: wire::RegisterTaskRequest = decode_message(message)?;
     let (task, incarnation) = (TaskId(asked.source_task_id), TaskIncarnation(asked.incarnation));
     Ok(DecodedCall::new(Dialect::Number, None, Request::Register { task, incarnation, recoverable: false }))
@@ -78,7 +80,7 @@ fn decode_poll_for_error(message: &RequestMessage, _: &TaskSetCache) -> DecodeRe
         .with_reply_kind(ReplyKind::Poll))
 }
 
-fn decode_shutdown(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
+fn decode_shutdown_task(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
     let asked: wire::ShutdownTaskRequest = decode_message(message)?;
     Ok(decoded_call_with_incarnations(
         asked.incarnations,
@@ -86,19 +88,19 @@ fn decode_shutdown(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
     ))
 }
 
-fn decode_report_to_service(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
+fn decode_report_error_to_service(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
     let asked: wire::ReportErrorToServiceRequest = decode_message(message)?;
     let (task, code, message) = (TaskId(asked.source_task_id), asked.error_code, asked.error_message);
     Ok(decoded_call_with_incarnations(asked.incarnations, Request::ReportError { task, code, message }))
 }
 
-fn decode_watch(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
+fn decode_watch_tasks(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
     let asked: wire::WatchTasksRequest = decode_message(message)?;
     Ok(decoded_call_with_incarnations(asked.incarnations, Request::Watch { version: asked.version_number }))
 }
 
-fn decode_insert(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
-    let asked: wire::InsertKeyValueRequest = decode_sharing_memory(message)?;
+fn decode_insert_key_value(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
+    let asked: wire::InsertKeyValueRequest = decode_message_sharing_memory(message)?;
     let entry = asked.kv.unwrap_or_default();
     let (key, value) = (entry.key.into(), message.detach_part(entry.value));
     Ok(decoded_call_with_incarnations(
@@ -107,28 +109,28 @@ fn decode_insert(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
     ))
 }
 
-fn decode_get(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
+fn decode_get_key_value(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
     let asked: wire::GetKeyValueRequest = decode_message(message)?;
     let key = Bytes::from(asked.key);
     Ok(decoded_call_with_incarnations(asked.incarnations, Request::Get { key: key.clone() })
         .with_echoed_key(key))
 }
 
-fn decode_try_get(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
+fn decode_try_get_key_value(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
     let asked: wire::TryGetKeyValueRequest = decode_message(message)?;
     let key = Bytes::from(asked.key);
     Ok(decoded_call_with_incarnations(asked.incarnations, Request::TryGet { key: key.clone() })
         .with_echoed_key(key))
 }
 
-fn decode_increment(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
+fn decode_increment_key_value(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
     let asked: wire::IncrementKeyValueRequest = decode_message(message)?;
     let key = Bytes::from(asked.key);
     let request = Request::Increment { key: key.clone(), by: asked.increment };
     Ok(decoded_call_with_incarnations(asked.incarnations, request).with_echoed_key(key))
 }
 
-fn decode_list(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
+fn decode_get_key_value_dir(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
     let asked: wire::GetKeyValueDirRequest = decode_message(message)?;
     Ok(decoded_call_with_incarnations(
         asked.incarnations,
@@ -136,7 +138,7 @@ fn decode_list(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
     ))
 }
 
-fn decode_delete(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
+fn decode_delete_key_value(message: &RequestMessage, _: &TaskSetCache) -> DecodeResult {
     let asked: wire::DeleteKeyValueRequest = decode_message(message)?;
     Ok(decoded_call_with_incarnations(asked.incarnations, Request::Delete { key: asked.key.into() }))
 }
@@ -158,7 +160,7 @@ fn decode_cancel_barrier(message: &RequestMessage, _: &TaskSetCache) -> DecodeRe
     Ok(decoded_call_with_incarnations(asked.incarnations, Request::CancelBarrier { id, counter, task }))
 }
 
-fn decode_alive_tasks(message: &RequestMessage, sets: &TaskSetCache) -> DecodeResult {
+fn decode_get_alive_tasks(message: &RequestMessage, sets: &TaskSetCache) -> DecodeResult {
     let (rest, tasks) = sets.extract_task_set(message, 3, TaskSetEncoding::Numbers)?;
     let asked = wire::GetAliveTasksRequest::decode(rest).map_err(|error| decode_failure(&error))?;
     let task = TaskId(asked.requesting_task_id);

@@ -73,7 +73,7 @@ impl ConnectionJobResolver {
             return Ok(found.job);
         }
         let ListenerJobRule::ByAuthority(only) = &self.routing else { return Err(no_job_failure(authority)) };
-        let named = first_label(authority);
+        let named = first_host_label(authority);
         let found = engine.read_under_lock(|core| {
             let job = select_job(core, named, only.as_ref())?;
             Some((job, core.job_name(job)?.clone()))
@@ -106,13 +106,13 @@ fn no_job_failure(authority: &str) -> Failure {
     // Without details, so that registering clients retry until the job exists.
     let text = format!(
         "{shown:?} leads to no job: declare a job named {:?}, or dial one that is declared as NAME.HOST:PORT",
-        first_label(shown).unwrap_or("default"),
+        first_host_label(shown).unwrap_or("default"),
     );
     Failure::without_details(Code::FailedPrecondition, text)
 }
 
 /// Returns the first label of an authority's host, unless the host is an address.
-fn first_label(authority: &str) -> Option<&str> {
+fn first_host_label(authority: &str) -> Option<&str> {
     let host = match authority.rsplit_once('@') {
         Some((_, host)) => host,
         None => authority,
@@ -132,7 +132,7 @@ fn first_label(authority: &str) -> Option<&str> {
 mod tests {
     use super::*;
     use crate::clock::Clock;
-    use crate::coordination::{Actor, ActorOrigin, JobSettings, OperatorCommand, Reason};
+    use crate::coordination::{Actor, ActorOrigin, CommandReason, JobSettings, OperatorCommand};
 
     #[test]
     fn labels() {
@@ -148,7 +148,7 @@ mod tests {
             (":8476", None),
             (".x", None),
         ] {
-            assert_eq!(first_label(authority), expected, "{authority}");
+            assert_eq!(first_host_label(authority), expected, "{authority}");
         }
     }
 
@@ -178,7 +178,7 @@ mod tests {
         };
         assert_eq!(both(), [Ok(train), Ok(train)]);
         let actor = Actor { who: "alice".into(), address: None, means: ActorOrigin::Api };
-        let why = Reason::try_from("why".to_owned()).expect("a reason");
+        let why = CommandReason::try_from("why".to_owned()).expect("a reason");
         engine
             .perform_command(train, actor, why, OperatorCommand::DeleteJob { force: false })
             .expect("it is deleted");

@@ -44,7 +44,7 @@ impl LingeringClose {
         received: &mut u64,
     ) -> Poll<()> {
         if self.until.as_mut().poll(cx).is_ready() {
-            socket.send_close(cx);
+            socket.send_close_notify(cx);
             return Poll::Ready(());
         }
         if !self.is_shut {

@@ -76,7 +76,7 @@ impl GrpcServer {
                     self.spawn_connection(&room, socket, peer, routing.clone(), stop.clone());
                 }
                 Err(error) => {
-                    self.counts.local().accept_errors.increment();
+                    self.counts.shard_of_this_thread().accept_errors.increment();
                     if is_accept_error_of_peer(&error) {
                         continue;
                     }
@@ -108,7 +108,7 @@ impl GrpcServer {
         let present = self.connections.fetch_add(1, Ordering::Relaxed);
         if present >= self.limits.connections {
             self.connections.fetch_sub(1, Ordering::Relaxed);
-            self.counts.local().refused.increment();
+            self.counts.shard_of_this_thread().refused.increment();
             return tracing::debug!(%peer, present, "closed a connection: there are too many");
         }
         if let Err(error) = configure_socket(&socket, self.limits.unacknowledged) {
@@ -142,7 +142,7 @@ impl GrpcServer {
 fn configure_socket(socket: &TcpStream, unacknowledged: Duration) -> io::Result<()> {
     socket.set_nodelay(true)?;
     SockRef::from(socket).set_tcp_keepalive(&KEEPALIVE)?;
-    socket.set_user_timeout(Some(unacknowledged));
+    socket.set_tcp_user_timeout(Some(unacknowledged));
     Ok(())
 }
 

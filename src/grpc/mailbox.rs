@@ -26,8 +26,10 @@ pub(super) enum MailboxMessage {
 #[derive(Default)]
 struct MailboxState {
     messages: Vec<MailboxMessage>,
-    /// The task's waker, set while the task sleeps.
+    /// The task's waker since it last slept; none once it was woken.
     sleeper: Option<Waker>,
+    /// Whether the task sleeps.
+    is_asleep: bool,
 }
 
 /// The mailbox of one connection.
@@ -45,7 +47,7 @@ impl Mailbox {
     pub(super) fn post(&self, note: MailboxMessage) {
         let mut state = self.lock();
         state.messages.push(note);
-        let sleeper = state.sleeper.take();
+        let sleeper = if std::mem::take(&mut state.is_asleep) { state.sleeper.take() } else { None };
         drop(state);
         if let Some(sleeper) = sleeper {
             sleeper.wake();
@@ -55,7 +57,7 @@ impl Mailbox {
     /// Takes all messages. From here on until [`Mailbox::try_sleep`] the task counts as running.
     pub(super) fn take_messages(&self) -> Vec<MailboxMessage> {
         let mut state = self.lock();
-        state.sleeper = None;
+        state.is_asleep = false;
         std::mem::take(&mut state.messages)
     }
 
@@ -65,7 +67,11 @@ impl Mailbox {
         if !state.messages.is_empty() {
             return false;
         }
-        state.sleeper = Some(task.clone());
+        // A waker that is kept costs no access to the task's counter of references.
+        if !state.sleeper.as_ref().is_some_and(|sleeper| sleeper.will_wake(task)) {
+            state.sleeper = Some(task.clone());
+        }
+        state.is_asleep = true;
         true
     }
 }
@@ -103,9 +109,9 @@ mod tests {
 
     use super::*;
 
-    struct Count(AtomicUsize);
+    struct WakeCounter(AtomicUsize);
 
-    impl Wake for Count {
+    impl Wake for WakeCounter {
         fn wake(self: Arc<Self>) {
             self.0.fetch_add(1, Ordering::Relaxed);
         }
@@ -114,7 +120,7 @@ mod tests {
     #[test]
     fn a_batch_wakes_once_and_only_a_sleeper() {
         let mailbox = Arc::new(Mailbox::default());
-        let count = Arc::new(Count(AtomicUsize::new(0)));
+        let count = Arc::new(WakeCounter(AtomicUsize::new(0)));
         let task = Waker::from(Arc::clone(&count));
         let woken = || count.0.load(Ordering::Relaxed);
 

@@ -3,10 +3,10 @@
 //! `server.rs` and `call_counts.rs` have the counters. Begin at `GrpcServer::write_samples`.
 
 use super::{ENDINGS, GrpcServer};
-use crate::telemetry::metrics::{MetricSource, ScrapeSamples, catalogue as metric};
+use crate::telemetry::metrics::{MetricSource, ScrapeOutput, catalogue as metric};
 
 impl MetricSource for GrpcServer {
-    fn write_samples(&self, page: &mut ScrapeSamples) {
+    fn write_samples(&self, page: &mut ScrapeOutput) {
         let figures = self.counters();
         for calls in self.call_counts() {
             page.add_integer_sample(
@@ -15,7 +15,7 @@ impl MetricSource for GrpcServer {
                 calls.count,
             );
         }
-        for calls in self.call_times() {
+        for calls in self.call_durations() {
             page.add_duration_histogram(
                 &metric::CALL_DURATION,
                 &[calls.method, calls.generation],

@@ -59,7 +59,7 @@ mod thread_buffers;
 mod transfers_service;
 mod transport_detection;
 
-pub use call_counts::{CallCount, CallTimes, ENDINGS};
+pub use call_counts::{CallCount, CallDurations, ENDINGS};
 pub use job_resolver::ListenerJobRule;
 pub use limits::GrpcLimits;
 pub use listener::bind_listener;

@@ -37,7 +37,7 @@ impl GrpcConnections {
         let mailbox = Arc::new(Mailbox::default());
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         self.lock_connections().insert(number, Arc::clone(&mailbox));
-        server.counts.local().opened.increment();
+        server.counts.shard_of_this_thread().opened.increment();
         ConnectionGuard { mailbox, registry: Arc::clone(self), server: Arc::clone(server), number }
     }
 

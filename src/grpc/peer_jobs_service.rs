@@ -18,8 +18,8 @@ pub(super) type PeerQuestionDecoder = fn(&RequestMessage) -> Result<(String, Pee
 /// Returns the decoder of `method`.
 pub(super) fn request_decoder(method: &str) -> Option<PeerQuestionDecoder> {
     Some(match method {
-        "WatchPeerTasks" => decode_watch_tasks,
-        "GetPeerEngine" => decode_get_engine,
+        "WatchPeerTasks" => decode_watch_peer_tasks,
+        "GetPeerEngine" => decode_get_peer_engine,
         _ => return None,
     })
 }
@@ -32,16 +32,16 @@ pub(super) fn decode_peer_call(
     message: &RequestMessage,
 ) -> Result<(JobId, DecodedCall), Failure> {
     let (name, question) = decoder(message)?;
-    let job = engine.read_under_lock(|core| core.peer_job(from, &name))?;
+    let job = engine.read_under_lock(|core| core.find_permitted_peer_job(from, &name))?;
     Ok((job, DecodedCall::new(Dialect::Number, None, Request::FromPeerJob { from, question })))
 }
 
-fn decode_watch_tasks(message: &RequestMessage) -> Result<(String, PeerJobQuery), Failure> {
+fn decode_watch_peer_tasks(message: &RequestMessage) -> Result<(String, PeerJobQuery), Failure> {
     let asked = pb::PeerTasksRequest::decode(&*message.contents()).map_err(|error| decode_failure(&error))?;
     Ok((asked.job, PeerJobQuery::TaskStates { version: asked.version }))
 }
 
-fn decode_get_engine(message: &RequestMessage) -> Result<(String, PeerJobQuery), Failure> {
+fn decode_get_peer_engine(message: &RequestMessage) -> Result<(String, PeerJobQuery), Failure> {
     let asked =
         pb::PeerEngineRequest::decode(&*message.contents()).map_err(|error| decode_failure(&error))?;
     let Ok(task) = i32::try_from(asked.task) else {

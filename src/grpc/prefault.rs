@@ -16,16 +16,16 @@ const POPULATED_AT_ONCE: usize = 256 << 10;
 
 /// Returns an empty vector with a capacity of exactly `length` bytes; `None` if there is no memory.
 pub(super) fn allocate_prefaulted(length: usize) -> Option<Vec<u8>> {
-    let mut room = allocate(length)?;
+    let mut room = allocate_without_prefault(length)?;
     #[cfg(target_os = "linux")]
     if PREFAULTED_LENGTHS.contains(&length) && needs_populating(&mut room) {
         if length < POPULATED_AT_ONCE {
             // The allocator gives the freed memory to the next request, unless it has a better fit elsewhere.
             drop(room);
-            if let Some(mut ahead) = allocate(POPULATED_AT_ONCE) {
+            if let Some(mut ahead) = allocate_without_prefault(POPULATED_AT_ONCE) {
                 populate_pages(&mut ahead);
             }
-            room = allocate(length)?;
+            room = allocate_without_prefault(length)?;
         }
         if length >= POPULATED_AT_ONCE || needs_populating(&mut room) {
             populate_pages(&mut room);
@@ -34,7 +34,7 @@ pub(super) fn allocate_prefaulted(length: usize) -> Option<Vec<u8>> {
     Some(room)
 }
 
-fn allocate(length: usize) -> Option<Vec<u8>> {
+fn allocate_without_prefault(length: usize) -> Option<Vec<u8>> {
     let mut room = Vec::new();
     room.try_reserve_exact(length).ok()?;
     Some(room)
@@ -42,7 +42,10 @@ fn allocate(length: usize) -> Option<Vec<u8>> {
 
 /// Returns the whole pages of unused memory.
 #[cfg(target_os = "linux")]
-fn whole_pages(room: &mut Vec<u8>, page: usize) -> Option<&mut [std::mem::MaybeUninit<u8>]> {
+fn whole_pages_of_spare_capacity(
+    room: &mut Vec<u8>,
+    page: usize,
+) -> Option<&mut [std::mem::MaybeUninit<u8>]> {
     let spare = room.spare_capacity_mut();
     let before = spare.as_ptr().align_offset(page);
     let whole = spare.len().saturating_sub(before) / page * page;
@@ -53,7 +56,9 @@ fn whole_pages(room: &mut Vec<u8>, page: usize) -> Option<&mut [std::mem::MaybeU
 #[cfg(target_os = "linux")]
 fn needs_populating(room: &mut Vec<u8>) -> bool {
     let page = rustix::param::page_size();
-    let Some(last) = whole_pages(room, page).and_then(|pages| pages.rchunks_mut(page).next()) else {
+    let Some(last) =
+        whole_pages_of_spare_capacity(room, page).and_then(|pages| pages.rchunks_mut(page).next())
+    else {
         return false;
     };
     let mut there = 0u8;
@@ -64,7 +69,7 @@ fn needs_populating(room: &mut Vec<u8>) -> bool {
 
 #[cfg(target_os = "linux")]
 fn populate_pages(room: &mut Vec<u8>) {
-    let Some(pages) = whole_pages(room, rustix::param::page_size()) else { return };
+    let Some(pages) = whole_pages_of_spare_capacity(room, rustix::param::page_size()) else { return };
     let (start, length) = (pages.as_mut_ptr().cast(), pages.len());
     // SAFETY: the pages are this vector's own, and keep their contents, which are none yet. If the call
     // is refused (Linux before 5.14), the pages are populated at the first touch.

@@ -120,7 +120,7 @@ impl RequestBody {
             // The body may take long to arrive, so its memory is taken from the pool.
             self.stage = BodyStage::Assembling(prefix, Vec::new(), quota.empty_permit());
             self.add_message_bytes(bytes, quota)?;
-            self.mark_message_complete();
+            self.complete_message_if_whole();
             return Ok(());
         }
         let message = bytes;
@@ -186,11 +186,11 @@ impl RequestBody {
             message.extend_from_slice(bytes);
             self.used += bytes.len();
         }
-        self.mark_message_complete();
+        self.complete_message_if_whole();
         Ok(())
     }
 
-    fn mark_message_complete(&mut self) {
+    fn complete_message_if_whole(&mut self) {
         if let BodyStage::Assembling(prefix, message, _) = &self.stage
             && message.len() == prefix.length
             && let BodyStage::Assembling(prefix, message, mut permit) =
@@ -218,16 +218,16 @@ impl RequestBody {
     pub(super) fn record_filled_bytes(&mut self, bytes: usize) {
         self.received += bytes;
         self.used += bytes;
-        self.mark_message_complete();
+        self.complete_message_if_whole();
     }
 
     /// Returns the bytes consumed since the last call: the peer may send as many more on this stream.
-    pub(super) fn take_consumed(&mut self) -> usize {
+    pub(super) fn take_consumed_bytes(&mut self) -> usize {
         std::mem::take(&mut self.used)
     }
 
     /// Returns the number of received bytes that are not consumed.
-    pub(super) fn held_bytes(&self) -> usize {
+    pub(super) fn bytes_waiting_for_memory(&self) -> usize {
         match &self.stage {
             BodyStage::WaitingForMemory(_, _, held, _) => held.len(),
             _ => 0,
@@ -318,7 +318,7 @@ impl RequestBody {
 
     /// Returns whether the message is complete and the peer has not ended the request, which should follow at
     /// once.
-    pub(super) fn awaits_end(&self) -> bool {
+    pub(super) fn awaits_only_request_end(&self) -> bool {
         !self.ended && matches!(self.stage, BodyStage::Complete(..) | BodyStage::Inflated(_))
     }
 

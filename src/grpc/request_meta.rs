@@ -33,7 +33,7 @@ impl From<RequestHead> for RequestMeta {
     fn from(head: RequestHead) -> Self {
         let target = request_target(&head);
         let timeout = parse_timeout(&head.fields);
-        let compresses = is_compressed(&head.fields);
+        let compresses = announces_gzip(&head.fields);
         let mut trace = HeaderMap::new();
         for name in TRACE_FIELDS {
             if let Some(value) = head.fields.get(name).filter(|value| value.len() <= TRACE_BYTES) {
@@ -128,7 +128,7 @@ fn request_target(head: &RequestHead) -> Result<RequestTarget, RequestRefusal> {
             Failure::without_details(Code::Unimplemented, text),
         ));
     }
-    if !is_grpc(&head.fields) {
+    if !has_grpc_content_type(&head.fields) {
         let text = "the content-type must be application/grpc or application/grpc+proto";
         return Err(RequestRefusal::Http(
             StatusCode::UNSUPPORTED_MEDIA_TYPE,
@@ -159,7 +159,7 @@ fn request_target(head: &RequestHead) -> Result<RequestTarget, RequestRefusal> {
         _ => None,
     };
     if let Some(callee) = callee {
-        return check_encoding(&head.fields).map(|()| RequestTarget::Call(callee));
+        return check_message_encoding(&head.fields).map(|()| RequestTarget::Call(callee));
     }
     let shown = path.get(..path.floor_char_boundary(200)).unwrap_or_default();
     Err(RequestRefusal::Call(Failure::without_details(
@@ -168,13 +168,13 @@ fn request_target(head: &RequestHead) -> Result<RequestTarget, RequestRefusal> {
     )))
 }
 
-fn is_grpc(headers: &HeaderMap) -> bool {
+fn has_grpc_content_type(headers: &HeaderMap) -> bool {
     let Some(given) = headers.get(CONTENT_TYPE) else { return false };
     let Some(after) = given.as_bytes().strip_prefix(b"application/grpc") else { return false };
     matches!(after.strip_prefix(b"+proto").unwrap_or(after), [] | [b';', ..])
 }
 
-fn check_encoding(headers: &HeaderMap) -> Result<(), RequestRefusal> {
+fn check_message_encoding(headers: &HeaderMap) -> Result<(), RequestRefusal> {
     match headers.get("grpc-encoding").map(|given| given.as_bytes()) {
         None | Some(b"identity" | b"gzip") => Ok(()),
         Some(other) => {
@@ -185,7 +185,7 @@ fn check_encoding(headers: &HeaderMap) -> Result<(), RequestRefusal> {
     }
 }
 
-fn is_compressed(headers: &HeaderMap) -> bool {
+fn announces_gzip(headers: &HeaderMap) -> bool {
     headers.get("grpc-encoding").is_some_and(|given| given.as_bytes() == b"gzip")
 }
 
@@ -211,7 +211,7 @@ fn parse_timeout(headers: &HeaderMap) -> Option<Duration> {
 mod tests {
     use super::*;
 
-    fn head(method: &str, path: &str, headers: &[(&'static str, &str)]) -> RequestHead {
+    fn request_head(method: &str, path: &str, headers: &[(&'static str, &str)]) -> RequestHead {
         let named = |(name, value): &(&'static str, &str)| {
             (http::HeaderName::from_static(name), value.parse().expect("a value"))
         };
@@ -225,7 +225,7 @@ mod tests {
 
     #[test]
     fn both_generations_and_the_others() {
-        let path = |path| request_target(&head("POST", path, &[TYPE]));
+        let path = |path| request_target(&request_head("POST", path, &[TYPE]));
         assert!(matches!(
             path("/tensorflow.CoordinationService/Heartbeat"),
             Ok(RequestTarget::Call(CallHandler::Coordination(_)))
@@ -252,7 +252,7 @@ mod tests {
     #[test]
     fn a_request_that_is_not_grpc_gets_an_http_status() {
         let path = "/xla.coordination.CoordinationService/Heartbeat";
-        let status = |method, headers: &[_]| match request_target(&head(method, path, headers)) {
+        let status = |method, headers: &[_]| match request_target(&request_head(method, path, headers)) {
             Err(RequestRefusal::Http(status, _)) => status.as_u16(),
             Err(RequestRefusal::Encoding(_)) => 1,
             Err(RequestRefusal::Call(_)) => 2,
@@ -276,7 +276,7 @@ mod tests {
 
     #[test]
     fn timeouts() {
-        let given = |text| parse_timeout(&head("POST", "/", &[("grpc-timeout", text)]).fields);
+        let given = |text| parse_timeout(&request_head("POST", "/", &[("grpc-timeout", text)]).fields);
         assert_eq!(given("50S"), Some(Duration::from_secs(50)));
         assert_eq!(given("99999999H"), Some(Duration::from_secs(99_999_999 * 3600)));
         assert_eq!(given("7m"), Some(Duration::from_millis(7)));
@@ -288,7 +288,7 @@ mod tests {
 
     #[test]
     fn a_request_that_waits_keeps_little_of_its_head() {
-        let mut long = head("POST", "/xla.coordination.CoordinationService/Heartbeat", &[TYPE]);
+        let mut long = request_head("POST", "/xla.coordination.CoordinationService/Heartbeat", &[TYPE]);
         for n in 0..100 {
             let name = http::HeaderName::try_from(format!("x-{n}")).expect("a name");
             long.fields.insert(name, "y".repeat(100).parse().expect("a value"));

@@ -8,12 +8,12 @@ use http::{HeaderMap, HeaderValue, StatusCode};
 
 use super::decoded_call::{ReplyFormat, ReplyKind};
 use super::dialect::Dialect;
-use super::encoded_replies::EncodedReplies;
-use super::frame::{MessageChunks, encode_framed, message_too_long_failure};
-use super::reply_encoder::{directory_copied_len, encode_reply};
+use super::encoded_replies::EncodedReplyCache;
+use super::frame::{MessageChunks, encode_framed_message, message_too_long_failure};
+use super::reply_encoder::{directory_reply_copied_bytes, encode_reply};
 use super::status;
 use crate::coordination::{CallOutcome, Code, Failure, Reply};
-use crate::http2::{GRPC_OK_TRAILERS, GRPC_RESPONSE_HEADERS, Http2Sender, StreamId, encode_block};
+use crate::http2::{GRPC_OK_TRAILERS, GRPC_RESPONSE_HEADERS, Http2Sender, StreamId, encode_header_block};
 
 static GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 
@@ -23,7 +23,7 @@ pub(super) fn send_outcome(
     stream: StreamId,
     outcome: &CallOutcome,
     form: &ReplyFormat,
-    replies: &EncodedReplies,
+    replies: &EncodedReplyCache,
     most: usize,
 ) {
     match outcome {
@@ -44,11 +44,11 @@ fn send_success(
     stream: StreamId,
     reply: &Reply,
     form: &ReplyFormat,
-    replies: &EncodedReplies,
+    replies: &EncodedReplyCache,
     most: usize,
 ) {
     if let Reply::Directory(entries) = reply {
-        let copied = directory_copied_len(entries);
+        let copied = directory_reply_copied_bytes(entries);
         if copied >= CHARGED
             && let Err(over) = sender.charge_answer(stream, copied)
         {
@@ -65,7 +65,7 @@ fn send_success(
 
 /// Answers a call with a message.
 pub(super) fn send_message(sender: &mut Http2Sender, stream: StreamId, message: &impl prost::Message) {
-    send_framed_message(sender, stream, [encode_framed(message)]);
+    send_framed_message(sender, stream, [encode_framed_message(message)]);
 }
 
 fn send_framed_message(sender: &mut Http2Sender, stream: StreamId, parts: impl IntoIterator<Item = Bytes>) {
@@ -108,5 +108,5 @@ fn send_failure_head(
 ) {
     fields.insert(CONTENT_TYPE, GRPC.clone());
     status::put_failure_headers(&mut fields, why, dialect);
-    sender.send_head(stream, &encode_block(Some(status.as_u16()), &fields), true);
+    sender.send_response_head(stream, &encode_header_block(Some(status.as_u16()), &fields), true);
 }

@@ -8,14 +8,14 @@ use std::sync::{Arc, Mutex};
 
 use super::auxiliary::AuxiliaryServices;
 use super::body_memory::MemoryPool;
-use super::call_counts::{CallCount, CallCounts, CallTimes, ENDINGS};
-use super::encoded_replies::EncodedReplies;
+use super::call_counts::{CallCount, CallCounts, CallDurations, ENDINGS};
+use super::encoded_replies::EncodedReplyCache;
 use super::limits::GrpcLimits;
 use super::task_set_cache::TaskSetCache;
 use crate::engine::Engine;
-use crate::http2::StatePool;
+use crate::http2::StateMemoryPool;
 use crate::meter::{self, Counter, Sharded};
-use crate::service::reports::ReportStore;
+use crate::service::reports::TransferReportStore;
 use crate::telemetry::log_rate_limit::LogRateLimit;
 use crate::telemetry::traces::Traces;
 use crate::tls::{HandshakeFailures, TransportPolicy};
@@ -25,9 +25,9 @@ pub struct GrpcServer {
     pub(super) engine: Arc<Engine>,
     pub(super) limits: GrpcLimits,
     pub(super) bodies: Arc<MemoryPool>,
-    pub(super) state: Arc<StatePool>,
+    pub(super) state: Arc<StateMemoryPool>,
     pub(super) sets: TaskSetCache,
-    pub(super) replies: EncodedReplies,
+    pub(super) replies: EncodedReplyCache,
     pub(super) services: AuxiliaryServices,
     pub(super) counts: Sharded<PortCounters>,
     /// The present number of connections.
@@ -35,7 +35,7 @@ pub struct GrpcServer {
     pub(super) listener_tls: TransportPolicy,
     /// The rate limit of log lines about clients whose authority leads to no job.
     pub(super) unroutable_log: Mutex<LogRateLimit<()>>,
-    pub(super) transfers: Arc<ReportStore>,
+    pub(super) transfers: Arc<TransferReportStore>,
     /// `None`: calls are neither counted by method nor timed.
     pub(super) calls: Option<Box<Sharded<CallCounts>>>,
     /// `None`: calls are not traced.
@@ -65,7 +65,7 @@ impl GrpcServer {
         traces: Option<Arc<Traces>>,
     ) -> Arc<Self> {
         let bodies = MemoryPool::new(limits.bodies_in_flight_bytes);
-        let state = StatePool::new(limits.state_bytes);
+        let state = StateMemoryPool::new(limits.state_bytes);
         let calls = (meter::ENABLED && limits.count_calls).then(Box::default);
         Arc::new(Self {
             engine,
@@ -73,7 +73,7 @@ impl GrpcServer {
             bodies,
             state,
             sets: TaskSetCache::default(),
-            replies: EncodedReplies::default(),
+            replies: EncodedReplyCache::default(),
             services: AuxiliaryServices::new(),
             counts: Sharded::default(),
             connections: AtomicUsize::new(0),
@@ -87,15 +87,16 @@ impl GrpcServer {
 
     /// Returns the store of transfer reports.
     #[must_use]
-    pub fn report_store(&self) -> &Arc<ReportStore> {
+    pub fn report_store(&self) -> &Arc<TransferReportStore> {
         &self.transfers
     }
 
     /// Returns the counters of the port.
     #[must_use]
     pub fn counters(&self) -> ServerCounters {
-        let sum =
-            |of: &dyn Fn(&PortCounters) -> &Counter| self.counts.all().map(|counts| of(counts).get()).sum();
+        let sum = |of: &dyn Fn(&PortCounters) -> &Counter| {
+            self.counts.all_shards().map(|counts| of(counts).get()).sum()
+        };
         ServerCounters {
             connections: self.connections.load(Ordering::Relaxed),
             connections_opened: sum(&|counts| &counts.opened),
@@ -118,13 +119,13 @@ impl GrpcServer {
     /// Returns the number of calls by method, generation and code. Empty if calls are not counted.
     #[must_use]
     pub fn call_counts(&self) -> Vec<CallCount> {
-        self.calls.as_ref().map(|calls| CallCounts::read_counts(calls)).unwrap_or_default()
+        self.calls.as_ref().map(|calls| CallCounts::sum_counts_of_threads(calls)).unwrap_or_default()
     }
 
     /// Returns the durations of calls by method. Empty if calls are not counted.
     #[must_use]
-    pub fn call_times(&self) -> Vec<CallTimes> {
-        self.calls.as_ref().map(|calls| CallCounts::read_times(calls)).unwrap_or_default()
+    pub fn call_durations(&self) -> Vec<CallDurations> {
+        self.calls.as_ref().map(|calls| CallCounts::sum_durations_of_threads(calls)).unwrap_or_default()
     }
 }
 

@@ -12,7 +12,7 @@ use prost::Message as _;
 use prost::encoding::encode_varint;
 
 use super::dialect::Dialect;
-use crate::coordination::{Failure, ServiceError};
+use crate::coordination::{Failure, ServiceErrorMark};
 use crate::proto::{CoordinatedTask, tensorflow, xla::coordination};
 
 pub(super) static STATUS: HeaderName = HeaderName::from_static("grpc-status");
@@ -41,7 +41,7 @@ pub(super) fn put_failure_headers(headers: &mut HeaderMap, failure: &Failure, di
         _ => 2,
     };
     headers.insert(&STATUS, HeaderValue::from(code));
-    let details = encode_details(failure, dialect);
+    let details = encode_error_details(failure, dialect);
     let left = LIST_BYTES.saturating_sub(details.as_ref().map_or(0, HeaderValue::len));
     // Percent-encoding leaves only bytes that a header value may have.
     if let Ok(text) = HeaderValue::from_str(&escape_header_value(&failure.message, left)) {
@@ -75,22 +75,22 @@ fn escape_header_value(text: &str, left: usize) -> Cow<'_, str> {
 }
 
 /// Returns the encoded payloads for their header; `None` if there are none.
-fn encode_details(failure: &Failure, dialect: Dialect) -> Option<HeaderValue> {
+fn encode_error_details(failure: &Failure, dialect: Dialect) -> Option<HeaderValue> {
     let mut container = Vec::new();
     if let Some(barrier) = &failure.barrier {
         let value =
             coordination::BarrierError { barrier_id: barrier.id.to_string(), counter: barrier.counter };
-        put_payload(&mut container, BARRIER_ERROR, &value.encode_to_vec());
+        append_details_payload(&mut container, BARRIER_ERROR, &value.encode_to_vec());
         if container.len() * 4 / 3 > DETAILS_BYTES {
             container.clear();
         }
     }
     if let Some(error) = failure.service_error {
-        put_payload(&mut container, SERVICE_ERROR, &encode_service_error(error, dialect));
+        append_details_payload(&mut container, SERVICE_ERROR, &encode_service_error(error, dialect));
     }
     if let Some(incarnation) = failure.service_mismatch {
         let value = coordination::ServiceMismatchError { service_incarnation: incarnation.0 };
-        put_payload(&mut container, MISMATCH_ERROR, &value.encode_to_vec());
+        append_details_payload(&mut container, MISMATCH_ERROR, &value.encode_to_vec());
     }
     if container.is_empty() {
         return None;
@@ -99,7 +99,7 @@ fn encode_details(failure: &Failure, dialect: Dialect) -> Option<HeaderValue> {
 }
 
 /// Appends one entry to a map of payloads. An empty value is written too, as the C++ service does.
-fn put_payload(container: &mut Vec<u8>, key: &str, value: &[u8]) {
+fn append_details_payload(container: &mut Vec<u8>, key: &str, value: &[u8]) {
     let mut entry = Vec::with_capacity(key.len() + value.len() + 8);
     for (tag, part) in [(0x0a, key.as_bytes()), (0x12, value)] {
         entry.push(tag);
@@ -111,7 +111,7 @@ fn put_payload(container: &mut Vec<u8>, key: &str, value: &[u8]) {
     container.extend_from_slice(&entry);
 }
 
-fn encode_service_error(error: ServiceError, dialect: Dialect) -> Vec<u8> {
+fn encode_service_error(error: ServiceErrorMark, dialect: Dialect) -> Vec<u8> {
     match dialect {
         Dialect::Number => coordination::CoordinationServiceError {
             is_reported_error: error.reported,
@@ -120,14 +120,14 @@ fn encode_service_error(error: ServiceError, dialect: Dialect) -> Vec<u8> {
         .encode_to_vec(),
         Dialect::Named | Dialect::Unnamed => tensorflow::CoordinationServiceError {
             is_reported_error: error.reported,
-            source_task: error.source.map(|task| coordinated_task(task.0, dialect)),
+            source_task: error.source.map(|task| to_coordinated_task(task.0, dialect)),
         }
         .encode_to_vec(),
     }
 }
 
 /// Returns a task in generation A's encoding.
-pub(super) fn coordinated_task(task_id: i32, dialect: Dialect) -> CoordinatedTask {
+pub(super) fn to_coordinated_task(task_id: i32, dialect: Dialect) -> CoordinatedTask {
     CoordinatedTask { named: dialect == Dialect::Named, task_id, recoverable: false }
 }
 
@@ -138,17 +138,17 @@ mod tests {
     use super::*;
     use crate::coordination::{Code, ServiceIncarnation, TaskId};
 
-    fn headers(failure: &Failure, dialect: Dialect) -> HeaderMap {
+    fn failure_headers(failure: &Failure, dialect: Dialect) -> HeaderMap {
         let mut headers = HeaderMap::new();
         put_failure_headers(&mut headers, failure, dialect);
         headers
     }
 
-    fn payloads(failure: &Failure, dialect: Dialect) -> Vec<u8> {
-        STANDARD_NO_PAD.decode(&headers(failure, dialect)[&DETAILS]).unwrap()
+    fn decoded_error_details(failure: &Failure, dialect: Dialect) -> Vec<u8> {
+        STANDARD_NO_PAD.decode(&failure_headers(failure, dialect)[&DETAILS]).unwrap()
     }
 
-    fn entry(key: &str, value: &[u8]) -> Vec<u8> {
+    fn payload_entry(key: &str, value: &[u8]) -> Vec<u8> {
         let inner =
             [&[0x0a, key.len() as u8][..], key.as_bytes(), &[0x12, value.len() as u8], value].concat();
         [&[0x0a, inner.len() as u8][..], &inner].concat()
@@ -158,9 +158,9 @@ mod tests {
     fn an_error_about_the_callers_own_call() {
         let failure = Failure::from_service(Code::Aborted, "no");
         for dialect in [Dialect::Named, Dialect::Unnamed, Dialect::Number] {
-            assert_eq!(payloads(&failure, dialect), entry(SERVICE_ERROR, b""));
+            assert_eq!(decoded_error_details(&failure, dialect), payload_entry(SERVICE_ERROR, b""));
         }
-        let headers = headers(&failure, Dialect::Number);
+        let headers = failure_headers(&failure, Dialect::Number);
         assert_eq!(headers[&STATUS], "10");
         assert_eq!(headers[&MESSAGE], "no");
     }
@@ -169,32 +169,50 @@ mod tests {
     fn the_task_that_an_error_came_from() {
         let failure = Failure::without_details(Code::Aborted, "").with_source(TaskId(2));
         let named = b"\x22\x0e\x0a\x0ajax_worker\x10\x02";
-        assert_eq!(payloads(&failure, Dialect::Named), entry(SERVICE_ERROR, named));
-        assert_eq!(payloads(&failure, Dialect::Unnamed), entry(SERVICE_ERROR, b"\x22\x02\x10\x02"));
-        assert_eq!(payloads(&failure, Dialect::Number), entry(SERVICE_ERROR, b"\x20\x02"));
+        assert_eq!(decoded_error_details(&failure, Dialect::Named), payload_entry(SERVICE_ERROR, named));
+        assert_eq!(
+            decoded_error_details(&failure, Dialect::Unnamed),
+            payload_entry(SERVICE_ERROR, b"\x22\x02\x10\x02")
+        );
+        assert_eq!(
+            decoded_error_details(&failure, Dialect::Number),
+            payload_entry(SERVICE_ERROR, b"\x20\x02")
+        );
 
         let mut reported = Failure::without_details(Code::Aborted, "").with_source(TaskId(0));
         reported.service_error.as_mut().unwrap().reported = true;
-        assert_eq!(payloads(&reported, Dialect::Unnamed), entry(SERVICE_ERROR, b"\x18\x01\x22\x00"));
-        assert_eq!(payloads(&reported, Dialect::Number), entry(SERVICE_ERROR, b"\x18\x01"));
+        assert_eq!(
+            decoded_error_details(&reported, Dialect::Unnamed),
+            payload_entry(SERVICE_ERROR, b"\x18\x01\x22\x00")
+        );
+        assert_eq!(
+            decoded_error_details(&reported, Dialect::Number),
+            payload_entry(SERVICE_ERROR, b"\x18\x01")
+        );
     }
 
     #[test]
     fn barriers_and_mismatches() {
         let failure = Failure::without_details(Code::Internal, "").with_barrier(&Arc::from("b"), 3);
-        let expected = [entry(BARRIER_ERROR, b"\x0a\x01b\x10\x03"), entry(SERVICE_ERROR, b"")].concat();
-        assert_eq!(payloads(&failure, Dialect::Number), expected);
+        let expected =
+            [payload_entry(BARRIER_ERROR, b"\x0a\x01b\x10\x03"), payload_entry(SERVICE_ERROR, b"")].concat();
+        assert_eq!(decoded_error_details(&failure, Dialect::Number), expected);
 
         let mut failure = Failure::from_service(Code::Internal, "");
         failure.service_mismatch = Some(ServiceIncarnation(0x0102_0304_0506_0708));
-        let mismatch = entry(MISMATCH_ERROR, &[9, 8, 7, 6, 5, 4, 3, 2, 1]);
-        assert_eq!(payloads(&failure, Dialect::Number), [entry(SERVICE_ERROR, b""), mismatch].concat());
+        let mismatch = payload_entry(MISMATCH_ERROR, &[9, 8, 7, 6, 5, 4, 3, 2, 1]);
+        assert_eq!(
+            decoded_error_details(&failure, Dialect::Number),
+            [payload_entry(SERVICE_ERROR, b""), mismatch].concat()
+        );
     }
 
     #[test]
     fn no_payload_no_header() {
-        let headers =
-            headers(&Failure::without_details(Code::AlreadyExists, "key k already exists."), Dialect::Named);
+        let headers = failure_headers(
+            &Failure::without_details(Code::AlreadyExists, "key k already exists."),
+            Dialect::Named,
+        );
         assert!(!headers.contains_key(&DETAILS));
         assert_eq!(headers[&STATUS], "6");
     }
@@ -202,7 +220,7 @@ mod tests {
     #[test]
     fn unknown_codes_are_unknown() {
         for code in [Code::Other(77), Code::Other(-3), Code::Unknown] {
-            assert_eq!(headers(&Failure::without_details(code, ""), Dialect::Number)[&STATUS], "2");
+            assert_eq!(failure_headers(&Failure::without_details(code, ""), Dialect::Number)[&STATUS], "2");
         }
     }
 
@@ -233,7 +251,7 @@ mod tests {
         for id in [id, "b".repeat(100_000).into()] {
             let failure =
                 Failure::without_details(Code::Internal, "\u{20ac}".repeat(9999)).with_barrier(&id, 1);
-            let headers = headers(&failure, Dialect::Named);
+            let headers = failure_headers(&failure, Dialect::Named);
             let list: usize =
                 headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 32).sum();
             assert!(list + 200 < 16 << 10, "{list}");

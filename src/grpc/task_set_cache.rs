@@ -16,7 +16,7 @@ use bytes::{Buf, Bytes};
 use prost::encoding::{self, DecodeContext, WireType};
 use prost::{DecodeError, Message as _};
 
-use super::cached_task_set::{CachedMessage, CachedSet, TaskSetEncoding};
+use super::cached_task_set::{CachedTaskSet, MessageWithCachedSet, TaskSetEncoding};
 use super::frame::{RequestMessage, decode_failure};
 use super::gzip::GzipFile;
 use crate::coordination::{Failure, TaskId, TaskSet};
@@ -37,7 +37,7 @@ struct CompressedRequest {
     compressed: Box<[u8]>,
     beginning: Bytes,
     /// The set at its end, as long as that is in the cache.
-    known: Weak<CachedSet>,
+    known: Weak<CachedTaskSet>,
 }
 
 /// The compressed requests that ended in cached sets, by the checksums of their messages.
@@ -74,7 +74,7 @@ impl CompressedRequests {
 #[derive(Default)]
 pub(super) struct TaskSetCache {
     /// The list is replaced, never changed, so that comparing needs no lock.
-    known: Mutex<Arc<Vec<Arc<CachedSet>>>>,
+    known: Mutex<Arc<Vec<Arc<CachedTaskSet>>>>,
     compressed: Mutex<CompressedRequests>,
 }
 
@@ -90,11 +90,11 @@ impl TaskSetCache {
         TaskSet::new(Vec::new())
     }
 
-    fn cached_sets(&self) -> Arc<Vec<Arc<CachedSet>>> {
+    fn cached_sets(&self) -> Arc<Vec<Arc<CachedTaskSet>>> {
         Arc::clone(&self.known.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn lock_compressed(&self) -> MutexGuard<'_, CompressedRequests> {
+    fn lock_compressed_requests(&self) -> MutexGuard<'_, CompressedRequests> {
         self.compressed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -107,41 +107,44 @@ impl TaskSetCache {
         if gzip.length < CACHED_MIN_BYTES {
             return gzip.inflate().map(RequestMessage::new);
         }
-        if let Some(message) = self.find_compressed(compressed, gzip.checksum) {
+        if let Some(message) = self.find_compressed_request(compressed, gzip.checksum) {
             return Ok(RequestMessage::Cached(message));
         }
         let message = gzip.inflate()?;
-        let split = |known: &Arc<CachedSet>| {
+        let split = |known: &Arc<CachedTaskSet>| {
             let beginning = message.strip_suffix(&*known.raw).filter(|left| left.len() <= PREFIX_MAX)?;
-            Some(CachedMessage { beginning: Bytes::copy_from_slice(beginning), known: Arc::clone(known) })
+            Some(MessageWithCachedSet {
+                beginning: Bytes::copy_from_slice(beginning),
+                known: Arc::clone(known),
+            })
         };
         let Some(found) = self.cached_sets().iter().find_map(split) else {
             return Ok(RequestMessage::new(message));
         };
-        self.insert_compressed(compressed, gzip.checksum, &found);
+        self.insert_compressed_request(compressed, gzip.checksum, &found);
         Ok(RequestMessage::Cached(found))
     }
 
-    fn find_compressed(&self, compressed: &[u8], checksum: u32) -> Option<CachedMessage> {
-        let request = Arc::clone(self.lock_compressed().by_checksum.get(&checksum)?);
+    fn find_compressed_request(&self, compressed: &[u8], checksum: u32) -> Option<MessageWithCachedSet> {
+        let request = Arc::clone(self.lock_compressed_requests().by_checksum.get(&checksum)?);
         let known = request.known.upgrade().filter(|_| *request.compressed == *compressed)?;
-        Some(CachedMessage { beginning: request.beginning.clone(), known })
+        Some(MessageWithCachedSet { beginning: request.beginning.clone(), known })
     }
 
-    fn insert_compressed(&self, compressed: &[u8], checksum: u32, message: &CachedMessage) {
+    fn insert_compressed_request(&self, compressed: &[u8], checksum: u32, message: &MessageWithCachedSet) {
         // Each task of the set asks with a file of about this length. If there is no room for all of them, each would
         // be dropped before it is wanted again.
         let crowd = message.known.set.ids().len().saturating_mul(CompressedRequests::entry_bytes(compressed));
         if crowd > CompressedRequests::BYTES_MAX {
             return;
         }
-        let CachedMessage { beginning, known } = message;
+        let MessageWithCachedSet { beginning, known } = message;
         let request = CompressedRequest {
             compressed: compressed.into(),
             beginning: beginning.clone(),
             known: Arc::downgrade(known),
         };
-        let gone = self.lock_compressed().insert(checksum, request);
+        let gone = self.lock_compressed_requests().insert(checksum, request);
         drop(gone);
     }
 
@@ -153,10 +156,10 @@ impl TaskSetCache {
         field: u32,
         spelling: TaskSetEncoding,
     ) -> Result<(Bytes, Option<TaskSet>), Failure> {
-        if let RequestMessage::Cached(CachedMessage { beginning, known }) = message
+        if let RequestMessage::Cached(MessageWithCachedSet { beginning, known }) = message
             && known.field == field
             && known.spelling == spelling
-            && !contains_field(beginning, field)
+            && !contains_field_or_is_malformed(beginning, field)
         {
             return Ok((beginning.clone(), Some(known.set.clone())));
         }
@@ -174,9 +177,9 @@ impl TaskSetCache {
             _ => self.cached_sets(),
         };
         let mut lifted =
-            SetExtractor { request: &request, field, spelling, ids: Vec::new(), set: None, region: None };
-        let rest = lifted.extract_fields(&known).map_err(|error| decode_failure(&error))?;
-        let SetExtractor { ids, set, region, .. } = lifted;
+            TaskSetExtractor { request: &request, field, spelling, ids: Vec::new(), set: None, region: None };
+        let rest = lifted.extract_set_fields(&known).map_err(|error| decode_failure(&error))?;
+        let TaskSetExtractor { ids, set, region, .. } = lifted;
         if let Some(set) = set {
             return Ok((rest.into(), Some(set)));
         }
@@ -188,12 +191,12 @@ impl TaskSetCache {
             && (CACHED_MIN_BYTES..=CACHED_MAX_BYTES).contains(&(end - start))
         {
             let raw = Bytes::copy_from_slice(request.get(start..end).unwrap_or_default());
-            self.insert_set(CachedSet { spelling, field, raw, set: set.clone() });
+            self.insert_set(CachedTaskSet { spelling, field, raw, set: set.clone() });
         }
         Ok((rest.into(), Some(set)))
     }
 
-    fn insert_set(&self, new: CachedSet) {
+    fn insert_set(&self, new: CachedTaskSet) {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let others: Vec<_> =
             known.iter().filter(|k| k.raw != new.raw).take(CACHED_SETS - 1).cloned().collect();
@@ -202,7 +205,7 @@ impl TaskSetCache {
 }
 
 /// Returns whether `field` occurs in `message`, or `message` is malformed.
-fn contains_field(mut message: &[u8], field: u32) -> bool {
+fn contains_field_or_is_malformed(mut message: &[u8], field: u32) -> bool {
     while !message.is_empty() {
         let Ok((tag, wire_type)) = encoding::decode_key(&mut message) else { return true };
         let skipped = encoding::skip_field(wire_type, tag, &mut message, DecodeContext::default());
@@ -213,7 +216,7 @@ fn contains_field(mut message: &[u8], field: u32) -> bool {
     false
 }
 
-struct SetExtractor<'a> {
+struct TaskSetExtractor<'a> {
     request: &'a [u8],
     field: u32,
     spelling: TaskSetEncoding,
@@ -225,9 +228,9 @@ struct SetExtractor<'a> {
     region: Option<FieldRange>,
 }
 
-impl SetExtractor<'_> {
+impl TaskSetExtractor<'_> {
     /// Processes the fields; returns all others.
-    fn extract_fields(&mut self, known: &[Arc<CachedSet>]) -> Result<Vec<u8>, DecodeError> {
+    fn extract_set_fields(&mut self, known: &[Arc<CachedTaskSet>]) -> Result<Vec<u8>, DecodeError> {
         let mut rest = Vec::new();
         let mut left = self.request;
         let mut scattered = false;
@@ -241,7 +244,7 @@ impl SetExtractor<'_> {
                 continue;
             }
             let first = self.ids.is_empty() && self.set.is_none();
-            if first && let Some(length) = self.cached_set_length_at(known, start) {
+            if first && let Some(length) = self.match_cached_set_at(known, start) {
                 left = self.request.get(start + length..).unwrap_or_default();
                 continue;
             }
@@ -265,19 +268,19 @@ impl SetExtractor<'_> {
     }
 
     /// Returns the length of the cached set at `start`.
-    fn cached_set_length_at(&mut self, known: &[Arc<CachedSet>], start: usize) -> Option<usize> {
+    fn match_cached_set_at(&mut self, known: &[Arc<CachedTaskSet>], start: usize) -> Option<usize> {
         let here = self.request.get(start..)?;
         let found = known.iter().find(|k| {
             k.spelling == self.spelling
                 && k.field == self.field
-                && here.strip_prefix(&*k.raw).is_some_and(|after| !self.field_continues(after))
+                && here.strip_prefix(&*k.raw).is_some_and(|after| !self.set_field_follows(after))
         })?;
         self.set = Some(found.set.clone());
         Some(found.raw.len())
     }
 
     /// Returns whether more of the field follows, so that the bytes before were only a part of the set.
-    fn field_continues(&self, mut after: &[u8]) -> bool {
+    fn set_field_follows(&self, mut after: &[u8]) -> bool {
         matches!(encoding::decode_key(&mut after), Ok((tag, _)) if tag == self.field)
     }
 
@@ -313,15 +316,15 @@ mod tests {
     use super::*;
     use crate::proto::{tensorflow, xla};
 
-    fn tasks(ids: &[i32], named: bool) -> Vec<CoordinatedTask> {
+    fn coordinated_tasks(ids: &[i32], named: bool) -> Vec<CoordinatedTask> {
         ids.iter().map(|&task_id| CoordinatedTask { named, task_id, recoverable: false }).collect()
     }
 
-    fn ids(set: Option<TaskSet>) -> Vec<i32> {
+    fn task_ids_of_set(set: Option<TaskSet>) -> Vec<i32> {
         set.expect("a set").ids().iter().map(|task| task.0).collect()
     }
 
-    fn kept(sets: &TaskSetCache) -> usize {
+    fn cached_set_count(sets: &TaskSetCache) -> usize {
         sets.known.lock().unwrap().len()
     }
 
@@ -342,9 +345,9 @@ mod tests {
                 .extract_task_set_from_bytes(asked.encode_to_vec().into(), 3, TaskSetEncoding::Numbers)
                 .unwrap();
             let rest = xla::coordination::GetAliveTasksRequest::decode(rest).unwrap();
-            assert_eq!(ids(set), (0..2000).collect::<Vec<_>>());
+            assert_eq!(task_ids_of_set(set), (0..2000).collect::<Vec<_>>());
             assert_eq!(rest, xla::coordination::GetAliveTasksRequest { task_ids: vec![], ..asked });
-            assert_eq!(kept(&sets), 1, "read once");
+            assert_eq!(cached_set_count(&sets), 1, "read once");
         }
     }
 
@@ -365,7 +368,7 @@ mod tests {
         let read = |asked: &xla::coordination::GetAliveTasksRequest| {
             let compressed = compress(&asked.encode_to_vec());
             let gzip = GzipFile::parse(&compressed).unwrap();
-            let is_kept = sets.find_compressed(&compressed, gzip.checksum).is_some();
+            let is_kept = sets.find_compressed_request(&compressed, gzip.checksum).is_some();
             let message = sets.inflate_or_look_up(&compressed, &gzip).unwrap();
             assert_eq!(message.bytes(), asked.encode_to_vec());
             (message, is_kept)
@@ -382,7 +385,7 @@ mod tests {
             let (rest, set) = sets.extract_task_set(&message, 3, TaskSetEncoding::Numbers).unwrap();
             let rest = xla::coordination::GetAliveTasksRequest::decode(rest).unwrap();
             assert_eq!((rest.requesting_task_id, rest.incarnations), (task, asked.incarnations));
-            assert_eq!(ids(set), all);
+            assert_eq!(task_ids_of_set(set), all);
             // The cache distinguishes the encodings of the same bytes.
             let (_, other) = sets.extract_task_set(&message, 4, TaskSetEncoding::Numbers).unwrap();
             assert!(other.is_none());
@@ -407,11 +410,11 @@ mod tests {
     fn kept_requests_have_a_bound() {
         let set = TaskSet::new(vec![TaskId(0)]);
         let raw = Bytes::from_static(&[0x18, 0]);
-        let known = Arc::new(CachedSet { spelling: TaskSetEncoding::Numbers, field: 3, raw, set });
+        let known = Arc::new(CachedTaskSet { spelling: TaskSetEncoding::Numbers, field: 3, raw, set });
         let sets = TaskSetCache::default();
-        let message = CachedMessage { beginning: Bytes::new(), known };
+        let message = MessageWithCachedSet { beginning: Bytes::new(), known };
         for number in 0..100 {
-            sets.insert_compressed(&vec![0; 1 << 20], number % 40, &message);
+            sets.insert_compressed_request(&vec![0; 1 << 20], number % 40, &message);
             let requests = sets.compressed.lock().unwrap();
             let sum: usize = requests
                 .by_checksum
@@ -424,7 +427,7 @@ mod tests {
             );
         }
         let before = sets.compressed.lock().unwrap().total_bytes;
-        sets.insert_compressed(&vec![0; CompressedRequests::BYTES_MAX], 1000, &message);
+        sets.insert_compressed_request(&vec![0; CompressedRequests::BYTES_MAX], 1000, &message);
         assert_eq!(sets.compressed.lock().unwrap().total_bytes, before, "it is too long");
     }
 
@@ -436,7 +439,7 @@ mod tests {
                 let members: Vec<i32> = (0..n).collect();
                 let asked = tensorflow::BarrierRequest {
                     barrier_id: "b".into(),
-                    tasks: tasks(&members, named),
+                    tasks: coordinated_tasks(&members, named),
                     source_task: Some(CoordinatedTask { named, task_id: 3, recoverable: false }),
                     counter: 9,
                     ..Default::default()
@@ -444,12 +447,12 @@ mod tests {
                 let (rest, set) = sets
                     .extract_task_set_from_bytes(asked.encode_to_vec().into(), 3, TaskSetEncoding::Messages)
                     .unwrap();
-                assert_eq!(ids(set), members);
+                assert_eq!(task_ids_of_set(set), members);
                 let rest = tensorflow::BarrierRequest::decode(rest).unwrap();
                 assert_eq!(rest, tensorflow::BarrierRequest { tasks: vec![], ..asked });
             }
         }
-        assert_eq!(kept(&sets), 6);
+        assert_eq!(cached_set_count(&sets), 6);
     }
 
     #[test]
@@ -459,7 +462,7 @@ mod tests {
         let (rest, set) = sets
             .extract_task_set_from_bytes(Bytes::copy_from_slice(&scattered), 3, TaskSetEncoding::Numbers)
             .unwrap();
-        assert_eq!(ids(set), [1, 3, 4, 5]);
+        assert_eq!(task_ids_of_set(set), [1, 3, 4, 5]);
         assert_eq!(*rest, [0x10, 9]);
         let (_, none) = sets
             .extract_task_set_from_bytes(Bytes::from_static(&[0x10, 9]), 3, TaskSetEncoding::Numbers)
@@ -483,12 +486,12 @@ mod tests {
         for _ in 0..2 {
             let (_, set) =
                 sets.extract_task_set_from_bytes(packed.clone().into(), 3, TaskSetEncoding::Numbers).unwrap();
-            assert_eq!(ids(set).len(), 100);
+            assert_eq!(task_ids_of_set(set).len(), 100);
         }
         packed.extend([0x10, 1, 0x18, 101]);
         let (rest, set) =
             sets.extract_task_set_from_bytes(packed.into(), 3, TaskSetEncoding::Numbers).unwrap();
-        assert_eq!(ids(set).len(), 101);
+        assert_eq!(task_ids_of_set(set).len(), 101);
         assert_eq!(*rest, [0x10, 1]);
     }
 }

@@ -59,10 +59,10 @@ pub(super) async fn accept_connection(
         // `TransportPolicy` has reported the reason.
         Ok(Ok(None)) => {}
         Ok(Err(error)) => tracing::debug!(%peer, %error, "a connection that is no HTTP/2"),
-        Err(_) if speaks_tls => server.listener_tls.record_timeout(peer, within),
+        Err(_) if speaks_tls => server.listener_tls.record_handshake_timeout(peer, within),
         Err(_) => tracing::debug!(%peer, "a connection that says nothing"),
     }
-    server.counts.local().not_http2.increment();
+    server.counts.shard_of_this_thread().not_http2.increment();
     None
 }
 

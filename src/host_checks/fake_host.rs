@@ -4,7 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::root::{FILE_MAX, HostRoot};
+use super::host_root::{FILE_MAX, HostRoot};
 
 /// A simulated host; its folder is removed when it is dropped.
 pub struct FakeHost {

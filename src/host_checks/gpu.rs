@@ -2,8 +2,8 @@
 //!
 //! Begin at `run_checks`.
 
-use super::check::{CheckState, CheckVerdict, HostCheck, ProbeResults};
-use super::root::HostRoot;
+use super::check_result::{CheckState, CheckVerdict, HostCheck, ProbeResults};
+use super::host_root::HostRoot;
 
 pub(super) fn run_checks(root: &HostRoot, probed: &ProbeResults) -> Vec<HostCheck> {
     vec![

@@ -2,8 +2,8 @@
 //!
 //! The checks use the results of probes in `ProbeResults`, and do not run probes. Begin at `run_checks`.
 
-use super::check::{CheckVerdict, HostCheck, ProbeResults};
-use super::root::HostRoot;
+use super::check_result::{CheckVerdict, HostCheck, ProbeResults};
+use super::host_root::HostRoot;
 use crate::text::format_bytes;
 
 const THP: &str = "/sys/kernel/mm/transparent_hugepage";
@@ -62,7 +62,7 @@ pub(super) fn run_checks(root: &HostRoot, probed: &ProbeResults) -> Vec<HostChec
 }
 
 /// Returns the word in brackets of a file such as `always [madvise] never`.
-fn selected_mode(text: &str) -> Option<&str> {
+fn bracketed_word(text: &str) -> Option<&str> {
     text.split_whitespace().find_map(|word| word.strip_prefix('[')?.strip_suffix(']'))
 }
 
@@ -75,7 +75,7 @@ fn check_huge_pages(root: &HostRoot, file: &str, good: &[&str], wanted: &str) ->
             "grep TRANSPARENT_HUGEPAGE /boot/config-$(uname -r)   # not set: boot a kernel that has it; else mount /sys here",
         );
     };
-    match selected_mode(&text) {
+    match bracketed_word(&text) {
         Some(word) if good.contains(&word) => CheckVerdict::good(word),
         Some(word) => CheckVerdict::improvable(truncate_to_line(word), fix),
         None => CheckVerdict::improvable("it says nothing", fix),

@@ -2,8 +2,8 @@
 //!
 //! The checks use the results of probes in `ProbeResults`, and do not run probes. Begin at `run_checks`.
 
-use super::check::{CheckVerdict, HostCheck, ProbeResults};
-use super::root::HostRoot;
+use super::check_result::{CheckVerdict, HostCheck, ProbeResults};
+use super::host_root::HostRoot;
 
 pub(super) fn run_checks(root: &HostRoot, probed: &ProbeResults) -> Vec<HostCheck> {
     vec![

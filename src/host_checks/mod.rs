@@ -4,18 +4,18 @@
 //! do there, such as create a sealed memory file). So every check can be tested on any host. The checks do not
 //! change the host. `cli/doctor.rs` prints the results. Begin at `check_host`.
 
-mod check;
+mod check_result;
 #[cfg(test)]
 mod fake_host;
 mod gpu;
+mod host_root;
 mod memory;
 mod memory_access;
 mod network;
 mod processor;
-mod root;
 
-pub use check::{CheckState, HostCheck, ProbeResults};
-pub use root::HostRoot;
+pub use check_result::{CheckState, HostCheck, ProbeResults};
+pub use host_root::HostRoot;
 
 /// Runs all checks.
 #[must_use]
@@ -33,7 +33,7 @@ mod tests {
     use super::fake_host::FakeHost;
     use super::*;
 
-    fn nothing_works() -> ProbeResults {
+    fn failed_probe_results() -> ProbeResults {
         let refused = || Err("Operation not permitted".to_owned());
         ProbeResults {
             dev_shm: None,
@@ -47,7 +47,7 @@ mod tests {
     #[test]
     fn a_host_that_tells_nothing_is_examined_all_the_same() {
         let host = FakeHost::new(&[]);
-        let checks = check_host(host.root(), &nothing_works());
+        let checks = check_host(host.root(), &failed_probe_results());
         assert!(checks.len() >= 15);
         let mut ids: Vec<_> = checks.iter().map(|check| check.id).collect();
         ids.sort_unstable();
@@ -88,7 +88,9 @@ mod tests {
                 ("proc/driver/nvidia/version", content),
                 ("etc/ld.so.conf", content),
             ]);
-            assert!(check_host(host.root(), &nothing_works()).iter().all(|check| check.found.len() < 300));
+            assert!(
+                check_host(host.root(), &failed_probe_results()).iter().all(|check| check.found.len() < 300)
+            );
         }
     }
 }

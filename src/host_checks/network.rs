@@ -2,9 +2,9 @@
 //!
 //! Begin at `run_checks`.
 
-use super::check::{CheckVerdict, HostCheck};
+use super::check_result::{CheckVerdict, HostCheck};
+use super::host_root::HostRoot;
 use super::memory::read_process_limit;
-use super::root::HostRoot;
 use crate::text::format_bytes;
 
 pub(super) fn run_checks(root: &HostRoot) -> Vec<HostCheck> {

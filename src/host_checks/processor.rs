@@ -2,9 +2,9 @@
 //!
 //! Begin at `run_checks`.
 
-use super::check::{CheckState, CheckVerdict, HostCheck};
+use super::check_result::{CheckState, CheckVerdict, HostCheck};
+use super::host_root::HostRoot;
 use super::memory::least_cgroup_limit;
-use super::root::HostRoot;
 
 pub(super) fn run_checks(root: &HostRoot) -> Vec<HostCheck> {
     vec![
@@ -83,14 +83,14 @@ fn cpu_list_length(list: &str) -> Option<u64> {
 }
 
 /// Returns the size of a list in the process's status.
-fn allowed_list_length(root: &HostRoot, name: &str) -> Option<u64> {
+fn process_status_list_length(root: &HostRoot, name: &str) -> Option<u64> {
     let text = root.read_text("/proc/self/status")?;
     cpu_list_length(text.lines().find_map(|line| line.strip_prefix(name))?)
 }
 
 fn check_cores(root: &HostRoot) -> CheckVerdict {
     let online = root.read_text("/sys/devices/system/cpu/online").and_then(|list| cpu_list_length(&list));
-    match (allowed_list_length(root, "Cpus_allowed_list:"), online) {
+    match (process_status_list_length(root, "Cpus_allowed_list:"), online) {
         (None, _) => CheckVerdict::improvable(
             "not known here",
             "mount -t proc proc /proc   # /proc/self/status tells it, and cannot be read here",
@@ -126,7 +126,7 @@ fn check_cpu_quota(root: &HostRoot) -> CheckVerdict {
         };
         quota.checked_mul(1000)?.checked_div(period)
     });
-    let cores = allowed_list_length(root, "Cpus_allowed_list:").unwrap_or(u64::MAX / 1000);
+    let cores = process_status_list_length(root, "Cpus_allowed_list:").unwrap_or(u64::MAX / 1000);
     match limited {
         Some(limit) if limit < cores.saturating_mul(1000) => CheckVerdict::improvable(
             format!("{:.1} cores, though more may be used at once", limit as f64 / 1000.0),
@@ -148,7 +148,7 @@ fn check_numa(root: &HostRoot) -> CheckVerdict {
     if nodes <= 1 {
         return CheckVerdict::good("1");
     }
-    let memory = allowed_list_length(root, "Mems_allowed_list:").unwrap_or(nodes);
+    let memory = process_status_list_length(root, "Mems_allowed_list:").unwrap_or(nodes);
     if memory == 1 {
         return CheckVerdict::good(format!("{nodes}, and this process keeps to one"));
     }

@@ -9,12 +9,12 @@
 //! | `request_authorizer.rs` | a request while it is authorized |
 //! | `refusals.rs` | the answers to refused requests, and their audit |
 //! | `cookies.rs` | the cookies of browsers |
-//! | `roles.rs` | the role, if any, that a route requires |
+//! | `required_access.rs` | the role, if any, that a route requires |
 //! | `tokens.rs` | names, roles and hashes of tokens, from a file |
 //! | `sessions.rs` | logins of browsers |
 //! | `csrf.rs` | the proof that a form comes from a page of this server |
 //! | `rate_limit.rs` | rate limits by key |
-//! | `login_throttle.rs` | limits on wrong tokens |
+//! | `wrong_token_throttle.rs` | limits on wrong tokens |
 //! | `login.rs` | `/login` and `/logout` |
 //!
 //! - Without a token file, every client that reaches the server may do everything. So without a token file the
@@ -30,14 +30,14 @@
 mod cookies;
 mod csrf;
 pub mod login;
-mod login_throttle;
 mod middleware;
 mod rate_limit;
 mod refusals;
 mod request_authorizer;
-mod roles;
+mod required_access;
 mod sessions;
 mod tokens;
+mod wrong_token_throttle;
 
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use tokens::check_token_file_round_trip;
@@ -49,18 +49,18 @@ use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 
 pub(super) use csrf::CsrfProof;
-pub(super) use middleware::{AccessLayerState, authorize};
-pub use roles::RequiredAccess;
-pub use tokens::{NewToken, TokenError, TokenFile, append_token};
+pub(super) use middleware::{AccessLayerState, authorize_and_call_handler};
+pub use required_access::RequiredAccess;
+pub use tokens::{NewToken, TokenError, TokenFile, append_token_to_file};
 
 use super::{AllowedHosts, Problem};
 use crate::clock::Clock;
 use crate::coordination::Actor;
-use crate::service::Role;
+use crate::service::AccessRole;
 use csrf::CsrfKey;
-use login_throttle::LoginThrottle;
 use rate_limit::{RateLimit, RateLimiter};
 use sessions::SessionStore;
+use wrong_token_throttle::WrongTokenThrottle;
 
 /// The rate of audit lines for refused requests of one client network.
 const REFUSALS: RateLimit = RateLimit { burst: 20.0, per_second: 1.0 };
@@ -85,7 +85,7 @@ pub struct Principal {
     /// The actor: name, address and kind of client.
     pub actor: Actor,
     /// The role of the actor.
-    pub role: Role,
+    pub role: AccessRole,
     /// The way in which the actor authenticated.
     pub auth_method: AuthMethod,
     /// The CSRF proof that forms send in the field `csrf` and scripts in the header `x-csrf-token`; empty if
@@ -97,7 +97,7 @@ impl<S: Sync> FromRequestParts<S> for Principal {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, Problem> {
-        parts.extensions.get::<Self>().cloned().ok_or_else(Problem::internal)
+        parts.extensions.get::<Self>().cloned().ok_or_else(Problem::internal_error)
     }
 }
 
@@ -108,7 +108,7 @@ pub struct AccessControl {
     hosts: AllowedHosts,
     sessions: SessionStore,
     csrf: CsrfKey,
-    attempts: LoginThrottle,
+    attempts: WrongTokenThrottle,
     refusals: RateLimiter,
     changes: RateLimiter,
 }
@@ -126,7 +126,7 @@ impl AccessControl {
             hosts: AllowedHosts::default(),
             sessions: SessionStore::new(SESSION_TIMEOUT),
             csrf: CsrfKey::new(),
-            attempts: LoginThrottle::new(),
+            attempts: WrongTokenThrottle::new(),
             refusals: RateLimiter::new(REFUSALS),
             changes: RateLimiter::new(RateLimit { burst: f64::INFINITY, per_second: 1.0 }),
         }
@@ -146,7 +146,7 @@ impl AccessControl {
 
     /// Limits the changes of one actor to this many a second.
     #[must_use]
-    pub fn with_change_rate(self, per_second: usize) -> Self {
+    pub fn with_change_rate_limit(self, per_second: usize) -> Self {
         let per_second = f64::from(u32::try_from(per_second).unwrap_or(u32::MAX));
         Self { changes: RateLimiter::new(RateLimit { burst: per_second * 2.0, per_second }), ..self }
     }

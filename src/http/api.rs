@@ -11,9 +11,9 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::coordination::{
-    AutoExcludeRule, BarrierRecord, BarrierView, ClaimantView, Device, ErrorDelivery, EventKind, ExclusionId,
-    ExclusionView, HostView, JobName, JobSummary, PreemptionView, Reason, RunListItem, RunNumber, RunState,
-    TaskId, TaskView, Timestamp,
+    AutoExcludeRule, BarrierRecord, BarrierView, ClaimantView, CommandReason, Device, ErrorDelivery,
+    EventKind, ExclusionId, ExclusionView, HostView, JobName, JobSummary, PreemptionView, RunListItem,
+    RunNumber, RunState, TaskId, TaskView, Timestamp,
 };
 use crate::service::findings::Finding;
 use crate::service::reports::{
@@ -47,15 +47,15 @@ pub struct Problem {
 
 /// A name and a version.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Version {
+pub struct ProductVersion {
     /// Always `muster`, by which a client recognizes the server.
     pub name: String,
     /// The version.
     pub version: String,
 }
 
-impl Version {
-    /// The product name in [`Version`].
+impl ProductVersion {
+    /// The product name in [`ProductVersion`].
     pub const NAME: &str = "muster";
 
     /// Returns the version of this build.
@@ -79,7 +79,7 @@ pub struct GrpcListenerInfo {
 pub struct ServerInfo {
     /// The name and the version.
     #[serde(flatten)]
-    pub version: Version,
+    pub version: ProductVersion,
     /// The address of the HTTP listener.
     pub http: SocketAddr,
     /// The gRPC listeners; the shared one first.
@@ -198,7 +198,7 @@ pub struct NewJob {
     pub settings: SettingsBody,
     /// The reason: one line of at most 500 bytes.
     #[schema(value_type = String)]
-    pub reason: Reason,
+    pub reason: CommandReason,
 }
 
 /// A request to change settings.
@@ -209,7 +209,7 @@ pub struct JobPatch {
     pub settings: SettingsBody,
     /// The reason: one line of at most 500 bytes.
     #[schema(value_type = String)]
-    pub reason: Reason,
+    pub reason: CommandReason,
 }
 
 /// A page of a job's runs, the newest first.
@@ -350,7 +350,7 @@ pub struct NewExclusion {
     pub host: Option<String>,
     /// The reason: one line of at most 500 bytes, which the excluded process receives.
     #[schema(value_type = String)]
-    pub reason: Reason,
+    pub reason: CommandReason,
     /// The duration in seconds; without it the exclusion holds until it is lifted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_in_seconds: Option<u64>,
@@ -377,7 +377,7 @@ pub struct ExclusionsPage {
 pub struct NewDrain {
     /// The reason: one line of at most 500 bytes.
     #[schema(value_type = String)]
-    pub reason: Reason,
+    pub reason: CommandReason,
     /// The seconds until the machines are gone, as the notice says; 0 for now. JAX saves a quarter of an hour
     /// before that time.
     #[serde(default)]
@@ -473,7 +473,7 @@ pub struct NewValue {
     pub overwrite: bool,
     /// The reason: one line of at most 500 bytes.
     #[schema(value_type = String)]
-    pub reason: Reason,
+    pub reason: CommandReason,
 }
 
 /// The findings of one job.
@@ -537,7 +537,7 @@ mod tests {
             jobs: jobs.iter().map(|job| job.parse().unwrap()).collect(),
         };
         ServerInfo {
-            version: Version::current(),
+            version: ProductVersion::current(),
             http: ([127, 0, 0, 1], 1).into(),
             grpc: listeners.iter().map(listener).collect(),
         }

@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 use super::access::AccessControl;
 use super::api::ServerInfo;
-use super::body::BodyBudget;
+use super::body::BodyMemoryBudget;
 use super::event_stream_limiter::EventStreamLimiter;
 use super::readiness::ServerReadiness;
 use super::redaction::RedactionPatterns;
 use crate::engine::Engine;
 use crate::service::findings::{FindingMetrics, FindingStore};
-use crate::service::reports::ReportStore;
+use crate::service::reports::TransferReportStore;
 use crate::service::{AuditLog, AuditedOperations, Timelines};
 use crate::telemetry::metrics::{MetricSource, Metrics};
 use crate::tls::HandshakeFailures;
@@ -31,7 +31,7 @@ pub struct AppState {
     /// The limiter of event streams.
     pub streams: Arc<EventStreamLimiter>,
     /// The memory budget for request bodies.
-    pub bodies: Arc<BodyBudget>,
+    pub bodies: Arc<BodyMemoryBudget>,
     /// The patterns of keys whose values are hidden.
     pub redaction: Arc<RedactionPatterns>,
     /// The failed TLS handshakes.
@@ -43,7 +43,7 @@ pub struct AppState {
     /// The findings.
     pub findings: Arc<FindingStore>,
     /// The transfer reports of workers.
-    pub transfers: Arc<ReportStore>,
+    pub transfers: Arc<TransferReportStore>,
     /// The timelines of the jobs.
     pub timelines: Arc<Timelines>,
 }
@@ -53,8 +53,8 @@ impl AppState {
     #[must_use]
     pub fn new(engine: Arc<Engine>, readiness: Arc<ServerReadiness>, about: Arc<ServerInfo>) -> Self {
         let (audit, streams) = (Arc::<AuditLog>::default(), Arc::<EventStreamLimiter>::default());
-        let bodies = Arc::<BodyBudget>::default();
-        let (findings, transfers) = (Arc::<FindingStore>::default(), Arc::<ReportStore>::default());
+        let bodies = Arc::<BodyMemoryBudget>::default();
+        let (findings, transfers) = (Arc::<FindingStore>::default(), Arc::<TransferReportStore>::default());
         let of_findings = FindingMetrics {
             engine: Arc::clone(&engine),
             reports: Arc::clone(&transfers),

@@ -5,7 +5,7 @@
 use axum::Json;
 use axum::extract::State;
 
-use super::extract::QueryParams;
+use super::extractors::QueryParams;
 use super::pagination::{page_limit, page_query};
 use super::{AppState, Problem};
 use crate::service::{AuditLine, AuditOutcome, AuditPage};
@@ -36,5 +36,5 @@ pub(super) async fn list_audit_lines(
         let of_job = |job: &String| line.job.as_ref().is_some_and(|named| named.as_str() == job);
         query.job.as_ref().is_none_or(of_job) && query.outcome.is_none_or(|outcome| outcome == line.outcome)
     };
-    Ok(Json(site.operations.audit.page_after(query.after, page_limit(query.limit), wanted)))
+    Ok(Json(site.operations.audit.page_of_lines_after(query.after, page_limit(query.limit), wanted)))
 }

@@ -2,7 +2,7 @@
 //!
 //! `access/middleware.rs` calls [`read_body`] after every check that needs only the head of a request. The handler
 //! receives a body that is already in memory, so no route can read a body in another way. Begin at [`read_body`],
-//! then [`BodyBudget`].
+//! then [`BodyMemoryBudget`].
 //!
 //! A body is copied into one contiguous buffer. If a client sends one byte in each packet, the connection allocates
 //! a buffer for every packet. Because of the copy, each of these buffers is freed at once. Memory is charged to the
@@ -21,7 +21,7 @@ use percent_encoding::percent_decode_str;
 use tokio::time::{Instant, timeout_at};
 
 use super::{ClientNetwork, Problem};
-use crate::telemetry::metrics::{MetricSource, ScrapeSamples, catalogue as metric};
+use crate::telemetry::metrics::{MetricSource, ScrapeOutput, catalogue as metric};
 
 /// The maximum length of a request body, in bytes.
 pub(super) const BODY_BYTES_MAX: usize = 256 << 10;
@@ -35,7 +35,7 @@ const RATE_MIN_BYTES_PER_SECOND: u64 = 1 << 10;
 const INITIAL_CAPACITY: usize = 4 << 10;
 
 /// Returns the value of a field of a form.
-pub(super) fn form_field(form: &[u8], name: &str) -> Option<String> {
+pub(super) fn form_field_value(form: &[u8], name: &str) -> Option<String> {
     let form = std::str::from_utf8(form).ok()?;
     let value = form.split('&').filter_map(|pair| pair.split_once('=')).find(|(key, _)| *key == name)?.1;
     let value = value.replace('+', " ");
@@ -49,19 +49,19 @@ struct BudgetUsage {
 }
 
 /// The memory for request bodies, in total and for each client network.
-pub struct BodyBudget {
+pub struct BodyMemoryBudget {
     limit: usize,
     limit_per_source: usize,
     used: Mutex<BudgetUsage>,
 }
 
-impl Default for BodyBudget {
+impl Default for BodyMemoryBudget {
     fn default() -> Self {
         Self::new(Self::DEFAULT)
     }
 }
 
-impl BodyBudget {
+impl BodyMemoryBudget {
     /// The default budget, in bytes.
     pub const DEFAULT: usize = 32 << 20;
     /// The number of equal shares of the budget; one client network may use one share.
@@ -91,8 +91,8 @@ impl BodyBudget {
     }
 }
 
-impl MetricSource for BodyBudget {
-    fn write_samples(&self, page: &mut ScrapeSamples) {
+impl MetricSource for BodyMemoryBudget {
+    fn write_samples(&self, page: &mut ScrapeOutput) {
         page.add_usize_sample(&metric::HTTP_BODIES_BYTES, &[], self.used_bytes());
         page.add_usize_sample(&metric::HTTP_BODIES_BYTES_LIMIT, &[], self.limit);
     }
@@ -100,7 +100,7 @@ impl MetricSource for BodyBudget {
 
 /// Reserved bytes, which return to the budget when this is dropped.
 pub(super) struct BodyPermit {
-    budget: Arc<BodyBudget>,
+    budget: Arc<BodyMemoryBudget>,
     source: ClientNetwork,
     bytes: usize,
 }
@@ -123,7 +123,7 @@ impl Drop for BodyPermit {
 /// # Errors
 /// If the body is too long, too slow or incomplete, or the budget is spent. The problem says which.
 pub(super) async fn read_body(
-    budget: &Arc<BodyBudget>,
+    budget: &Arc<BodyMemoryBudget>,
     source: ClientNetwork,
     mut body: Body,
     limit: usize,
@@ -156,7 +156,7 @@ pub(super) async fn read_body(
         }
         if needed > bytes.capacity() {
             let grown = (bytes.capacity() * 2).max(INITIAL_CAPACITY).min(expected).max(needed);
-            let paid = budget.reserve(source, grown).ok_or_else(Problem::too_many_bodies)?;
+            let paid = budget.reserve(source, grown).ok_or_else(Problem::body_memory_exhausted)?;
             let mut larger = Vec::with_capacity(grown);
             larger.extend_from_slice(&bytes);
             bytes = larger;
@@ -183,12 +183,12 @@ mod tests {
 
     const LIMIT: usize = 256 << 10;
 
-    fn here() -> ClientNetwork {
+    fn test_client_network() -> ClientNetwork {
         ClientNetwork::of_address([10, 0, 0, 1].into())
     }
 
     /// Returns a body whose chunks arrive with a pause before each.
-    fn dribbled(chunks: usize, size: usize, pause: Duration) -> Body {
+    fn body_of_slow_chunks(chunks: usize, size: usize, pause: Duration) -> Body {
         Body::from_stream(stream::unfold(0, move |sent| async move {
             if sent == chunks {
                 return None;
@@ -200,31 +200,37 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_body_becomes_one_buffer_that_is_paid_for_until_the_permit_is_dropped() {
-        let budget = Arc::new(BodyBudget::new(4 << 20));
-        let body = dribbled(10_000, 1, Duration::from_micros(10));
-        let (bytes, permit) = read_body(&budget, here(), body, LIMIT).await.unwrap();
+        let budget = Arc::new(BodyMemoryBudget::new(4 << 20));
+        let body = body_of_slow_chunks(10_000, 1, Duration::from_micros(10));
+        let (bytes, permit) = read_body(&budget, test_client_network(), body, LIMIT).await.unwrap();
         assert_eq!(bytes.len(), 10_000);
         assert_eq!(budget.used_bytes(), 16 << 10, "the buffer has doubled twice");
         drop(permit);
         assert_eq!(budget.used_bytes(), 0);
-        let (bytes, permit) = read_body(&budget, here(), Body::from("abc"), LIMIT).await.unwrap();
+        let (bytes, permit) =
+            read_body(&budget, test_client_network(), Body::from("abc"), LIMIT).await.unwrap();
         assert_eq!((&*bytes, permit.map(|permit| permit.bytes)), (&b"abc"[..], Some(3)));
-        let (bytes, permit) = read_body(&budget, here(), Body::empty(), LIMIT).await.unwrap();
+        let (bytes, permit) = read_body(&budget, test_client_network(), Body::empty(), LIMIT).await.unwrap();
         assert!(bytes.is_empty() && permit.is_none());
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_body_has_a_deadline_and_a_minimum_rate() {
-        let budget = Arc::new(BodyBudget::default());
+        let budget = Arc::new(BodyMemoryBudget::default());
         let start = Instant::now();
-        let refused =
-            read_body(&budget, here(), dribbled(usize::MAX, 1, Duration::from_millis(500)), LIMIT).await;
+        let refused = read_body(
+            &budget,
+            test_client_network(),
+            body_of_slow_chunks(usize::MAX, 1, Duration::from_millis(500)),
+            LIMIT,
+        )
+        .await;
         assert_eq!(refused.err().map(|problem| problem.status), Some(408));
         assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
         let start = Instant::now();
-        let fast = dribbled(usize::MAX, 2 << 10, Duration::from_millis(500));
+        let fast = body_of_slow_chunks(usize::MAX, 2 << 10, Duration::from_millis(500));
         assert_eq!(
-            read_body(&budget, here(), fast, LIMIT).await.err().map(|problem| problem.status),
+            read_body(&budget, test_client_network(), fast, LIMIT).await.err().map(|problem| problem.status),
             Some(408)
         );
         assert_eq!(start.elapsed(), BODY_TIMEOUT);
@@ -233,14 +239,14 @@ mod tests {
 
     #[tokio::test]
     async fn one_source_leaves_room_for_the_others() {
-        let budget = Arc::new(BodyBudget::new(64 << 10));
+        let budget = Arc::new(BodyMemoryBudget::new(64 << 10));
         let other = ClientNetwork::of_address([10, 0, 0, 2].into());
         let mut held = Vec::new();
-        while let Some(permit) = budget.reserve(here(), 4 << 10) {
+        while let Some(permit) = budget.reserve(test_client_network(), 4 << 10) {
             held.push(permit);
         }
         assert_eq!(held.len(), 4, "a quarter");
-        let refused = read_body(&budget, here(), Body::from("x"), LIMIT).await;
+        let refused = read_body(&budget, test_client_network(), Body::from("x"), LIMIT).await;
         assert_eq!(refused.err().map(|problem| problem.status), Some(503));
         assert!(read_body(&budget, other, Body::from("x"), LIMIT).await.is_ok());
         let long = Body::from(vec![0; LIMIT + 1]);
@@ -248,7 +254,7 @@ mod tests {
             read_body(&budget, other, long, LIMIT).await.err().map(|problem| problem.status),
             Some(413)
         );
-        let long = dribbled(usize::MAX, 16 << 10, Duration::ZERO);
+        let long = body_of_slow_chunks(usize::MAX, 16 << 10, Duration::ZERO);
         let refused = read_body(&budget, other, long, 8 << 10).await;
         assert_eq!(refused.err().map(|problem| problem.status), Some(413));
     }

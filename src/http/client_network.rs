@@ -1,7 +1,7 @@
 //! The network of a client: its IPv4 address, or the /64 network of its IPv6 address. Limits for each client are
 //! counted by this network.
 //!
-//! `slots.rs`, `body.rs` and `access/` have the limits. Begin at `ClientNetwork::of_address`.
+//! `connection_slots.rs`, `body.rs` and `access/` have the limits. Begin at `ClientNetwork::of_address`.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -11,7 +11,7 @@ use axum::extract::FromRequestParts;
 use axum::http::Extensions;
 use axum::http::request::Parts;
 
-use super::actor::PeerAddress;
+use super::request_client::PeerAddress;
 use crate::transfer::client_subnet;
 
 /// The network that counts as one client: see [`client_subnet`].

@@ -9,7 +9,7 @@ use axum::http::StatusCode;
 use axum::{Extension, Json};
 
 use super::api::{DrainView, NewDrain};
-use super::extract::{JobPath, JsonBody};
+use super::extractors::{JobPath, JsonBody};
 use super::{AppState, Problem};
 use crate::coordination::{JobReader, OperatorCommand};
 use crate::service::ActorContext;
@@ -49,10 +49,10 @@ pub(super) fn request_drain(
     }
     let notice = Duration::from_secs(new.in_seconds);
     let at = (new.in_seconds > 0).then(|| site.engine.clock().now().after(notice));
-    let operation = job.operation(author, new.reason, OperatorCommand::Drain { at });
+    let job_operation = job.job_operation(author, new.reason, OperatorCommand::Drain { at });
     site.operations
-        .perform_audited(operation, |after, _| after.map(drain_view_of))?
-        .ok_or_else(Problem::internal)
+        .perform_audited(job_operation, |after, _| after.map(drain_view_of))?
+        .ok_or_else(Problem::internal_error)
 }
 
 /// The state of the present run's drain
@@ -63,10 +63,10 @@ pub(super) async fn show_drain(
     State(site): State<AppState>,
     job: JobPath,
 ) -> Result<Json<DrainView>, Problem> {
-    read_drain(&site, &job).map(Json)
+    read_drain_view(&site, &job).map(Json)
 }
 
-pub(super) fn read_drain(site: &AppState, job: &JobPath) -> Result<DrainView, Problem> {
+pub(super) fn read_drain_view(site: &AppState, job: &JobPath) -> Result<DrainView, Problem> {
     site.read_job(job, drain_view_of)
 }
 

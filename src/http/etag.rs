@@ -24,7 +24,7 @@ const SEEN_AT_FIELD: &[u8] = b"\"seen_at\":";
 pub(super) async fn answer_with_etag(request: Request, next: Next) -> Response {
     let condition = request.headers().get(header::IF_MATCH).filter(|_| !request.method().is_safe());
     if condition.is_some_and(|condition| condition.as_bytes().trim_ascii() != b"*") {
-        return Problem::no_strong_tags().into_response();
+        return Problem::conditional_change_unsupported().into_response();
     }
     // The body of an answer to HEAD is empty and has no digest.
     let asks = *request.method() == Method::GET;
@@ -41,7 +41,7 @@ pub(super) async fn answer_with_etag(request: Request, next: Next) -> Response {
     let (mut head, body) = response.into_parts();
     // The body is in memory already, so collecting it cannot fail.
     let bytes = body.collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default();
-    let tag = format!("W/\"{:016x}\"", content_digest(&bytes));
+    let tag = format!("W/\"{:016x}\"", digest_without_view_time(&bytes));
     let matches = known.is_some_and(|known| {
         let known = known.to_str().unwrap_or_default();
         known.trim() == "*" || known.split(',').any(|one| one.trim() == tag)
@@ -69,7 +69,7 @@ fn is_event_stream(response: &Response) -> bool {
 }
 
 /// Returns a digest of an answer without the time of its view. It is the same on every server of one version.
-fn content_digest(bytes: &[u8]) -> u64 {
+fn digest_without_view_time(bytes: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
     match bytes.windows(SEEN_AT_FIELD.len()).position(|window| window == SEEN_AT_FIELD) {
         Some(at) => {
@@ -90,7 +90,9 @@ mod tests {
     #[test]
     fn the_moment_of_a_view_does_not_count() {
         let view = |moment: u64, live: u32| {
-            content_digest(format!("{{\"name\":\"a\",\"seen_at\":{moment},\"live\":{live}}}").as_bytes())
+            digest_without_view_time(
+                format!("{{\"name\":\"a\",\"seen_at\":{moment},\"live\":{live}}}").as_bytes(),
+            )
         };
         assert_eq!(view(1, 3), view(222, 3));
         assert_ne!(view(1, 3), view(1, 4));

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 
 use super::{ClientNetwork, Problem};
-use crate::telemetry::metrics::{MetricSource, ScrapeSamples, catalogue as metric};
+use crate::telemetry::metrics::{MetricSource, ScrapeOutput, catalogue as metric};
 
 /// Limits the number of open event streams.
 pub struct EventStreamLimiter {
@@ -39,15 +39,15 @@ impl EventStreamLimiter {
 
     /// Returns how many streams are open, and how many may be.
     #[must_use]
-    pub fn open_and_maximum(&self) -> (usize, usize) {
+    pub fn open_and_maximum_stream_counts(&self) -> (usize, usize) {
         (lock_counts(&self.open).values().sum(), self.most)
     }
 
     /// Reserves a stream for this client network. The receiver becomes true when the stream must end.
-    pub(super) fn acquire_stream(
+    pub(super) fn reserve_event_stream(
         &self,
         source: ClientNetwork,
-    ) -> Result<(StreamGuard, watch::Receiver<bool>), Problem> {
+    ) -> Result<(EventStreamGuard, watch::Receiver<bool>), Problem> {
         let mut open = lock_counts(&self.open);
         let all: usize = open.values().sum();
         let own = open.entry(source).or_default();
@@ -57,7 +57,7 @@ impl EventStreamLimiter {
             return Err(Problem::too_many_streams(most));
         }
         *own += 1;
-        Ok((StreamGuard { open: Arc::clone(&self.open), source }, self.stop.subscribe()))
+        Ok((EventStreamGuard { open: Arc::clone(&self.open), source }, self.stop.subscribe()))
     }
 
     /// Ends every stream. Called when the server stops.
@@ -71,12 +71,12 @@ fn lock_counts(open: &Mutex<HashMap<ClientNetwork, usize>>) -> MutexGuard<'_, Ha
 }
 
 /// Holds the reservation of one stream.
-pub(super) struct StreamGuard {
+pub(super) struct EventStreamGuard {
     open: Arc<Mutex<HashMap<ClientNetwork, usize>>>,
     source: ClientNetwork,
 }
 
-impl Drop for StreamGuard {
+impl Drop for EventStreamGuard {
     fn drop(&mut self) {
         let mut open = lock_counts(&self.open);
         if let Some(count) = open.get_mut(&self.source) {
@@ -87,8 +87,8 @@ impl Drop for StreamGuard {
 }
 
 impl MetricSource for EventStreamLimiter {
-    fn write_samples(&self, page: &mut ScrapeSamples) {
-        let (open, most) = self.open_and_maximum();
+    fn write_samples(&self, page: &mut ScrapeOutput) {
+        let (open, most) = self.open_and_maximum_stream_counts();
         page.add_usize_sample(&metric::STREAMS, &[], open);
         page.add_usize_sample(&metric::STREAMS_LIMIT, &[], most);
     }
@@ -104,15 +104,15 @@ mod tests {
         let [a, b, c] = [1, 2, 3].map(|host| ClientNetwork::of_address([10, 0, 0, host].into()));
         let half = 0..EventStreamLimiter::MIN_PER_NETWORK;
         let mut held: Vec<_> =
-            half.clone().map(|_| streams.acquire_stream(a).map_err(|_| ()).unwrap()).collect();
-        assert!(streams.acquire_stream(a).is_err(), "half of all is for one source");
-        held.extend(half.map(|_| streams.acquire_stream(b).map_err(|_| ()).unwrap()));
-        assert!(streams.acquire_stream(c).is_err());
+            half.clone().map(|_| streams.reserve_event_stream(a).map_err(|_| ()).unwrap()).collect();
+        assert!(streams.reserve_event_stream(a).is_err(), "half of all is for one source");
+        held.extend(half.map(|_| streams.reserve_event_stream(b).map_err(|_| ()).unwrap()));
+        assert!(streams.reserve_event_stream(c).is_err());
         assert_eq!(
-            streams.open_and_maximum(),
+            streams.open_and_maximum_stream_counts(),
             (2 * EventStreamLimiter::MIN_PER_NETWORK, 2 * EventStreamLimiter::MIN_PER_NETWORK)
         );
         held.clear();
-        assert!(streams.acquire_stream(c).is_ok() && lock_counts(&streams.open).is_empty());
+        assert!(streams.reserve_event_stream(c).is_ok() && lock_counts(&streams.open).is_empty());
     }
 }

@@ -17,8 +17,8 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{broadcast, watch};
 
 use super::api::{EventLine, EventsPage};
-use super::event_stream_limiter::StreamGuard;
-use super::extract::{JobPath, QueryParams};
+use super::event_stream_limiter::EventStreamGuard;
+use super::extractors::{JobPath, QueryParams};
 use super::pagination::{page_limit, page_query};
 use super::{AppState, ClientNetwork, Problem, openapi};
 use crate::coordination::{EventKind, JobId, JobName, TaskId};
@@ -112,7 +112,7 @@ pub(super) async fn list_or_stream_events(
     let accepts = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let wanted = EventFilter::new(job.id, &query)?;
     if query.stream == 0 && !accepts.contains("text/event-stream") {
-        let page = if query.newest { newest_events_page } else { events_page };
+        let page = if query.newest { newest_first_events_page } else { oldest_first_events_page };
         return Ok(
             Json(page(&site.engine, &job, &wanted, query.after, page_limit(query.limit))).into_response()
         );
@@ -128,7 +128,13 @@ pub(super) async fn list_or_stream_events(
     Ok(Sse::new(follower.into_stream()).keep_alive(alive).into_response())
 }
 
-fn events_page(engine: &Engine, job: &JobPath, wanted: &EventFilter, after: u64, limit: usize) -> EventsPage {
+fn oldest_first_events_page(
+    engine: &Engine,
+    job: &JobPath,
+    wanted: &EventFilter,
+    after: u64,
+    limit: usize,
+) -> EventsPage {
     let (past, _) = engine.subscribe_all_with_job_history(job.id, after);
     let gap = past.may_miss_events_after(after);
     let mut next = past.events.last().map_or(after, |last| last.number);
@@ -144,7 +150,7 @@ fn events_page(engine: &Engine, job: &JobPath, wanted: &EventFilter, after: u64,
 }
 
 /// Returns the newest events first: those before number `before`, or the newest of all if that is 0.
-fn newest_events_page(
+fn newest_first_events_page(
     engine: &Engine,
     job: &JobPath,
     wanted: &EventFilter,
@@ -176,7 +182,7 @@ struct EventFollower {
     /// Events before the next one were lost.
     gap: bool,
     stop: watch::Receiver<bool>,
-    _slot: StreamGuard,
+    _slot: EventStreamGuard,
 }
 
 impl EventFollower {
@@ -187,7 +193,7 @@ impl EventFollower {
         wanted: EventFilter,
         after: u64,
     ) -> Result<Self, Problem> {
-        let (slot, stop) = site.streams.acquire_stream(source)?;
+        let (slot, stop) = site.streams.reserve_event_stream(source)?;
         let engine = Arc::clone(&site.engine);
         let coming = engine.subscribe_events(u64::MAX).1;
         let name = job.name;
@@ -206,12 +212,12 @@ impl EventFollower {
             stop,
             _slot: slot,
         };
-        follower.collect_kept_events();
+        follower.resubscribe_and_collect_kept_events();
         Ok(follower)
     }
 
     /// Collects the kept events since the last one. Returns the number from which they are complete.
-    fn collect_kept_events(&mut self) -> u64 {
+    fn resubscribe_and_collect_kept_events(&mut self) -> u64 {
         let (mut past, coming) = self.engine.subscribe_all_with_job_history(self.wanted.job, self.last);
         self.gap |= past.may_miss_events_after(self.last);
         past.events.reverse();
@@ -245,7 +251,7 @@ impl EventFollower {
                         Ok(numbered) => numbered,
                         Err(RecvError::Lagged(_)) => {
                             let before = self.last;
-                            let whole_after = self.collect_kept_events();
+                            let whole_after = self.resubscribe_and_collect_kept_events();
                             self.engine.add_to_missed_events(whole_after.saturating_sub(before));
                             continue;
                         }
@@ -275,13 +281,13 @@ fn to_sse_event(line: &EventLine) -> Event {
 mod tests {
     use super::*;
     use crate::clock::Clock;
-    use crate::coordination::{Actor, ExclusionTarget, JobSettings, OperatorCommand, Reason};
+    use crate::coordination::{Actor, CommandReason, ExclusionTarget, JobSettings, OperatorCommand};
 
-    fn query(kind: Option<&str>, task: Option<i32>) -> EventsQuery {
+    fn events_query(kind: Option<&str>, task: Option<i32>) -> EventsQuery {
         EventsQuery { after: 0, limit: None, kind: kind.map(str::to_owned), task, newest: false, stream: 0 }
     }
 
-    fn numbers(page: &EventsPage) -> Vec<u64> {
+    fn event_numbers(page: &EventsPage) -> Vec<u64> {
         page.events.iter().map(|event| event.number).collect()
     }
 
@@ -305,9 +311,17 @@ mod tests {
                 expires_in: None,
                 end_run: true,
             };
-            engine.perform_command(job.id, by(), Reason::try_from("r".to_owned()).unwrap(), act).unwrap();
+            engine
+                .perform_command(job.id, by(), CommandReason::try_from("r".to_owned()).unwrap(), act)
+                .unwrap();
         }
-        let all = events_page(&engine, &job, &EventFilter::new(job.id, &query(None, None)).unwrap(), 0, 100);
+        let all = oldest_first_events_page(
+            &engine,
+            &job,
+            &EventFilter::new(job.id, &events_query(None, None)).unwrap(),
+            0,
+            100,
+        );
         let excluded: Vec<u64> = all
             .events
             .iter()
@@ -316,18 +330,18 @@ mod tests {
             .collect();
         assert_eq!(excluded.len(), 3, "{all:?}");
 
-        let wanted = EventFilter::new(job.id, &query(Some("excluded,readmitted"), None)).unwrap();
-        assert_eq!(numbers(&events_page(&engine, &job, &wanted, 0, 100)), excluded);
+        let wanted = EventFilter::new(job.id, &events_query(Some("excluded,readmitted"), None)).unwrap();
+        assert_eq!(event_numbers(&oldest_first_events_page(&engine, &job, &wanted, 0, 100)), excluded);
         let backwards: Vec<u64> = excluded.iter().rev().copied().collect();
-        let first = newest_events_page(&engine, &job, &wanted, 0, 2);
-        assert_eq!(numbers(&first), backwards[..2]);
-        let second = newest_events_page(&engine, &job, &wanted, first.next, 2);
-        assert_eq!((numbers(&second), second.gap), (backwards[2..].to_vec(), false));
-        assert!(newest_events_page(&engine, &job, &wanted, second.next, 2).events.is_empty());
+        let first = newest_first_events_page(&engine, &job, &wanted, 0, 2);
+        assert_eq!(event_numbers(&first), backwards[..2]);
+        let second = newest_first_events_page(&engine, &job, &wanted, first.next, 2);
+        assert_eq!((event_numbers(&second), second.gap), (backwards[2..].to_vec(), false));
+        assert!(newest_first_events_page(&engine, &job, &wanted, second.next, 2).events.is_empty());
 
-        let wanted = EventFilter::new(job.id, &query(None, Some(2))).unwrap();
-        assert_eq!(numbers(&events_page(&engine, &job, &wanted, 0, 100)), excluded[1..2]);
-        let wrong = EventFilter::new(job.id, &query(Some("exploded"), None)).err().unwrap();
+        let wanted = EventFilter::new(job.id, &events_query(None, Some(2))).unwrap();
+        assert_eq!(event_numbers(&oldest_first_events_page(&engine, &job, &wanted, 0, 100)), excluded[1..2]);
+        let wrong = EventFilter::new(job.id, &events_query(Some("exploded"), None)).err().unwrap();
         assert!(wrong.detail.contains("task-failed"), "{wrong:?}");
     }
 

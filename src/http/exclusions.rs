@@ -1,7 +1,7 @@
 //! The REST resource of exclusions: lists, previews, creates and lifts them.
 //!
 //! `coordination` has the rules of exclusions. The pages call the functions of this module too. Begin at
-//! `create_exclusion`, then `exclude`.
+//! `create_exclusion`, then `perform_exclusion`.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -14,12 +14,12 @@ use serde::Deserialize;
 use utoipa::{IntoParams, ToSchema};
 
 use super::api::{ExclusionsPage, NewExclusion};
-use super::extract::{JobPath, JsonBody, PathItem, QueryParams};
+use super::extractors::{ItemInJobPath, JobPath, JsonBody, QueryParams};
 use super::pagination::{page_query, paginate};
 use super::{AppState, Problem};
 use crate::coordination::{
-    CommandOutcome, ExclusionId, ExclusionPreview, ExclusionTarget, ExclusionView, JobReader,
-    OperatorCommand, Reason, TaskId,
+    CommandOutcome, CommandReason, ExclusionId, ExclusionPreview, ExclusionTarget, ExclusionView, JobReader,
+    OperatorCommand, TaskId,
 };
 use crate::service::ActorContext;
 
@@ -27,7 +27,7 @@ use crate::service::ActorContext;
 const SECONDS_MAX: u64 = 366 * 24 * 60 * 60;
 
 impl NewExclusion {
-    fn target(&self) -> Result<ExclusionTarget, Problem> {
+    fn parse_target(&self) -> Result<ExclusionTarget, Problem> {
         match (self.task, &self.host) {
             (Some(task), None) => Ok(ExclusionTarget::Task(TaskId(task))),
             (None, Some(host)) => match host.parse::<IpAddr>() {
@@ -41,7 +41,7 @@ impl NewExclusion {
         }
     }
 
-    fn duration(&self) -> Result<Option<Duration>, Problem> {
+    fn checked_duration(&self) -> Result<Option<Duration>, Problem> {
         match self.expires_in_seconds {
             Some(0) => Err(Problem::invalid_request(
                 "expires_in_seconds must be at least 1; leave it out for no end",
@@ -90,7 +90,7 @@ page_query! {
 pub(super) struct ReasonQuery {
     /// The reason: one line of at most 500 bytes.
     #[param(value_type = String)]
-    pub reason: Reason,
+    pub reason: CommandReason,
 }
 
 /// Exclude a task or a host
@@ -117,7 +117,7 @@ pub(super) async fn create_exclusion(
     if new.dry_run {
         return Ok(Json(preview_exclusion(&site, &job, &author, &new)?).into_response());
     }
-    let view = exclude(&site, &job, &author, new)?;
+    let view = perform_exclusion(&site, &job, &author, new)?;
     let place = [(header::LOCATION, format!("/api/v1/jobs/{}/exclusions/{}", job.name, view.id))];
     Ok((StatusCode::CREATED, place, Json(view)).into_response())
 }
@@ -129,31 +129,30 @@ pub(super) fn preview_exclusion(
     author: &ActorContext,
     new: &NewExclusion,
 ) -> Result<ExclusionPreview, Problem> {
-    let target = new.target()?;
-    new.duration()?;
+    let target = new.parse_target()?;
+    new.checked_duration()?;
     Ok(site
         .engine
         .read(|core, now| core.preview_exclusion(now, job.id, &author.actor, &new.reason, target))?)
 }
 
 /// Excludes a task or a host.
-pub(super) fn exclude(
+pub(super) fn perform_exclusion(
     site: &AppState,
     job: &JobPath,
     author: &ActorContext,
     new: NewExclusion,
 ) -> Result<ExclusionView, Problem> {
-    let (target, expires_in) = (new.target()?, new.duration()?);
+    let (target, expires_in) = (new.parse_target()?, new.checked_duration()?);
     let act = OperatorCommand::Exclude { target, expires_in, end_run: new.end_run };
-    let view =
-        site.operations.perform_audited(
-            job.operation(author, new.reason, act),
-            |after, done| match done {
-                CommandOutcome::Excluded(id) => after.and_then(|after| exclusion_with_id(after, id)),
-                _ => None,
-            },
-        )?;
-    view.ok_or_else(Problem::internal)
+    let view = site.operations.perform_audited(
+        job.job_operation(author, new.reason, act),
+        |after, done| match done {
+            CommandOutcome::Excluded(id) => after.and_then(|after| exclusion_with_id(after, id)),
+            _ => None,
+        },
+    )?;
+    view.ok_or_else(Problem::internal_error)
 }
 
 /// The exclusions of a job
@@ -184,7 +183,7 @@ pub(super) async fn list_exclusions(
 pub(super) async fn show_exclusion(
     State(site): State<AppState>,
     job: JobPath,
-    PathItem(id): PathItem<u64>,
+    ItemInJobPath(id): ItemInJobPath<u64>,
 ) -> Result<Json<ExclusionView>, Problem> {
     find_exclusion(&site, &job, ExclusionId(id)).map(Json)
 }
@@ -202,26 +201,26 @@ pub(super) async fn show_exclusion(
 pub(super) async fn lift_exclusion(
     State(site): State<AppState>,
     job: JobPath,
-    PathItem(id): PathItem<u64>,
+    ItemInJobPath(id): ItemInJobPath<u64>,
     QueryParams(because): QueryParams<ReasonQuery>,
     Extension(author): Extension<ActorContext>,
 ) -> Result<Json<ExclusionView>, Problem> {
-    readmit(&site, &job, ExclusionId(id), &author, because.reason).map(Json)
+    lift_and_audit_exclusion(&site, &job, ExclusionId(id), &author, because.reason).map(Json)
 }
 
 /// Lifts an exclusion.
-pub(super) fn readmit(
+pub(super) fn lift_and_audit_exclusion(
     site: &AppState,
     job: &JobPath,
     id: ExclusionId,
     author: &ActorContext,
-    reason: Reason,
+    reason: CommandReason,
 ) -> Result<ExclusionView, Problem> {
-    let operation = job.operation(author, reason, OperatorCommand::Readmit { exclusion: id });
+    let job_operation = job.job_operation(author, reason, OperatorCommand::Readmit { exclusion: id });
     let view = site
         .operations
-        .perform_audited(operation, |after, _| after.and_then(|after| exclusion_with_id(after, id)))?;
-    view.ok_or_else(Problem::internal)
+        .perform_audited(job_operation, |after, _| after.and_then(|after| exclusion_with_id(after, id)))?;
+    view.ok_or_else(Problem::internal_error)
 }
 
 pub(super) fn find_exclusion(
@@ -250,26 +249,26 @@ mod tests {
         Actor, ActorOrigin, CallOutcome, Caller, JobId, JobSettings, Request, TaskIncarnation,
     };
     use crate::engine::{AnswerInbox, AnsweredOrWaiting, Engine};
-    use crate::http::api::{ServerInfo, Version};
+    use crate::http::api::{ProductVersion, ServerInfo};
 
-    fn operator() -> Actor {
+    fn operator_actor() -> Actor {
         Actor { who: "alice".into(), address: None, means: ActorOrigin::Api }
     }
 
-    fn because() -> Reason {
-        Reason::try_from("a test".to_owned()).unwrap()
+    fn test_reason() -> CommandReason {
+        CommandReason::try_from("a test".to_owned()).unwrap()
     }
 
     /// Deletes the job as soon as a call is answered: between a command and whatever its author does next.
-    struct DeletesJob {
+    struct JobDeletingInbox {
         engine: Arc<Engine>,
         job: JobId,
     }
 
-    impl AnswerInbox for DeletesJob {
+    impl AnswerInbox for JobDeletingInbox {
         fn deliver(&self, _slot: u64, _outcome: CallOutcome) {
             let delete = OperatorCommand::DeleteJob { force: true };
-            let _ = self.engine.perform_command(self.job, operator(), because(), delete);
+            let _ = self.engine.perform_command(self.job, operator_actor(), test_reason(), delete);
         }
     }
 
@@ -280,24 +279,24 @@ mod tests {
         let job = engine.declare_job(name.clone(), JobSettings::new(2)).unwrap();
         let peer = SocketAddr::from(([10, 0, 0, 1], 1));
         let caller = Caller { connection: engine.register_connection(peer), claim: None };
-        let inbox: Arc<dyn AnswerInbox> = Arc::new(DeletesJob { engine: Arc::clone(&engine), job });
+        let inbox: Arc<dyn AnswerInbox> = Arc::new(JobDeletingInbox { engine: Arc::clone(&engine), job });
         let register =
             Request::Register { task: TaskId(0), incarnation: TaskIncarnation(1), recoverable: false };
         let waits = engine.call(job, caller, register, &inbox, 1);
         assert!(matches!(waits, AnsweredOrWaiting::Waiting(_)), "the other task has not registered");
 
-        let about = ServerInfo { version: Version::current(), http: peer, grpc: Vec::new() };
+        let about = ServerInfo { version: ProductVersion::current(), http: peer, grpc: Vec::new() };
         let site = AppState::new(Arc::clone(&engine), Arc::default(), Arc::new(about));
         let new = NewExclusion {
             task: Some(0),
             host: None,
-            reason: because(),
+            reason: test_reason(),
             expires_in_seconds: None,
             end_run: true,
             dry_run: false,
         };
-        let author = ActorContext::new(operator(), None, None);
-        let made = exclude(&site, &JobPath { id: job, name }, &author, new).expect("it was made");
+        let author = ActorContext::new(operator_actor(), None, None);
+        let made = perform_exclusion(&site, &JobPath { id: job, name }, &author, new).expect("it was made");
         assert_eq!((made.target, made.ended), (ExclusionTarget::Task(TaskId(0)), None));
         assert_eq!(engine.read(|core, _| core.jobs().count()), 0, "the job is gone meanwhile");
         let lines = site.operations.audit.latest_lines(usize::MAX, |_| true);

@@ -7,7 +7,7 @@ use axum::extract::State;
 
 use super::AppState;
 use super::api::{FindingsPage, JobFindings};
-use super::extract::JobPath;
+use super::extractors::JobPath;
 use crate::coordination::JobId;
 use crate::service::findings;
 
@@ -16,7 +16,8 @@ use crate::service::findings;
     params(("job" = String, Path, description = "The job's name")),
     responses((status = 200, description = "The findings of the job", body = JobFindings), (status = 404, description = "There is none")))]
 pub(super) async fn list_job_findings(State(site): State<AppState>, job: JobPath) -> Json<JobFindings> {
-    let (open, closed) = findings::current_findings(&site.engine, &site.transfers, &site.findings, job.id);
+    let (open, closed) =
+        findings::open_and_closed_findings(&site.engine, &site.transfers, &site.findings, job.id);
     Json(JobFindings { open, closed, looked_at: site.findings.last_checked_at() })
 }
 
@@ -25,7 +26,7 @@ pub(super) async fn list_job_findings(State(site): State<AppState>, job: JobPath
     responses((status = 200, description = "The open findings of every job", body = FindingsPage)))]
 pub(super) async fn list_all_findings(State(site): State<AppState>) -> Json<FindingsPage> {
     let jobs: Vec<JobId> = site.engine.read(|core, _| core.jobs().map(|(job, _)| job).collect());
-    let of = |job| findings::current_findings(&site.engine, &site.transfers, &site.findings, job).0;
+    let of = |job| findings::open_and_closed_findings(&site.engine, &site.transfers, &site.findings, job).0;
     let findings = jobs.into_iter().flat_map(of).collect();
     Json(FindingsPage { findings, looked_at: site.findings.last_checked_at() })
 }

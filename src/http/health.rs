@@ -1,20 +1,20 @@
 //! Serves `/healthz/live` and `/healthz/ready`.
 //!
-//! `readiness.rs` has the state that they report. Begin at `answer_readiness`.
+//! `readiness.rs` has the state that they report. Begin at `answer_readiness_probe`.
 
 use axum::extract::State;
 
 use super::{AppState, Problem};
 
 /// Serves `GET /healthz/live`.
-pub(super) async fn answer_liveness() -> &'static str {
+pub(super) async fn answer_liveness_probe() -> &'static str {
     "alive\n"
 }
 
 /// Serves `GET /healthz/ready`.
 ///
 /// A failing audit file is mentioned and does not make the server unready: tasks are served all the same.
-pub(super) async fn answer_readiness(State(site): State<AppState>) -> Result<String, Problem> {
+pub(super) async fn answer_readiness_probe(State(site): State<AppState>) -> Result<String, Problem> {
     match site.readiness.not_ready_reason() {
         None => Ok(match site.operations.audit.write_error() {
             None => "ready\n".into(),
@@ -36,14 +36,14 @@ mod tests {
     use super::*;
     use crate::clock::Clock;
     use crate::engine::Engine;
-    use crate::http::api::{ServerInfo, Version};
+    use crate::http::api::{ProductVersion, ServerInfo};
     use crate::http::{ServerReadiness, router};
 
     #[tokio::test]
     async fn the_probe_says_why_the_server_is_not_ready() {
         let readiness = Arc::new(ServerReadiness::default());
         let about =
-            ServerInfo { version: Version::current(), http: ([127, 0, 0, 1], 1).into(), grpc: vec![] };
+            ServerInfo { version: ProductVersion::current(), http: ([127, 0, 0, 1], 1).into(), grpc: vec![] };
         let site = AppState::new(Engine::new(Clock::start()), Arc::clone(&readiness), Arc::new(about));
         let mut router = router(site);
         let mut probe = async || {

@@ -11,14 +11,14 @@ use serde::Deserialize;
 use utoipa::IntoParams;
 
 use super::api::{JobPatch, JobsPage, NewJob, SettingsBody};
-use super::extract::{JobPath, JsonBody, QueryParams};
+use super::extractors::{JobPath, JsonBody, QueryParams};
 use super::pagination::{page_query, paginate};
 use super::{AppState, Problem};
 use crate::coordination::{
-    CommandOutcome, JobBounds, JobReader, JobSettings, JobSummary, JobView, OperatorCommand, Reason,
+    CommandOutcome, CommandReason, JobBounds, JobReader, JobSettings, JobSummary, JobView, OperatorCommand,
     RunState, SettingsChange, TASKS_MAX,
 };
-use crate::service::{ActorContext, Operation};
+use crate::service::{ActorContext, JobOperation};
 use crate::text::parse_duration;
 
 page_query! {
@@ -97,7 +97,7 @@ fn merge_bounds(
     given: serde_json::Map<String, serde_json::Value>,
 ) -> Result<JobBounds, Problem> {
     let Ok(serde_json::Value::Object(mut all)) = serde_json::to_value(present) else {
-        return Err(Problem::internal());
+        return Err(Problem::internal_error());
     };
     all.extend(given);
     serde_json::from_value(all.into()).map_err(|error| Problem::invalid_request(format!("bounds: {error}")))
@@ -125,7 +125,7 @@ pub(super) async fn create_job(
     let name = new.name;
     let view = |job: Option<JobReader<'_>>| job.map(|job| job.summary());
     let summary = site.operations.create_job(&name, settings, &author, new.reason, view)?;
-    let summary = summary.ok_or_else(Problem::internal)?;
+    let summary = summary.ok_or_else(Problem::internal_error)?;
     let place = [(header::LOCATION, format!("/api/v1/jobs/{name}"))];
     Ok((StatusCode::CREATED, place, Json(summary)).into_response())
 }
@@ -150,11 +150,11 @@ pub(super) async fn change_settings(
     let present = site.read_job(&job, |look| look.settings().clone())?;
     let subject = serde_json::to_string(&patch.settings).unwrap_or_default();
     let change = Box::new(patch.settings.into_settings_change(&present)?);
-    let operation = job.operation(&author, patch.reason, OperatorCommand::Configure(change));
-    let operation = Operation { subject: Some(subject), ..operation };
-    match site.operations.perform_audited(operation, |_, done| done)? {
+    let job_operation = job.job_operation(&author, patch.reason, OperatorCommand::Configure(change));
+    let job_operation = JobOperation { subject: Some(subject), ..job_operation };
+    match site.operations.perform_audited(job_operation, |_, done| done)? {
         CommandOutcome::Configured(settings) => Ok(Json(*settings)),
-        _ => Err(Problem::internal()),
+        _ => Err(Problem::internal_error()),
     }
 }
 
@@ -165,7 +165,7 @@ pub(super) async fn change_settings(
 pub(super) struct DeleteQuery {
     /// The reason: one line of at most 500 bytes.
     #[param(value_type = String)]
-    reason: Reason,
+    reason: CommandReason,
     /// Delete the job even if tasks are connected.
     #[serde(default)]
     force: bool,
@@ -187,6 +187,6 @@ pub(super) async fn delete_job(
     Extension(author): Extension<ActorContext>,
 ) -> Result<StatusCode, Problem> {
     let act = OperatorCommand::DeleteJob { force: how.force };
-    site.operations.perform_audited(job.operation(&author, how.reason, act), |_, _| ())?;
+    site.operations.perform_audited(job.job_operation(&author, how.reason, act), |_, _| ())?;
     Ok(StatusCode::NO_CONTENT)
 }

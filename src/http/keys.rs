@@ -2,7 +2,7 @@
 //! single values.
 //!
 //! The path contains the key, percent-encoded where necessary, because keys need not be text. A redacted value is
-//! never read; `redaction.rs` decides which values are redacted. Begin at `list_keys`, then `read_value`.
+//! never read; `redaction.rs` decides which values are redacted. Begin at `list_keys`, then `read_value_for_display`.
 
 use axum::extract::State;
 use axum::http::{StatusCode, Uri};
@@ -16,7 +16,7 @@ use utoipa::IntoParams;
 
 use super::api::{KeyInfo, KeyView, KeysPage, NewValue};
 use super::exclusions::ReasonQuery;
-use super::extract::{JobPath, JsonBody, QueryParams};
+use super::extractors::{JobPath, JsonBody, QueryParams};
 use super::pagination::{page_limit, page_query};
 use super::{AppState, Problem};
 use crate::coordination::{KeyEntry, OperatorCommand};
@@ -108,11 +108,11 @@ pub(super) async fn show_value(
     uri: Uri,
     QueryParams(query): QueryParams<ValueQuery>,
 ) -> Result<Json<KeyView>, Problem> {
-    read_value(&site, &job, &key_in_path(uri.path()), query.max_bytes).map(Json)
+    read_value_for_display(&site, &job, &key_in_path(uri.path()), query.max_bytes).map(Json)
 }
 
 /// Returns a value, truncated and redacted as the settings require.
-pub(super) fn read_value(
+pub(super) fn read_value_for_display(
     site: &AppState,
     job: &JobPath,
     key: &[u8],
@@ -175,7 +175,7 @@ pub(super) async fn store_value(
         _ => return Err(Problem::invalid_request("give either \"text\" or \"base64\"")),
     };
     let act = OperatorCommand::PutKey { key, value, overwrite: new.overwrite };
-    site.operations.perform_audited(job.operation(&author, new.reason, act), |_, _| ())?;
+    site.operations.perform_audited(job.job_operation(&author, new.reason, act), |_, _| ())?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -192,7 +192,7 @@ pub(super) async fn remove_keys(
     Extension(author): Extension<ActorContext>,
 ) -> Result<StatusCode, Problem> {
     let act = OperatorCommand::DeleteKey { key: key_in_path(uri.path()) };
-    site.operations.perform_audited(job.operation(&author, because.reason, act), |_, _| ())?;
+    site.operations.perform_audited(job.job_operation(&author, because.reason, act), |_, _| ())?;
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -1,6 +1,6 @@
 //! Accepts HTTP connections, detects TLS or plaintext, and serves HTTP/1.1 within the limits of the listener.
 //!
-//! When the listener is full, `slots.rs` decides which connection is closed to make room for a new one. The first
+//! When the listener is full, `connection_slots.rs` decides which connection is closed to make room for a new one. The first
 //! byte is read together with the bytes after it, which usually are the first request. Begin at `serve`.
 
 use std::net::SocketAddr;
@@ -23,9 +23,9 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use super::actor::{PeerAddress, TransportSecurity};
-use super::slots::{BusyGuard, HttpConnectionState, SlotGuard};
-use super::write_timeout::WriteTimeout;
+use super::connection_slots::{BusyGuard, HttpConnectionState, SlotGuard};
+use super::request_client::{PeerAddress, TransportSecurity};
+use super::write_timeout::WriteTimeoutStream;
 use super::{ListenerState, Problem};
 use crate::tls::{self, PrefixedStream, TransportPolicy};
 
@@ -107,7 +107,7 @@ async fn serve_connection(
     #[cfg(target_os = "linux")]
     let _ = socket.set_tcp_user_timeout(Some(traffic.limits.send_timeout));
     tokio::select! {
-        () = detect_and_serve(stream, peer, context, stop, &guard) => {}
+        () = detect_tls_and_serve(stream, peer, context, stop, &guard) => {}
         why = guard.connection.wait_for_close_reason(&traffic.limits) => {
             tracing::debug!(%peer, why = why.name(), "closed an HTTP connection");
             traffic.connections.record_closed(why);
@@ -115,7 +115,7 @@ async fn serve_connection(
     }
 }
 
-async fn detect_and_serve(
+async fn detect_tls_and_serve(
     stream: TcpStream,
     peer: SocketAddr,
     context: ListenerContext,
@@ -123,21 +123,25 @@ async fn detect_and_serve(
     guard: &SlotGuard,
 ) {
     let stream =
-        WriteTimeout::new(stream, Arc::clone(&guard.connection), context.traffic.limits.send_timeout);
+        WriteTimeoutStream::new(stream, Arc::clone(&guard.connection), context.traffic.limits.send_timeout);
     let met = tokio::select! {
-        met = negotiate_transport(stream, peer, &context) => met,
+        met = detect_tls_and_handshake(stream, peer, &context) => met,
         () = wait_for_stop_signal(&mut stop) => None,
     };
     match met {
-        Some(NegotiatedStream::Plain(stream)) => {
+        Some(PlaintextOrTlsStream::Plain(stream)) => {
             guard.connection.mark_plaintext();
             serve_http1(stream, (PeerAddress(peer), TransportSecurity::default()), context, stop, guard)
                 .await;
         }
-        Some(NegotiatedStream::Tls(stream)) => {
+        Some(PlaintextOrTlsStream::Tls(stream)) => {
             guard.connection.mark_tls();
-            let certificate =
-                stream.get_ref().1.peer_certificates().and_then(<[_]>::first).and_then(tls::holder_name);
+            let certificate = stream
+                .get_ref()
+                .1
+                .peer_certificates()
+                .and_then(<[_]>::first)
+                .and_then(tls::certificate_holder_name);
             let channel = TransportSecurity { secure: true, certificate: certificate.map(Into::into) };
             serve_http1(*stream, (PeerAddress(peer), channel), context, stop, guard).await;
         }
@@ -145,21 +149,21 @@ async fn detect_and_serve(
     }
 }
 
-type TcpWithWriteTimeout = WriteTimeout<TcpStream>;
+type TcpWithWriteTimeout = WriteTimeoutStream<TcpStream>;
 
 /// A connection whose protocol is known.
-enum NegotiatedStream {
+enum PlaintextOrTlsStream {
     Plain(PrefixedStream<TcpWithWriteTimeout>),
     Tls(Box<tls::TlsStream<TcpWithWriteTimeout>>),
 }
 
 /// Detects TLS and completes the handshake, all within `head_timeout`. The bytes read for the detection are
 /// usually the first request, and are passed on.
-async fn negotiate_transport(
+async fn detect_tls_and_handshake(
     mut stream: TcpWithWriteTimeout,
     peer: SocketAddr,
     context: &ListenerContext,
-) -> Option<NegotiatedStream> {
+) -> Option<PlaintextOrTlsStream> {
     let entrance = &context.entrance;
     let mut early = Vec::with_capacity(DETECTION_BYTES);
     let within = context.traffic.limits.head_timeout;
@@ -170,7 +174,7 @@ async fn negotiate_transport(
     }
     if early.first() != Some(&tls::FIRST_BYTE) {
         if entrance.allows_plaintext() {
-            return Some(NegotiatedStream::Plain(PrefixedStream::new(early, stream)));
+            return Some(PlaintextOrTlsStream::Plain(PrefixedStream::new(early, stream)));
         }
         entrance.record_plaintext_refused(peer);
         let _ = tokio::time::timeout(ACCEPT_PAUSE, stream.write_all(PLAINTEXT_REFUSAL)).await;
@@ -178,10 +182,10 @@ async fn negotiate_transport(
     }
     let secured = entrance.accept_tls(PrefixedStream::new(early, stream), peer);
     let Ok(secured) = tokio::time::timeout_at(until, secured).await else {
-        entrance.record_timeout(peer, within);
+        entrance.record_handshake_timeout(peer, within);
         return None;
     };
-    secured.map(|stream| NegotiatedStream::Tls(Box::new(stream)))
+    secured.map(|stream| PlaintextOrTlsStream::Tls(Box::new(stream)))
 }
 
 /// Serves HTTP/1.1 until the client leaves or the server stops.
@@ -201,7 +205,7 @@ async fn serve_http1<S>(
         let busy = guard.connection.begin_request();
         request.extensions_mut().insert(from.0);
         request.extensions_mut().insert(from.1.clone());
-        let (traffic, began) = (Arc::clone(&traffic), traffic.start_timer());
+        let (traffic, began) = (Arc::clone(&traffic), traffic.current_moment());
         let refused = guard.connection.reserved && !is_health_probe(&request);
         let connection = Arc::clone(&guard.connection);
         let answer =
@@ -209,11 +213,11 @@ async fn serve_http1<S>(
         Box::pin(async move {
             let response = match answer {
                 Some(answer) => answer.await?,
-                None => Problem::too_many_connections().closing_response(),
+                None => Problem::too_many_connections().connection_closing_response(),
             };
             traffic.record_response(response.status(), began);
             Ok::<_, std::convert::Infallible>(
-                response.map(|body| Body::new(TrackedResponseBody { body, _busy: busy })),
+                response.map(|body| Body::new(BusyMarkingResponseBody { body, _busy: busy })),
             )
         })
     });
@@ -292,12 +296,12 @@ impl Drop for EvictableRequestBody {
 }
 
 /// The body of a response. The connection is busy while it exists.
-struct TrackedResponseBody {
+struct BusyMarkingResponseBody {
     body: Body,
     _busy: BusyGuard,
 }
 
-impl HttpBody for TrackedResponseBody {
+impl HttpBody for BusyMarkingResponseBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -331,15 +335,15 @@ mod tests {
     #[cfg(feature = "metrics")]
     use crate::telemetry::metrics::catalogue::CATALOGUE;
     #[cfg(feature = "metrics")]
-    use crate::telemetry::metrics::{MetricSource as _, ScrapeSamples};
+    use crate::telemetry::metrics::{MetricSource as _, ScrapeOutput};
 
-    async fn started(
+    async fn start_test_listener(
         limits: HttpLimits,
     ) -> (std::net::SocketAddr, watch::Sender<bool>, tokio::task::JoinHandle<()>) {
-        serving(ListenerState::new("http", crate::clock::Clock::start(), limits)).await
+        start_test_listener_with_state(ListenerState::new("http", crate::clock::Clock::start(), limits)).await
     }
 
-    async fn serving(
+    async fn start_test_listener_with_state(
         traffic: Arc<ListenerState>,
     ) -> (std::net::SocketAddr, watch::Sender<bool>, tokio::task::JoinHandle<()>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -358,7 +362,7 @@ mod tests {
         (address, stop, served)
     }
 
-    async fn ask(stream: &mut TcpStream) -> String {
+    async fn request_root_path(stream: &mut TcpStream) -> String {
         stream.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
         let mut answer = vec![0; 4096];
         let read = stream.read(&mut answer).await.unwrap();
@@ -367,17 +371,17 @@ mod tests {
 
     #[tokio::test]
     async fn an_idle_connection_makes_room_for_a_new_one() {
-        let (address, _stop, _served) = started(HttpLimits::new(1)).await;
+        let (address, _stop, _served) = start_test_listener(HttpLimits::new(1)).await;
         let mut first = TcpStream::connect(address).await.unwrap();
-        assert!(ask(&mut first).await.ends_with("here"));
+        assert!(request_root_path(&mut first).await.ends_with("here"));
         let mut second = TcpStream::connect(address).await.unwrap();
-        assert!(ask(&mut second).await.ends_with("here"));
+        assert!(request_root_path(&mut second).await.ends_with("here"));
         assert_eq!(first.read(&mut [0; 16]).await.unwrap_or_default(), 0, "it was closed");
     }
 
     #[tokio::test]
     async fn a_body_that_dribbles_makes_room_for_a_new_connection() {
-        let (address, _stop, _served) = started(HttpLimits::new(4)).await;
+        let (address, _stop, _served) = start_test_listener(HttpLimits::new(4)).await;
         let mut slow = Vec::new();
         for _ in 0..4 {
             let mut stream = TcpStream::connect(address).await.unwrap();
@@ -392,7 +396,7 @@ mod tests {
             slow.push(stream);
         }
         let mut next = TcpStream::connect(address).await.unwrap();
-        assert!(ask(&mut next).await.ends_with("here"));
+        assert!(request_root_path(&mut next).await.ends_with("here"));
         assert_eq!(slow[0].read(&mut [0; 16]).await.unwrap_or_default(), 0, "the oldest was closed");
         slow[3].write_all(&[b'x'; 99]).await.unwrap();
         let mut answer = vec![0; 4096];
@@ -402,12 +406,12 @@ mod tests {
 
     #[tokio::test]
     async fn while_every_connection_is_busy_only_health_is_answered() {
-        let (address, _stop, _served) = started(HttpLimits::new(1)).await;
+        let (address, _stop, _served) = start_test_listener(HttpLimits::new(1)).await;
         let mut stream = TcpStream::connect(address).await.unwrap();
         stream.write_all(b"GET /stream HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
         assert!(stream.read(&mut [0; 4096]).await.unwrap() > 0, "its head is there");
         let mut second = TcpStream::connect(address).await.unwrap();
-        let answer = ask(&mut second).await;
+        let answer = request_root_path(&mut second).await;
         assert!(answer.starts_with("HTTP/1.1 503") && answer.contains("too-many-connections"), "{answer}");
         let mut probe = TcpStream::connect(address).await.unwrap();
         probe.write_all(b"GET /healthz/live HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
@@ -420,7 +424,7 @@ mod tests {
     async fn a_client_that_does_not_take_its_answer_is_cut() {
         let limits = HttpLimits { send_timeout: Duration::from_millis(100), ..HttpLimits::new(8) };
         let traffic = ListenerState::new("http", crate::clock::Clock::start(), limits);
-        let (address, _stop, _served) = serving(Arc::clone(&traffic)).await;
+        let (address, _stop, _served) = start_test_listener_with_state(Arc::clone(&traffic)).await;
         let mut stuck = TcpStream::connect(address).await.unwrap();
         stuck.write_all(b"GET /large HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
         // The client reads a few bytes now and then, which is below the minimum.
@@ -443,14 +447,14 @@ mod tests {
     #[cfg(feature = "metrics")]
     async fn a_stream_without_end_counts_as_a_request_when_it_begins() {
         let traffic = ListenerState::new("http", crate::clock::Clock::start(), HttpLimits::new(8));
-        let (address, _stop, _served) = serving(Arc::clone(&traffic)).await;
+        let (address, _stop, _served) = start_test_listener_with_state(Arc::clone(&traffic)).await;
         let shown = || {
-            let mut page = ScrapeSamples::default();
+            let mut page = ScrapeOutput::default();
             traffic.write_samples(&mut page);
             page.to_text(CATALOGUE)
         };
         let mut first = TcpStream::connect(address).await.unwrap();
-        assert!(ask(&mut first).await.ends_with("here"));
+        assert!(request_root_path(&mut first).await.ends_with("here"));
         let mut second = TcpStream::connect(address).await.unwrap();
         second.write_all(b"GET /stream HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
         assert!(second.read(&mut [0; 4096]).await.unwrap() > 0, "its head is there");
@@ -475,21 +479,21 @@ mod tests {
     #[tokio::test]
     async fn a_request_that_never_ends_its_head_is_given_up() {
         let limits = HttpLimits { head_timeout: Duration::from_millis(50), ..HttpLimits::new(1) };
-        let (address, _stop, _served) = started(limits).await;
+        let (address, _stop, _served) = start_test_listener(limits).await;
         let mut slow = TcpStream::connect(address).await.unwrap();
         slow.write_all(b"GET / HTTP/1.1\r\nho").await.unwrap();
         let mut rest = Vec::new();
         // The connection may end with or without a response; the test is about the free slot.
         let _ = slow.read_to_end(&mut rest).await;
         let mut next = TcpStream::connect(address).await.unwrap();
-        assert!(ask(&mut next).await.ends_with("here"));
+        assert!(request_root_path(&mut next).await.ends_with("here"));
     }
 
     #[tokio::test]
     async fn idle_connections_do_not_hold_up_the_stop() {
-        let (address, stop, served) = started(HttpLimits::new(8)).await;
+        let (address, stop, served) = start_test_listener(HttpLimits::new(8)).await;
         let mut idle = TcpStream::connect(address).await.unwrap();
-        assert!(ask(&mut idle).await.ends_with("here"));
+        assert!(request_root_path(&mut idle).await.ends_with("here"));
         stop.send_replace(true);
         served.await.unwrap();
         assert_eq!(idle.read(&mut [0; 1]).await.unwrap(), 0);

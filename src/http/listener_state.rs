@@ -7,11 +7,11 @@ use std::sync::Arc;
 
 use axum::http::StatusCode;
 
+use super::connection_slots::ConnectionTable;
 use super::http_limits::HttpLimits;
-use super::slots::ConnectionTable;
 use crate::clock::Clock;
 use crate::meter::{Counter, Histogram, Moment};
-use crate::telemetry::metrics::{MetricSource, ScrapeSamples, catalogue as metric};
+use crate::telemetry::metrics::{MetricSource, ScrapeOutput, catalogue as metric};
 
 /// The classes of responses, by the first digit of the status. This server sends no others.
 const STATUS_CLASSES: [&str; 4] = ["2xx", "3xx", "4xx", "5xx"];
@@ -36,7 +36,7 @@ impl ListenerState {
     }
 
     /// Returns the time at which a request began.
-    pub(super) fn start_timer(&self) -> Moment {
+    pub(super) fn current_moment(&self) -> Moment {
         Moment::now(&self.clock)
     }
 
@@ -47,12 +47,12 @@ impl ListenerState {
         if let Some(answers) = class.and_then(|class| self.answers.get(class)) {
             answers.increment();
         }
-        self.durations.add_interval(began, self.start_timer());
+        self.durations.add_interval(began, self.current_moment());
     }
 }
 
 impl MetricSource for ListenerState {
-    fn write_samples(&self, page: &mut ScrapeSamples) {
+    fn write_samples(&self, page: &mut ScrapeOutput) {
         for (class, answers) in STATUS_CLASSES.iter().zip(&self.answers) {
             page.add_integer_sample(&metric::HTTP_REQUESTS, &[self.listener, class], answers.get());
         }

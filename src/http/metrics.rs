@@ -11,6 +11,6 @@ use crate::telemetry::metrics::TEXT_FORMAT;
 
 /// Serves `GET /metrics`.
 pub(super) async fn serve_metrics(State(site): State<AppState>) -> Result<impl IntoResponse, Problem> {
-    let text = site.metrics.scrape().ok_or_else(Problem::no_metrics)?;
+    let text = site.metrics.scrape().ok_or_else(Problem::metrics_not_built)?;
     Ok(([(CONTENT_TYPE, TEXT_FORMAT)], text))
 }

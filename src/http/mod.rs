@@ -3,7 +3,7 @@
 //!
 //! This module contains no rule of coordination. Handlers read copies of the state, and pass commands to
 //! [`AuditedOperations`](crate::service::AuditedOperations), which writes the audit. Begin at [`AppState`], which
-//! handlers share, then `routes.rs`. Every request passes `listener.rs`, `slots.rs` and `access/middleware.rs`.
+//! handlers share, then `routes.rs`. Every request passes `listener.rs`, `connection_slots.rs` and `access/middleware.rs`.
 //!
 //! - `GET /` and the addresses below it: the pages (`pages/`)
 //! - `GET /healthz/live`: 200 if the process answers
@@ -31,21 +31,20 @@
 
 #![allow(unused_qualifications, reason = "what describes the handlers is written out by a macro")]
 
-mod about;
 mod access;
-mod actor;
 mod allowed_hosts;
 pub mod api;
 mod app_state;
 mod audit;
 mod body;
 mod client_network;
+mod connection_slots;
 mod drain;
 mod etag;
 mod event_stream_limiter;
 mod events;
 mod exclusions;
-mod extract;
+mod extractors;
 mod findings;
 mod headers;
 mod health;
@@ -62,11 +61,12 @@ mod problem;
 mod problem_rendering;
 mod readiness;
 mod redaction;
+mod request_client;
+mod route_access_table;
 mod route_builder;
-mod route_table;
 mod routes;
 mod runs;
-mod slots;
+mod server_info;
 mod task_owners;
 mod transfers;
 mod write_timeout;
@@ -75,20 +75,21 @@ mod write_timeout;
 pub(crate) use access::check_token_file_round_trip;
 
 pub use access::{
-    AccessControl, AuthMethod, NewToken, Principal, RequiredAccess, TokenError, TokenFile, append_token,
+    AccessControl, AuthMethod, NewToken, Principal, RequiredAccess, TokenError, TokenFile,
+    append_token_to_file,
 };
-pub use actor::{PeerAddress, TransportSecurity};
 pub use allowed_hosts::AllowedHosts;
 pub(crate) use api::Problem;
 pub use app_state::AppState;
-pub use body::BodyBudget;
+pub use body::BodyMemoryBudget;
 pub use client_network::ClientNetwork;
+pub use connection_slots::descriptors_needed;
 pub use event_stream_limiter::EventStreamLimiter;
 pub use http_limits::HttpLimits;
 pub use listener::serve;
 pub use listener_state::ListenerState;
 pub use readiness::ServerReadiness;
 pub use redaction::RedactionPatterns;
-pub use route_table::RouteTable;
-pub use routes::{health_router, metrics_router, route_table, router};
-pub use slots::descriptors_needed;
+pub use request_client::{PeerAddress, TransportSecurity};
+pub use route_access_table::RouteAccessTable;
+pub use routes::{health_router, metrics_router, route_access_table, router};

@@ -53,7 +53,7 @@ impl OpenApiDocument {
     pub fn new(mut described: utoipa::openapi::OpenApi) -> Self {
         add_problem_responses(&mut described);
         add_security_schemes(&mut described);
-        name_variants(&mut described, "Change", "kind");
+        name_schema_variants(&mut described, "Change", "kind");
         // Axum writes a path's rest as `{*key}`, which OpenAPI does not define.
         let text = described.to_json().unwrap_or_default();
         Self(text.replace("{*key}", "{key}").into())
@@ -127,7 +127,7 @@ fn kind_name(item: &RefOr<Schema>, field: &str) -> Option<String> {
 
 /// Names each variant of a schema and declares the field that distinguishes them. Otherwise client generators
 /// produce one type for all variants.
-fn name_variants(described: &mut utoipa::openapi::OpenApi, name: &str, field: &str) {
+fn name_schema_variants(described: &mut utoipa::openapi::OpenApi, name: &str, field: &str) {
     let Some(components) = &mut described.components else { return };
     let Some(RefOr::T(Schema::OneOf(whole))) = components.schemas.get_mut(name) else { return };
     let mut named = Vec::new();

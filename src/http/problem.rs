@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::api::{NO_SUCH_JOB, Problem};
 use crate::coordination::{ClaimRefusal, Code, CommandRefusal, JobName};
 use crate::engine::DeclareError;
-use crate::service::Role;
+use crate::service::AccessRole;
 
 /// The maximum number of names in a problem.
 const NAMES_MAX: usize = 100;
@@ -71,7 +71,7 @@ impl Problem {
 
     /// Returns the problem that the memory for bodies is spent.
     #[must_use]
-    pub(super) fn too_many_bodies() -> Self {
+    pub(super) fn body_memory_exhausted() -> Self {
         let detail = "the memory for request bodies is exhausted (setting http-bodies-bytes; one source may use a quarter): send \
                       fewer requests at once";
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "/problems/too-many-bodies", "Too many bodies", detail)
@@ -102,7 +102,7 @@ impl Problem {
 
     /// Returns the problem that the host of the request is ambiguous or invalid.
     #[must_use]
-    pub(super) fn bad_host(wrong: &str) -> Self {
+    pub(super) fn invalid_host_header(wrong: &str) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "/problems/bad-host", "Bad host", wrong)
     }
 
@@ -129,21 +129,21 @@ impl Problem {
 
     /// Returns the problem that this build has no metrics.
     #[must_use]
-    pub(super) fn no_metrics() -> Self {
+    pub(super) fn metrics_not_built() -> Self {
         let detail = "this server was built without the feature metrics, which is on by default";
         Self::new(StatusCode::NOT_IMPLEMENTED, "/problems/no-metrics", "No metrics", detail)
     }
 
     /// Returns the problem of an internal error.
     #[must_use]
-    pub(super) fn internal() -> Self {
+    pub(super) fn internal_error() -> Self {
         let detail = "the server made an error; please report this request with the server's log";
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "/problems/internal", "Internal error", detail)
     }
 
     /// Returns the problem that the host of the request is no name of this server.
     #[must_use]
-    pub(super) fn wrong_host(host: &str) -> Self {
+    pub(super) fn unknown_host_name(host: &str) -> Self {
         let host: String = crate::text::escape_to_one_line(host).chars().take(200).collect();
         let detail = format!(
             "this server does not accept the host name {host:?}: use its IP address, or start it with --http-hosts NAME"
@@ -153,14 +153,14 @@ impl Problem {
 
     /// Returns the problem that the token is unknown.
     #[must_use]
-    pub(super) fn bad_token() -> Self {
+    pub(super) fn unknown_token() -> Self {
         let detail = "the token is unknown or revoked";
         Self::new(StatusCode::UNAUTHORIZED, "/problems/bad-token", "Unknown token", detail)
     }
 
     /// Returns the problem that the request needs a token and has none.
     #[must_use]
-    pub(super) fn no_token() -> Self {
+    pub(super) fn missing_token() -> Self {
         let detail =
             "authentication required: send the header authorization: Bearer TOKEN, or log in at /login";
         Self::new(StatusCode::UNAUTHORIZED, "/problems/no-token", "Authentication required", detail)
@@ -168,7 +168,7 @@ impl Problem {
 
     /// Returns the problem that the request needs another role.
     #[must_use]
-    pub(super) fn not_allowed(has: Role, needed: Role) -> Self {
+    pub(super) fn insufficient_role(has: AccessRole, needed: AccessRole) -> Self {
         let detail = format!("this requires the {needed} role; your role is {has}");
         Self::new(StatusCode::FORBIDDEN, "/problems/not-allowed", "Not allowed", detail)
     }
@@ -204,7 +204,7 @@ impl Problem {
 
     /// Returns the problem that a client tries too many tokens.
     #[must_use]
-    pub(super) fn too_many_logins() -> Self {
+    pub(super) fn too_many_wrong_tokens() -> Self {
         let detail =
             "too many wrong tokens were tried: try again later, or send a token in the header authorization";
         Self::new(StatusCode::TOO_MANY_REQUESTS, "/problems/too-many-logins", "Too many logins", detail)
@@ -212,7 +212,7 @@ impl Problem {
 
     /// Returns the problem that a change has a condition on a strong tag, of which there are none.
     #[must_use]
-    pub fn no_strong_tags() -> Self {
+    pub fn conditional_change_unsupported() -> Self {
         let detail = "If-Match asks for a strong entity tag, and those here are weak: nothing was changed; look again, and ask \
                       without it";
         Self::new(StatusCode::PRECONDITION_FAILED, "/problems/no-strong-tags", "Condition not met", detail)
@@ -227,7 +227,7 @@ impl Problem {
 
 impl Problem {
     /// Returns the response for connections that no router serves. It is the last one of its connection.
-    pub(super) fn closing_response(&self) -> Response {
+    pub(super) fn connection_closing_response(&self) -> Response {
         let mut response = (
             StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR),
             // A struct of strings and numbers always serializes.
@@ -302,7 +302,7 @@ impl IntoResponse for Problem {
 }
 
 /// Returns whether a browser asks for a page.
-pub(super) fn accepts_html(headers: &HeaderMap, uri: &Uri) -> bool {
+pub(super) fn asks_for_html_page(headers: &HeaderMap, uri: &Uri) -> bool {
     let accepts = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
     accepts.is_some_and(|accept| accept.contains("text/html")) && !uri.path().starts_with("/api/")
 }

@@ -1,13 +1,13 @@
 //! Writes the problem of a request into its response, as a document or as a page for browsers.
 //!
-//! `problem.rs` makes the problems. Begin at `render_problems`.
+//! `problem.rs` makes the problems. Begin at `render_problem_and_add_headers`.
 
 use axum::extract::Request;
 use axum::http::{HeaderValue, StatusCode, Uri, header};
 use axum::middleware::Next;
 use axum::response::Response;
 
-use super::problem::accepts_html;
+use super::problem::asks_for_html_page;
 use super::{Problem, TransportSecurity, pages};
 
 /// Answers a request for an unknown path.
@@ -24,8 +24,8 @@ pub(super) async fn answer_unknown_method() -> Problem {
 
 /// Writes the body of a problem, as a page for browsers and as JSON otherwise, and adds the headers of every
 /// response.
-pub(super) async fn render_problems(uri: Uri, request: Request, next: Next) -> Response {
-    let page = accepts_html(request.headers(), &uri);
+pub(super) async fn render_problem_and_add_headers(uri: Uri, request: Request, next: Next) -> Response {
+    let page = asks_for_html_page(request.headers(), &uri);
     let secure = request.extensions().get::<TransportSecurity>().is_some_and(|channel| channel.secure);
     let mut response = next.run(request).await;
     if let Some(mut problem) = response.extensions_mut().remove::<Problem>() {

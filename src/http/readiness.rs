@@ -4,7 +4,7 @@
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use crate::telemetry::metrics::{MetricSource, ScrapeSamples, catalogue as metric};
+use crate::telemetry::metrics::{MetricSource, ScrapeOutput, catalogue as metric};
 
 const STARTING: u8 = 0;
 const READY: u8 = 1;
@@ -39,7 +39,7 @@ impl ServerReadiness {
 }
 
 impl MetricSource for ServerReadiness {
-    fn write_samples(&self, page: &mut ScrapeSamples) {
+    fn write_samples(&self, page: &mut ScrapeOutput) {
         page.add_integer_sample(&metric::READY, &[], u64::from(self.not_ready_reason().is_none()));
     }
 }

@@ -1,9 +1,9 @@
 //! Registers routes, each with the access that it requires.
 //!
-//! `routes.rs` and `pages/mod.rs` list the routes, and `access/middleware.rs` checks requests. [`Routes`] holds the
+//! `routes.rs` and `pages/mod.rs` list the routes, and `access/middleware.rs` checks requests. [`RouteBuilder`] holds the
 //! router. Every function that adds a route takes a [`RequiredAccess`], so a route without it does not compile. The
 //! methods and the path of a route under `/api/v1` come from the annotation that also describes it in the OpenAPI
-//! document. Begin at [`Routes`].
+//! document. Begin at [`RouteBuilder`].
 
 use std::sync::Arc;
 
@@ -14,21 +14,21 @@ use axum::{Extension, Router, middleware};
 use utoipa::openapi::extensions::Extensions;
 use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouter};
 
-use super::access::{AccessLayerState, RequiredAccess, authorize};
+use super::access::{AccessLayerState, RequiredAccess, authorize_and_call_handler};
 use super::openapi::{self, OpenApiDocument};
-use super::route_table::RouteTable;
+use super::route_access_table::RouteAccessTable;
 use super::{AppState, etag, problem_rendering};
 
 /// Routes with the access that each requires.
 #[derive(Default)]
-pub(super) struct Routes {
+pub(super) struct RouteBuilder {
     router: OpenApiRouter<AppState>,
-    table: RouteTable,
+    table: RouteAccessTable,
 }
 
-impl Routes {
+impl RouteBuilder {
     /// Adds a route for GET, which has no OpenAPI description.
-    pub fn get<H: Handler<T, AppState>, T: 'static>(
+    pub fn add_get_route<H: Handler<T, AppState>, T: 'static>(
         self,
         access: RequiredAccess,
         path: &str,
@@ -38,7 +38,7 @@ impl Routes {
     }
 
     /// Adds a route for POST, which has no OpenAPI description.
-    pub fn post<H: Handler<T, AppState>, T: 'static>(
+    pub fn add_post_route<H: Handler<T, AppState>, T: 'static>(
         self,
         access: RequiredAccess,
         path: &str,
@@ -59,7 +59,7 @@ impl Routes {
     }
 
     /// Adds the routes of handlers that have an OpenAPI description, which then states the role that they require.
-    pub fn add_described(
+    pub fn add_described_routes(
         mut self,
         access: RequiredAccess,
         mut handlers: UtoipaMethodRouter<AppState>,
@@ -76,7 +76,7 @@ impl Routes {
     }
 
     /// Adds other routes.
-    pub fn merge(mut self, other: Self) -> Self {
+    pub fn merge_routes(mut self, other: Self) -> Self {
         for (access, method, path) in other.table.rows() {
             self.table.add_route(access, method.clone(), path);
         }
@@ -94,21 +94,24 @@ impl Routes {
     }
 
     /// Adds the OpenAPI document of these routes to their requests, for the handlers that show it.
-    pub fn with_document(self) -> Self {
+    pub fn with_openapi_document(self) -> Self {
         let described = openapi::document_without_paths().merge_from(self.router.get_openapi().clone());
         Self { router: self.router.layer(Extension(OpenApiDocument::new(described))), ..self }
     }
 
     /// Returns the access that each route requires.
-    pub fn into_table(self) -> RouteTable {
+    pub fn into_access_table(self) -> RouteAccessTable {
         self.table
     }
 
     /// Returns the router, with access control before every route.
     pub fn into_guarded_router(self, site: AppState) -> Router {
         let access = AccessLayerState { site: site.clone(), routes: Arc::new(self.table) };
-        let router = with_fallbacks(self.router.into());
-        finish_router(router.layer(middleware::from_fn_with_state(access, authorize)), site)
+        let router = with_unknown_path_and_method_problems(self.router.into());
+        with_problem_rendering_and_state(
+            router.layer(middleware::from_fn_with_state(access, authorize_and_call_handler)),
+            site,
+        )
     }
 
     /// Returns the router without access control. Only routes for everybody that read no body may be in it.
@@ -118,18 +121,18 @@ impl Routes {
                 .rows()
                 .all(|(access, method, _)| (access, method) == (RequiredAccess::Public, &Method::GET))
         );
-        finish_router(with_fallbacks(self.router.into()), site)
+        with_problem_rendering_and_state(with_unknown_path_and_method_problems(self.router.into()), site)
     }
 }
 
 /// Answers requests for unknown paths and methods.
-fn with_fallbacks(router: Router<AppState>) -> Router<AppState> {
+fn with_unknown_path_and_method_problems(router: Router<AppState>) -> Router<AppState> {
     router
         .fallback(problem_rendering::answer_unknown_path)
         .method_not_allowed_fallback(problem_rendering::answer_unknown_method)
 }
 
 /// Renders problems, and gives the handlers their state.
-fn finish_router(router: Router<AppState>, site: AppState) -> Router {
-    router.layer(middleware::from_fn(problem_rendering::render_problems)).with_state(site)
+fn with_problem_rendering_and_state(router: Router<AppState>, site: AppState) -> Router {
+    router.layer(middleware::from_fn(problem_rendering::render_problem_and_add_headers)).with_state(site)
 }

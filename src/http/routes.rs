@@ -7,93 +7,91 @@ use axum::Router;
 use utoipa_axum::routes;
 
 use super::access::{RequiredAccess, login};
-use super::route_builder::Routes;
-use super::route_table::RouteTable;
+use super::route_access_table::RouteAccessTable;
+use super::route_builder::RouteBuilder;
 use super::{
-    AppState, about, audit, drain, events, exclusions, findings, health, jobs, keys, metrics, openapi, pages,
-    runs, task_owners, transfers,
+    AppState, audit, drain, events, exclusions, findings, health, jobs, keys, metrics, openapi, pages, runs,
+    server_info, task_owners, transfers,
 };
 
 /// Returns the REST routes.
-fn api_routes() -> Routes {
-    Routes::default()
-        .add_described(RequiredAccess::VIEWER, routes!(about::show_server))
-        .add_described(RequiredAccess::VIEWER, routes!(about::list_handshakes))
-        .add_described(RequiredAccess::VIEWER, routes!(openapi::show_document))
-        .add_described(RequiredAccess::VIEWER, routes!(audit::list_audit_lines))
-        .add_described(RequiredAccess::VIEWER, routes!(jobs::list_jobs))
-        .add_described(RequiredAccess::ADMIN, routes!(jobs::create_job))
-        .add_described(RequiredAccess::VIEWER, routes!(jobs::show_job))
-        .add_described(RequiredAccess::ADMIN, routes!(jobs::change_settings, jobs::delete_job))
-        .add_described(RequiredAccess::VIEWER, routes!(events::list_or_stream_events))
-        .add_described(RequiredAccess::VIEWER, routes!(exclusions::list_exclusions))
-        .add_described(RequiredAccess::OPERATOR, routes!(exclusions::create_exclusion))
-        .add_described(RequiredAccess::VIEWER, routes!(exclusions::show_exclusion))
-        .add_described(RequiredAccess::OPERATOR, routes!(exclusions::lift_exclusion))
-        .add_described(RequiredAccess::VIEWER, routes!(task_owners::list_task_owners))
-        .add_described(
+fn api_routes() -> RouteBuilder {
+    RouteBuilder::default()
+        .add_described_routes(RequiredAccess::VIEWER, routes!(server_info::show_server_info))
+        .add_described_routes(RequiredAccess::VIEWER, routes!(server_info::list_failed_handshakes))
+        .add_described_routes(RequiredAccess::VIEWER, routes!(openapi::show_document))
+        .add_described_routes(RequiredAccess::VIEWER, routes!(audit::list_audit_lines))
+        .add_described_routes(RequiredAccess::VIEWER, routes!(jobs::list_jobs))
+        .add_described_routes(RequiredAccess::ADMIN, routes!(jobs::create_job))
+        .add_described_routes(RequiredAccess::VIEWER, routes!(jobs::show_job))
+        .add_described_routes(RequiredAccess::ADMIN, routes!(jobs::change_settings, jobs::delete_job))
+        .add_described_routes(RequiredAccess::VIEWER, routes!(events::list_or_stream_events))
+        .add_described_routes(RequiredAccess::VIEWER, routes!(exclusions::list_exclusions))
+        .add_described_routes(RequiredAccess::OPERATOR, routes!(exclusions::create_exclusion))
+        .add_described_routes(RequiredAccess::VIEWER, routes!(exclusions::show_exclusion))
+        .add_described_routes(RequiredAccess::OPERATOR, routes!(exclusions::lift_exclusion))
+        .add_described_routes(RequiredAccess::VIEWER, routes!(task_owners::list_task_owners))
+        .add_described_routes(
             RequiredAccess::OPERATOR,
             routes!(task_owners::claim_task_id, task_owners::forget_all_task_owners),
         )
-        .add_described(RequiredAccess::OPERATOR, routes!(task_owners::forget_task_owner))
-        .add_described(RequiredAccess::VIEWER, routes!(drain::show_drain))
-        .add_described(RequiredAccess::OPERATOR, routes!(drain::create_drain))
-        .add_described(RequiredAccess::VIEWER, routes!(runs::list_runs))
-        .add_described(RequiredAccess::VIEWER, routes!(runs::list_tasks))
-        .add_described(RequiredAccess::VIEWER, routes!(runs::show_task))
-        .add_described(RequiredAccess::VIEWER, routes!(runs::list_barriers))
-        .add_described(RequiredAccess::VIEWER, routes!(runs::show_live_set))
-        .add_described(RequiredAccess::VIEWER, routes!(runs::list_devices))
-        .add_described(RequiredAccess::VIEWER, routes!(runs::show_device_map))
-        .add_described(RequiredAccess::VIEWER, routes!(transfers::show_transfers))
-        .add_described(RequiredAccess::VIEWER, routes!(transfers::list_task_transfers))
-        .add_described(RequiredAccess::VIEWER, routes!(findings::list_job_findings))
-        .add_described(RequiredAccess::VIEWER, routes!(findings::list_all_findings))
-        .add_described(RequiredAccess::VIEWER, routes!(keys::list_keys))
+        .add_described_routes(RequiredAccess::OPERATOR, routes!(task_owners::forget_task_owner))
+        .add_described_routes(RequiredAccess::VIEWER, routes!(drain::show_drain))
+        .add_described_routes(RequiredAccess::OPERATOR, routes!(drain::create_drain))
+        .add_described_routes(RequiredAccess::VIEWER, routes!(runs::list_runs))
+        .add_described_routes(RequiredAccess::VIEWER, routes!(runs::list_tasks))
+        .add_described_routes(RequiredAccess::VIEWER, routes!(runs::show_task))
+        .add_described_routes(RequiredAccess::VIEWER, routes!(runs::list_barriers))
+        .add_described_routes(RequiredAccess::VIEWER, routes!(runs::show_live_set))
+        .add_described_routes(RequiredAccess::VIEWER, routes!(runs::list_devices))
+        .add_described_routes(RequiredAccess::VIEWER, routes!(runs::show_device_map))
+        .add_described_routes(RequiredAccess::VIEWER, routes!(transfers::show_transfers))
+        .add_described_routes(RequiredAccess::VIEWER, routes!(transfers::list_task_transfers))
+        .add_described_routes(RequiredAccess::VIEWER, routes!(findings::list_job_findings))
+        .add_described_routes(RequiredAccess::VIEWER, routes!(findings::list_all_findings))
+        .add_described_routes(RequiredAccess::VIEWER, routes!(keys::list_keys))
         // Tasks find and trust one another by values: addresses, and the ids that admit a process to a
         // communicator.
-        .add_described(
+        .add_described_routes(
             RequiredAccess::OPERATOR,
             routes!(keys::show_value, keys::store_value, keys::remove_keys),
         )
 }
 
 /// Returns the probes. They have no tokens.
-fn health_routes() -> Routes {
-    Routes::default().get(RequiredAccess::Public, "/healthz/live", health::answer_liveness).get(
-        RequiredAccess::Public,
-        "/healthz/ready",
-        health::answer_readiness,
-    )
+fn health_routes() -> RouteBuilder {
+    RouteBuilder::default()
+        .add_get_route(RequiredAccess::Public, "/healthz/live", health::answer_liveness_probe)
+        .add_get_route(RequiredAccess::Public, "/healthz/ready", health::answer_readiness_probe)
 }
 
-fn metrics_routes() -> Routes {
-    Routes::default().get(RequiredAccess::VIEWER, "/metrics", metrics::serve_metrics)
+fn metrics_routes() -> RouteBuilder {
+    RouteBuilder::default().add_get_route(RequiredAccess::VIEWER, "/metrics", metrics::serve_metrics)
 }
 
 /// Returns the routes of the HTTP port.
-fn all_routes() -> Routes {
-    Routes::default()
-        .get(RequiredAccess::Public, "/version", about::show_version)
+fn all_routes() -> RouteBuilder {
+    RouteBuilder::default()
+        .add_get_route(RequiredAccess::Public, "/version", server_info::show_version)
         // A client that logs in has not sent its token yet.
-        .get(RequiredAccess::Public, "/login", login::show_login_page)
-        .post(RequiredAccess::Public, "/login", login::log_in)
-        .post(RequiredAccess::VIEWER, "/logout", login::log_out)
-        .merge(health_routes())
-        .merge(metrics_routes())
-        .merge(api_routes().with_etags())
-        .merge(pages::page_routes())
+        .add_get_route(RequiredAccess::Public, "/login", login::show_login_page)
+        .add_post_route(RequiredAccess::Public, "/login", login::log_in)
+        .add_post_route(RequiredAccess::VIEWER, "/logout", login::log_out)
+        .merge_routes(health_routes())
+        .merge_routes(metrics_routes())
+        .merge_routes(api_routes().with_etags())
+        .merge_routes(pages::page_routes())
 }
 
 /// Returns the access that each route of the HTTP port requires.
 #[must_use]
-pub fn route_table() -> RouteTable {
-    all_routes().into_table()
+pub fn route_access_table() -> RouteAccessTable {
+    all_routes().into_access_table()
 }
 
 /// Returns the router of all pages and REST routes.
 pub fn router(site: AppState) -> Router {
-    all_routes().with_document().into_guarded_router(site)
+    all_routes().with_openapi_document().into_guarded_router(site)
 }
 
 /// Returns the router of a listener for metrics alone.
@@ -121,21 +119,21 @@ mod tests {
     use crate::clock::Clock;
     use crate::coordination::JobSettings;
     use crate::engine::Engine;
-    use crate::http::api::{ServerInfo, Version};
+    use crate::http::api::{ProductVersion, ServerInfo};
 
-    fn site() -> AppState {
+    fn test_app_state() -> AppState {
         let engine = Engine::new(Clock::start());
         engine.declare_job("a".parse().unwrap(), JobSettings::new(1)).unwrap();
         let about =
-            ServerInfo { version: Version::current(), http: ([127, 0, 0, 1], 1).into(), grpc: vec![] };
+            ServerInfo { version: ProductVersion::current(), http: ([127, 0, 0, 1], 1).into(), grpc: vec![] };
         AppState::new(engine, Arc::default(), Arc::new(about))
     }
 
-    async fn ask(router: &mut Router, method: &str, path: &str) -> (StatusCode, Value) {
-        ask_with(router, method, path, ("accept", "*/*")).await
+    async fn send_request(router: &mut Router, method: &str, path: &str) -> (StatusCode, Value) {
+        send_request_with_header(router, method, path, ("accept", "*/*")).await
     }
 
-    async fn ask_with(
+    async fn send_request_with_header(
         router: &mut Router,
         method: &str,
         path: &str,
@@ -150,8 +148,8 @@ mod tests {
     }
 
     /// Returns every operation of the description: method, path, and the operation itself.
-    async fn described(router: &mut Router) -> Vec<(String, String, Value)> {
-        let (status, document) = ask(router, "GET", "/api/v1/openapi.json").await;
+    async fn documented_operations(router: &mut Router) -> Vec<(String, String, Value)> {
+        let (status, document) = send_request(router, "GET", "/api/v1/openapi.json").await;
         assert_eq!(status, StatusCode::OK);
         let mut operations = Vec::new();
         for (path, methods) in document["paths"].as_object().unwrap() {
@@ -163,17 +161,17 @@ mod tests {
     }
 
     /// Returns a path of the description with values for its placeholders.
-    fn filled(path: &str) -> String {
+    fn fill_path_placeholders(path: &str) -> String {
         let path = path.replace("{job}", "a").replace("{id}", "1").replace("{task}", "0");
         path.replace("{key}", "k")
     }
 
     #[tokio::test]
     async fn every_route_is_described_and_every_description_has_its_route() {
-        let mut router = router(site());
-        let operations = described(&mut router).await;
+        let mut router = router(test_app_state());
+        let operations = documented_operations(&mut router).await;
         for (method, path, _) in &operations {
-            let (status, problem) = ask(&mut router, method, &filled(path)).await;
+            let (status, problem) = send_request(&mut router, method, &fill_path_placeholders(path)).await;
             assert_ne!(status, StatusCode::METHOD_NOT_ALLOWED, "{method} {path}");
             assert_ne!(problem["type"], "/problems/no-such-page", "{method} {path}");
         }
@@ -182,7 +180,7 @@ mod tests {
             .iter()
             .map(|(method, path, operation)| (method.clone(), path.clone(), operation["x-role"].to_string()))
             .collect();
-        let routes: BTreeSet<_> = route_table()
+        let routes: BTreeSet<_> = route_access_table()
             .rows()
             .filter(|(_, _, path)| path.starts_with("/api/"))
             .map(|(access, method, path)| {
@@ -200,7 +198,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_invalid_query_is_explained() {
-        let mut router = router(site());
+        let mut router = router(test_app_state());
         for (path, words) in [
             ("/api/v1/jobs?limit=0", "limit: write a number from 1 to 1000"),
             ("/api/v1/audit?limit=0", "limit: write a number from 1 to 1000"),
@@ -210,7 +208,7 @@ mod tests {
             ("/api/v1/jobs/a/events?stream=1&newest=true", "a stream tells what happens as it happens"),
             ("/api/v1/jobs/a/barriers?state=old", "in-progress"),
         ] {
-            let (status, problem) = ask(&mut router, "GET", path).await;
+            let (status, problem) = send_request(&mut router, "GET", path).await;
             assert_eq!(
                 (status, &problem["type"]),
                 (StatusCode::BAD_REQUEST, &"/problems/bad-query".into()),
@@ -221,12 +219,14 @@ mod tests {
                 "{path}: {problem}"
             );
         }
-        let (status, page) = ask(&mut router, "GET", "/api/v1/jobs/a/barriers?state=recent&limit=1").await;
+        let (status, page) =
+            send_request(&mut router, "GET", "/api/v1/jobs/a/barriers?state=recent&limit=1").await;
         assert_eq!((status, &page["recent"]), (StatusCode::OK, &serde_json::json!([])), "{page}");
-        let (status, page) = ask(&mut router, "GET", "/api/v1/jobs/a/events?newest=true&limit=1").await;
+        let (status, page) =
+            send_request(&mut router, "GET", "/api/v1/jobs/a/events?newest=true&limit=1").await;
         assert_eq!((status, &page["events"][0]["kind"]), (StatusCode::OK, &"run-opened".into()), "{page}");
         // Every list states that its limit is at least 1.
-        for (_, path, operation) in described(&mut router).await {
+        for (_, path, operation) in documented_operations(&mut router).await {
             for parameter in operation["parameters"].as_array().into_iter().flatten() {
                 let limit = parameter["name"] == "limit";
                 assert!(!limit || parameter["schema"]["minimum"] == 1, "{path}: {parameter}");
@@ -236,22 +236,26 @@ mod tests {
 
     #[tokio::test]
     async fn a_change_on_condition_of_a_tag_changes_nothing() {
-        let mut router = router(site());
+        let mut router = router(test_app_state());
         for (method, path) in [("PATCH", "/api/v1/jobs/a"), ("DELETE", "/api/v1/jobs/a?reason=r")] {
             let (status, problem) =
-                ask_with(&mut router, method, path, ("if-match", "W/\"0123456789abcdef\"")).await;
+                send_request_with_header(&mut router, method, path, ("if-match", "W/\"0123456789abcdef\""))
+                    .await;
             assert_eq!(status, StatusCode::PRECONDITION_FAILED, "{method}: {problem}");
             assert_eq!(problem["type"], "/problems/no-strong-tags");
         }
-        let (status, _) = ask_with(&mut router, "GET", "/api/v1/jobs/a", ("if-match", "\"x\"")).await;
+        let (status, _) =
+            send_request_with_header(&mut router, "GET", "/api/v1/jobs/a", ("if-match", "\"x\"")).await;
         assert_eq!(status, StatusCode::OK, "it is there, and to look changes nothing");
-        let (status, _) = ask_with(&mut router, "DELETE", "/api/v1/jobs/a?reason=r", ("if-match", "*")).await;
+        let (status, _) =
+            send_request_with_header(&mut router, "DELETE", "/api/v1/jobs/a?reason=r", ("if-match", "*"))
+                .await;
         assert_eq!(status, StatusCode::NO_CONTENT, "whatever it is, it was there");
     }
 
     #[tokio::test]
     async fn the_description_says_how_a_caller_shows_who_they_are() {
-        let (_, document) = ask(&mut router(site()), "GET", "/api/v1/openapi.json").await;
+        let (_, document) = send_request(&mut router(test_app_state()), "GET", "/api/v1/openapi.json").await;
         let schemes = &document["components"]["securitySchemes"];
         assert_eq!(
             (&schemes["bearer"]["type"], &schemes["bearer"]["scheme"]),
@@ -272,7 +276,7 @@ mod tests {
 
     #[tokio::test]
     async fn whatever_the_description_refers_to_is_in_it() {
-        let (_, document) = ask(&mut router(site()), "GET", "/api/v1/openapi.json").await;
+        let (_, document) = send_request(&mut router(test_app_state()), "GET", "/api/v1/openapi.json").await;
         let text = document.to_string();
         let references = text.split("\"$ref\":\"#").skip(1).filter_map(|rest| rest.split('"').next());
         let mut count = 0;
@@ -291,12 +295,12 @@ mod tests {
 
     #[tokio::test]
     async fn whatever_changes_something_wants_a_reason() {
-        let mut router = router(site());
-        for (method, path, operation) in described(&mut router).await {
+        let mut router = router(test_app_state());
+        for (method, path, operation) in documented_operations(&mut router).await {
             if method == "GET" {
                 continue;
             }
-            let (status, _) = ask(&mut router, &method, &filled(&path)).await;
+            let (status, _) = send_request(&mut router, &method, &fill_path_placeholders(&path)).await;
             assert!(status.is_client_error(), "{method} {path} without a reason: {status}");
             let by_query = operation["parameters"].to_string().contains("\"reason\"");
             assert!(by_query || operation.get("requestBody").is_some(), "{method} {path} takes no reason");

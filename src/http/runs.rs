@@ -8,7 +8,7 @@ use serde::Deserialize;
 use utoipa::{IntoParams, ToSchema};
 
 use super::api::{BarriersPage, DevicesPage, EndedBarrierView, RunsPage, TasksPage};
-use super::extract::{JobPath, PathItem, QueryParams};
+use super::extractors::{ItemInJobPath, JobPath, QueryParams};
 use super::pagination::{page_limit, page_query, paginate};
 use super::{AppState, Problem};
 use crate::coordination::{
@@ -88,7 +88,7 @@ pub(super) async fn list_tasks(
 pub(super) async fn show_task(
     State(site): State<AppState>,
     job: JobPath,
-    PathItem(number): PathItem<i32>,
+    ItemInJobPath(number): ItemInJobPath<i32>,
 ) -> Result<Json<TaskView>, Problem> {
     let (found, tasks) = site.read_job(&job, |look| (look.task(TaskId(number)), look.settings().tasks))?;
     found.map(Json).ok_or_else(|| no_such_task(&job, number, tasks))

@@ -11,7 +11,7 @@ use axum::{Extension, Json};
 
 use super::api::{HostsPage, NewClaim, TaskClaimView};
 use super::exclusions::ReasonQuery;
-use super::extract::{JobPath, JsonBody, PathItem, QueryParams};
+use super::extractors::{ItemInJobPath, JobPath, JsonBody, QueryParams};
 use super::pagination::{page_query, paginate};
 use super::{AppState, Problem};
 use crate::coordination::{
@@ -102,12 +102,13 @@ pub(super) async fn claim_task_id(
 pub(super) async fn forget_task_owner(
     State(site): State<AppState>,
     job: JobPath,
-    PathItem(task): PathItem<i32>,
+    ItemInJobPath(task): ItemInJobPath<i32>,
     Extension(author): Extension<ActorContext>,
     QueryParams(why): QueryParams<ReasonQuery>,
 ) -> Result<StatusCode, Problem> {
     let act = OperatorCommand::ForgetHosts { task: Some(TaskId(task)) };
-    site.operations.perform_audited(job.operation(&author, why.reason, act), |_, _: CommandOutcome| ())?;
+    site.operations
+        .perform_audited(job.job_operation(&author, why.reason, act), |_, _: CommandOutcome| ())?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -124,6 +125,7 @@ pub(super) async fn forget_all_task_owners(
     QueryParams(why): QueryParams<ReasonQuery>,
 ) -> Result<StatusCode, Problem> {
     let act = OperatorCommand::ForgetHosts { task: None };
-    site.operations.perform_audited(job.operation(&author, why.reason, act), |_, _: CommandOutcome| ())?;
+    site.operations
+        .perform_audited(job.job_operation(&author, why.reason, act), |_, _: CommandOutcome| ())?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -6,7 +6,7 @@ use axum::Json;
 use axum::extract::State;
 
 use super::api::{TaskTransfersPage, TransfersPage};
-use super::extract::{JobPath, QueryParams};
+use super::extractors::{JobPath, QueryParams};
 use super::pagination::{page_limit, page_query, paginate};
 use super::{AppState, Problem};
 use crate::coordination::{TaskId, TaskIncarnations};
@@ -38,7 +38,7 @@ fn pair_order_key(pair: &PairView) -> u64 {
     number(pair.from) << 23 | number(pair.to) << 3 | pair.transport as u64
 }
 
-fn read_task_incarnations(site: &AppState, job: &JobPath) -> Result<TaskIncarnations, Problem> {
+fn look_up_current_incarnations(site: &AppState, job: &JobPath) -> Result<TaskIncarnations, Problem> {
     site.read_job(job, |look| look.task_incarnations())
 }
 
@@ -54,7 +54,7 @@ pub(super) async fn show_transfers(
     job: JobPath,
     QueryParams(query): QueryParams<TransfersQuery>,
 ) -> Result<Json<TransfersPage>, Problem> {
-    let (board, roster) = (&site.transfers, read_task_incarnations(&site, &job)?);
+    let (board, roster) = (&site.transfers, look_up_current_incarnations(&site, &job)?);
     let now = site.engine.clock().now();
     let task = query.task.map(TaskId);
     let mut throughput = board.throughput(job.id, &roster, query.seconds.unwrap_or(SECONDS));
@@ -97,7 +97,7 @@ pub(super) async fn list_task_transfers(
     job: JobPath,
     QueryParams(query): QueryParams<TaskTransfersQuery>,
 ) -> Result<Json<TaskTransfersPage>, Problem> {
-    let mut tasks = site.transfers.task_transfers(job.id, &read_task_incarnations(&site, &job)?);
+    let mut tasks = site.transfers.task_transfers(job.id, &look_up_current_incarnations(&site, &job)?);
     tasks.retain(|task| {
         query.failed.is_none_or(|wanted| wanted == (task.totals.failed_launches() > 0))
             && query.stale.is_none_or(|wanted| wanted == task.stale)

@@ -1,6 +1,6 @@
 //! Wraps a stream. If the peer accepts too few bytes of a blocked write within the timeout, the connection ends.
 //!
-//! `slots.rs` has the timeouts of reads. Begin at [`WriteTimeout`].
+//! `connection_slots.rs` has the timeouts of reads. Begin at [`WriteTimeoutStream`].
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep};
 
-use super::slots::HttpConnectionState;
+use super::connection_slots::HttpConnectionState;
 
 /// The minimum number of bytes that a peer must accept per timeout while a write is blocked.
 const PROGRESS_MIN_BYTES: usize = 16 << 10;
@@ -25,20 +25,20 @@ struct StalledWrite {
 
 /// A stream with a limit on the time for which the peer may block a write. A peer that accepts a few bytes
 /// now and then counts as blocked.
-pub(super) struct WriteTimeout<S> {
+pub(super) struct WriteTimeoutStream<S> {
     stream: S,
     connection: Arc<HttpConnectionState>,
     timeout: Duration,
     waiting: Option<StalledWrite>,
 }
 
-impl<S> WriteTimeout<S> {
+impl<S> WriteTimeoutStream<S> {
     pub fn new(stream: S, connection: Arc<HttpConnectionState>, timeout: Duration) -> Self {
         Self { stream, connection, timeout, waiting: None }
     }
 
     /// Records the result of a write of `offered` bytes and returns it.
-    fn track_write(
+    fn track_write_result(
         &mut self,
         cx: &mut Context<'_>,
         offered: usize,
@@ -75,7 +75,7 @@ impl<S> WriteTimeout<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for WriteTimeout<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for WriteTimeoutStream<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -90,10 +90,10 @@ impl<S: AsyncRead + Unpin> AsyncRead for WriteTimeout<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for WriteTimeout<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for WriteTimeoutStream<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write(cx, bytes);
-        self.track_write(cx, bytes.len(), written)
+        self.track_write_result(cx, bytes.len(), written)
     }
 
     fn poll_write_vectored(
@@ -103,7 +103,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for WriteTimeout<S> {
     ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write_vectored(cx, slices);
         let offered = slices.iter().map(|slice| slice.len()).sum();
-        self.track_write(cx, offered, written)
+        self.track_write_result(cx, offered, written)
     }
 
     fn is_write_vectored(&self) -> bool {

@@ -4,7 +4,7 @@
 //! Begin at [`ChargedBuffer::append`].
 
 use super::frame::{ConnectionError, ErrorCode};
-use super::state_budget::StateBudget;
+use super::state_budget::StateMemoryBudget;
 
 /// The memory of an incomplete frame that is not charged: every frame fits except long SETTINGS and HEADERS.
 const UNCHARGED: usize = 4 << 10;
@@ -31,7 +31,11 @@ impl ChargedBuffer {
     }
 
     /// Adds bytes; their memory is charged before it is allocated.
-    pub(super) fn append(&mut self, piece: &[u8], budget: &mut StateBudget) -> Result<(), ConnectionError> {
+    pub(super) fn append(
+        &mut self,
+        piece: &[u8],
+        budget: &mut StateMemoryBudget,
+    ) -> Result<(), ConnectionError> {
         // The buffer grows by doubling.
         let room = 2 * (self.bytes.len() + piece.len());
         let uncharged = if self.is_header_block { 0 } else { UNCHARGED };
@@ -53,7 +57,7 @@ impl ChargedBuffer {
         &mut self,
         input: &mut &[u8],
         length: usize,
-        budget: &mut StateBudget,
+        budget: &mut StateMemoryBudget,
     ) -> Result<bool, ConnectionError> {
         let missing = length.saturating_sub(self.bytes.len()).min(input.len());
         let (taken, rest) = input.split_at_checked(missing).unwrap_or_default();
@@ -62,7 +66,7 @@ impl ChargedBuffer {
         Ok(self.bytes.len() >= length)
     }
 
-    pub(super) fn release(self, budget: &mut StateBudget) {
+    pub(super) fn release(self, budget: &mut StateMemoryBudget) {
         if self.is_header_block {
             budget.release(self.charged);
         } else {

@@ -44,8 +44,8 @@ pub(crate) fn check_header_blocks(input: &[u8]) {
         let head = read.finish_trailers();
         let fields: usize = head.fields.iter().map(|(name, value)| name.as_str().len() + value.len()).sum();
         assert!(fields <= most, "{fields} bytes of fields are kept of a list of {most}");
-        let again =
-            HpackDecoder::default().decode_block(&encode_block(None, &head.fields), 2 * most + (1 << 10));
+        let again = HpackDecoder::default()
+            .decode_block(&encode_header_block(None, &head.fields), 2 * most + (1 << 10));
         let again = again.expect("a block that the server wrote is in order").finish_trailers();
         assert_eq!((again.fields, again.error), (head.fields, None));
     }
@@ -73,7 +73,7 @@ impl FuzzedConnection {
     fn new() -> Self {
         Self {
             receiver: Http2Receiver::default(),
-            sender: Http2Sender::new(SETTINGS, StatePool::new(1 << 20)),
+            sender: Http2Sender::new(SETTINGS, StateMemoryPool::new(1 << 20)),
             cache: HeaderBlockCache::new(),
             events: Vec::new(),
             data: 0,
@@ -82,7 +82,7 @@ impl FuzzedConnection {
     }
 
     /// Takes a piece of what the peer sends.
-    fn hear(&mut self, mut input: &[u8]) {
+    fn receive_input(&mut self, mut input: &[u8]) {
         let mut turns = 0;
         while self.fault.is_none() {
             turns += 1;
@@ -138,7 +138,7 @@ impl FuzzedConnection {
     }
 
     /// Returns what was told. How much of a body was told before its stream was reset depends on the pieces.
-    fn told(&self) -> Vec<(StreamId, String)> {
+    fn comparable_events(&self) -> Vec<(StreamId, String)> {
         let is_reset =
             |stream| self.events.iter().any(|(at, said)| *at == stream && said.starts_with("reset"));
         let mut told: Vec<(StreamId, String)> = Vec::new();
@@ -156,7 +156,7 @@ impl FuzzedConnection {
 
     /// Returns the frames that are sent, as to a peer that takes everything, but those that depend on the pieces: one
     /// window update may stand for several.
-    fn sent(&mut self) -> Vec<(FrameHeader, Vec<u8>)> {
+    fn comparable_sent_frames(&mut self) -> Vec<(FrameHeader, Vec<u8>)> {
         let all = parse_frames(&drain_output(&mut self.sender)).into_iter();
         all.filter(|(head, _)| head.kind != kind::WINDOW_UPDATE).collect()
     }
@@ -169,7 +169,7 @@ impl FuzzedConnection {
 pub(crate) fn check_connection(input: &[u8]) {
     let Some((seed, input)) = input.split_first_chunk() else { return };
     let mut whole = FuzzedConnection::new();
-    whole.hear(input);
+    whole.receive_input(input);
     assert!(whole.data <= input.len());
     let mut pieces = FuzzedConnection::new();
     let (mut dice, mut left) = (u32::from_le_bytes(*seed) | 1, input);
@@ -177,10 +177,10 @@ pub(crate) fn check_connection(input: &[u8]) {
         dice = dice.wrapping_mul(0x9e37_79b1).rotate_left(15);
         let length = if dice & 1 == 0 { 1 } else { 1 + (dice >> 8) as usize % 40 };
         let (piece, rest) = left.split_at(length.min(left.len()));
-        pieces.hear(piece);
+        pieces.receive_input(piece);
         left = rest;
     }
-    assert_eq!(whole.told(), pieces.told());
+    assert_eq!(whole.comparable_events(), pieces.comparable_events());
     assert_eq!(whole.fault, pieces.fault);
-    assert_eq!(whole.sent(), pieces.sent());
+    assert_eq!(whole.comparable_sent_frames(), pieces.comparable_sent_frames());
 }

@@ -24,12 +24,12 @@ const HEAD_WORK: usize = 4;
 #[derive(Debug, Default)]
 pub(super) struct HeaderReader {
     decoder: HpackDecoder,
-    block: Option<Box<HeaderBlock>>,
+    block: Option<Box<IncompleteHeaderBlock>>,
 }
 
 /// The stream that a header block is about.
 #[derive(Debug, Clone, Copy)]
-struct BlockTarget {
+struct HeaderBlockTarget {
     stream: StreamId,
     /// Whether the block ends the peer's side of the stream.
     ended: bool,
@@ -38,8 +38,8 @@ struct BlockTarget {
 
 /// An incomplete header block.
 #[derive(Debug)]
-struct HeaderBlock {
-    target: BlockTarget,
+struct IncompleteHeaderBlock {
+    target: HeaderBlockTarget,
     buffer: ChargedBuffer,
     pieces: u32,
     /// The number of completed frames of the connection when it began.
@@ -73,7 +73,7 @@ impl HeaderReader {
             payload = rest.get(..left).unwrap_or_default();
         }
         let ended = frame.has_flag(flag::END_STREAM);
-        let mut target = BlockTarget { stream: frame.stream, ended, depends_on_itself: false };
+        let mut target = HeaderBlockTarget { stream: frame.stream, ended, depends_on_itself: false };
         if frame.has_flag(flag::PRIORITY) {
             let Some((priority, rest)) = payload.split_first_chunk::<5>() else {
                 return Err(ConnectionError::frame_size_error("headers without room for their priority"));
@@ -82,9 +82,9 @@ impl HeaderReader {
             payload = rest;
         }
         if frame.has_flag(flag::END_HEADERS) {
-            return self.read_block(target, payload, sender, cache);
+            return self.read_header_block(target, payload, sender, cache);
         }
-        let mut block = Box::new(HeaderBlock {
+        let mut block = Box::new(IncompleteHeaderBlock {
             target,
             buffer: ChargedBuffer::for_header_block(),
             pieces: 0,
@@ -112,20 +112,20 @@ impl HeaderReader {
             self.block = Some(block);
             return Ok(None);
         }
-        let event = self.read_block(block.target, block.buffer.bytes(), sender, cache);
+        let event = self.read_header_block(block.target, block.buffer.bytes(), sender, cache);
         block.buffer.release(&mut sender.budget);
         event
     }
 
     /// Reads a complete header block: a new request, or the trailers of one.
-    fn read_block<'a, H: FromRequestHead>(
+    fn read_header_block<'a, H: FromRequestHead>(
         &mut self,
-        target: BlockTarget,
+        target: HeaderBlockTarget,
         block: &[u8],
         sender: &mut Http2Sender,
         cache: &mut HeaderBlockCache<H>,
     ) -> ReceiveResult<'a, H> {
-        let BlockTarget { stream, ended, depends_on_itself } = target;
+        let HeaderBlockTarget { stream, ended, depends_on_itself } = target;
         if stream.is_multiple_of(2) {
             return Err(ConnectionError::protocol_error("a client that opens a stream of the server's"));
         }
@@ -133,16 +133,16 @@ impl HeaderReader {
         let flaw = depends_on_itself.then_some(HeaderError::Malformed);
         if sender.streams.was_opened(stream) {
             // The trailers are not used, but decoding them may change the table.
-            let most = sender.settings().header_list as usize;
+            let most = sender.announced_settings().header_list as usize;
             let trailers = self.decoder.decode_block(block, most)?.finish_trailers();
             return end_request_by_trailers(stream, ended, flaw.or(trailers.error), sender);
         }
-        let head = self.read_head(block, sender, cache)?;
+        let head = self.decode_or_look_up_head(block, sender, cache)?;
         Ok(open_request_stream(stream, ended, flaw.map_or(head, Err), sender))
     }
 
     /// Returns the head of a request, or its flaw.
-    fn read_head<H: FromRequestHead>(
+    fn decode_or_look_up_head<H: FromRequestHead>(
         &mut self,
         block: &[u8],
         sender: &mut Http2Sender,
@@ -153,7 +153,7 @@ impl HeaderReader {
         {
             return Ok(Ok(head));
         }
-        let head = self.decoder.decode_block(block, sender.settings().header_list as usize)?;
+        let head = self.decoder.decode_block(block, sender.announced_settings().header_list as usize)?;
         sender.count_work(head.list_size() / 4);
         let head = head.finish_request();
         if let Some(flaw) = head.error {
@@ -167,12 +167,12 @@ impl HeaderReader {
     }
 }
 
-impl HeaderBlock {
+impl IncompleteHeaderBlock {
     /// Adds a fragment.
     fn append_fragment(&mut self, piece: &[u8], sender: &mut Http2Sender) -> Result<(), ConnectionError> {
         self.pieces += 1;
         let length = self.buffer.bytes().len() + piece.len();
-        if self.pieces > CONTINUATIONS_MAX || length > max_header_block_bytes(sender.settings()) {
+        if self.pieces > CONTINUATIONS_MAX || length > max_header_block_bytes(sender.announced_settings()) {
             return Err(ConnectionError::new(ErrorCode::EnhanceYourCalm, "a header block that has no end"));
         }
         self.buffer.append(piece, &mut sender.budget)

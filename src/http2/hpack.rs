@@ -88,14 +88,14 @@ pub(super) const TABLE_BYTES: usize = 2 * DEFAULT_TABLE_SIZE;
 /// further would be unbounded work for a request that is refused anyway.
 const LIST_EXCESS: usize = 8;
 
-type Text = Box<[u8]>;
+type OwnedFieldText = Box<[u8]>;
 /// The name and the value of a field, copied only if they had to be decoded.
-type Field<'a> = (Cow<'a, [u8]>, Cow<'a, [u8]>);
+type DecodedField<'a> = (Cow<'a, [u8]>, Cow<'a, [u8]>);
 
 /// The decoder of the header blocks of one connection.
 #[derive(Debug)]
 pub(super) struct HpackDecoder {
-    entries: VecDeque<(Text, Text)>,
+    entries: VecDeque<(OwnedFieldText, OwnedFieldText)>,
     size: usize,
     /// The present limit of the table, chosen by the peer.
     limit: usize,
@@ -155,7 +155,7 @@ impl HpackDecoder {
                     let (name, value) = self.decode_literal(&mut block, 6, most)?;
                     head.add_field(&name, &value);
                     let fits = name.len() + value.len() + ENTRY_OVERHEAD <= self.limit;
-                    match fits.then(|| (Text::from(&*name), Text::from(&*value))) {
+                    match fits.then(|| (OwnedFieldText::from(&*name), OwnedFieldText::from(&*value))) {
                         Some((name, value)) => self.insert_entry(name, value),
                         // An entry larger than the table empties it (RFC 7541, 4.4).
                         None => {
@@ -171,7 +171,7 @@ impl HpackDecoder {
                     }
                     self.limit = limit;
                     self.must_shrink = false;
-                    self.evict_oldest_entry();
+                    self.evict_until_within_limit();
                     continue;
                 }
                 _ => {
@@ -211,7 +211,7 @@ impl HpackDecoder {
         block: &mut &'b [u8],
         prefix: u32,
         most: usize,
-    ) -> Result<Field<'a>, ConnectionError> {
+    ) -> Result<DecodedField<'a>, ConnectionError> {
         let name = match decode_integer(block, prefix)? {
             0 => decode_string(block, most)?,
             index => self.table_entry(index)?.0.into(),
@@ -219,13 +219,13 @@ impl HpackDecoder {
         Ok((name, decode_string(block, most)?))
     }
 
-    fn insert_entry(&mut self, name: Text, value: Text) {
+    fn insert_entry(&mut self, name: OwnedFieldText, value: OwnedFieldText) {
         self.size += name.len() + value.len() + ENTRY_OVERHEAD;
         self.entries.push_front((name, value));
-        self.evict_oldest_entry();
+        self.evict_until_within_limit();
     }
 
-    fn evict_oldest_entry(&mut self) {
+    fn evict_until_within_limit(&mut self) {
         while self.size > self.limit {
             let Some((name, value)) = self.entries.pop_back() else { break };
             self.size -= name.len() + value.len() + ENTRY_OVERHEAD;
@@ -289,7 +289,7 @@ pub(crate) static GRPC_OK_TRAILERS: [u8; 15] = *b"\x00\x0bgrpc-status\x010";
 
 /// Encodes a header block: the status of a response, unless it is a trailer, and its fields. It adds nothing
 /// to the peer's table.
-pub(crate) fn encode_block(status: Option<u16>, fields: &HeaderMap) -> Vec<u8> {
+pub(crate) fn encode_header_block(status: Option<u16>, fields: &HeaderMap) -> Vec<u8> {
     let mut block = Vec::with_capacity(64);
     match status {
         None => {}
@@ -333,29 +333,30 @@ mod tests {
     use super::super::request_head::RequestHead;
     use super::*;
 
-    fn bytes(hex: &str) -> Vec<u8> {
+    fn bytes_from_hex(hex: &str) -> Vec<u8> {
         let digits: Vec<u8> = hex.bytes().filter(u8::is_ascii_hexdigit).collect();
         let pairs = digits.chunks(2).map(|pair| std::str::from_utf8(pair).unwrap());
         pairs.map(|pair| u8::from_str_radix(pair, 16).unwrap()).collect()
     }
 
     /// Decodes a block and finishes it as a request, whether it is a valid one or not.
-    fn read(decoder: &mut HpackDecoder, hex: &str) -> Result<RequestHead, ConnectionError> {
-        decoder.decode_block(&bytes(hex), 4096).map(RequestHeadBuilder::finish_request)
+    fn decode_hex_block(decoder: &mut HpackDecoder, hex: &str) -> Result<RequestHead, ConnectionError> {
+        decoder.decode_block(&bytes_from_hex(hex), 4096).map(RequestHeadBuilder::finish_request)
     }
 
     #[test]
     fn the_requests_of_the_standard() {
         // RFC 7541, C.4: three requests on one connection.
         let mut decoder = HpackDecoder::default();
-        let first = read(&mut decoder, "8286 8441 8cf1 e3c2 e5f2 3a6b a0ab 90f4 ff").unwrap();
+        let first = decode_hex_block(&mut decoder, "8286 8441 8cf1 e3c2 e5f2 3a6b a0ab 90f4 ff").unwrap();
         assert_eq!((&*first.method, &*first.path, &*first.authority), ("GET", "/", "www.example.com"));
         assert_eq!((decoder.size, decoder.entries.len()), (57, 1));
-        let second = read(&mut decoder, "8286 84be 5886 a8eb 1064 9cbf").unwrap();
+        let second = decode_hex_block(&mut decoder, "8286 84be 5886 a8eb 1064 9cbf").unwrap();
         assert_eq!(second.authority, "www.example.com");
         assert_eq!(second.fields["cache-control"], "no-cache");
         let third =
-            read(&mut decoder, "8287 85bf 4088 25a8 49e9 5ba9 7d7f 8925 a849 e95b b8e8 b4bf").unwrap();
+            decode_hex_block(&mut decoder, "8287 85bf 4088 25a8 49e9 5ba9 7d7f 8925 a849 e95b b8e8 b4bf")
+                .unwrap();
         assert_eq!(
             (&*third.path, &third.fields["custom-key"]),
             ("/index.html", &"custom-value".parse().unwrap())
@@ -366,11 +367,14 @@ mod tests {
     #[test]
     fn a_table_that_is_switched_off_stays_empty() {
         let mut decoder = HpackDecoder::default();
-        read(&mut decoder, "8286 8441 0161").unwrap();
+        decode_hex_block(&mut decoder, "8286 8441 0161").unwrap();
         assert!(!decoder.is_stateless());
-        read(&mut decoder, "20 8286 8441 0161").unwrap();
+        decode_hex_block(&mut decoder, "20 8286 8441 0161").unwrap();
         assert!(decoder.is_stateless() && decoder.entries.is_empty() && decoder.size == 0);
-        assert_eq!(read(&mut decoder, "be"), Err(compression_error("an index leads beyond the table")));
+        assert_eq!(
+            decode_hex_block(&mut decoder, "be"),
+            Err(compression_error("an index leads beyond the table"))
+        );
     }
 
     #[test]
@@ -384,21 +388,21 @@ mod tests {
             ("20 8286 84", Ok(())),
         ] {
             let mut decoder = HpackDecoder::default();
-            read(&mut decoder, "8286 8441 0161").unwrap();
+            decode_hex_block(&mut decoder, "8286 8441 0161").unwrap();
             decoder.disable_dynamic_table();
-            assert_eq!(read(&mut decoder, hex).map(drop), expected, "{hex:?}");
+            assert_eq!(decode_hex_block(&mut decoder, hex).map(drop), expected, "{hex:?}");
         }
         let mut early = HpackDecoder::default();
-        read(&mut early, "20 8286 84").unwrap();
+        decode_hex_block(&mut early, "20 8286 84").unwrap();
         early.disable_dynamic_table();
-        assert_eq!(read(&mut early, "8286 84").map(drop), Ok(()), "it had said so already");
-        assert!(read(&mut early, "21 8286 84").is_err(), "no table may come back");
+        assert_eq!(decode_hex_block(&mut early, "8286 84").map(drop), Ok(()), "it had said so already");
+        assert!(decode_hex_block(&mut early, "21 8286 84").is_err(), "no table may come back");
     }
 
     #[test]
     fn references_to_a_long_name_end_when_the_list_has_no_end() {
         let mut decoder = HpackDecoder::default();
-        let mut first = bytes("40 7fa11e");
+        let mut first = bytes_from_hex("40 7fa11e");
         first.resize(first.len() + 4000, b'n');
         first.push(0);
         decoder.decode_block(&first, 16 << 10).unwrap();
@@ -423,7 +427,11 @@ mod tests {
             ("82 20", "the table's size changes where it must not"),
             ("0081ff 0161", "a string is not in the Huffman code"),
         ] {
-            assert_eq!(read(&mut HpackDecoder::default(), hex), Err(compression_error(why)), "{hex}");
+            assert_eq!(
+                decode_hex_block(&mut HpackDecoder::default(), hex),
+                Err(compression_error(why)),
+                "{hex}"
+            );
         }
     }
 
@@ -440,16 +448,16 @@ mod tests {
                 .map(RequestHeadBuilder::finish_trailers)
                 .unwrap()
         };
-        let back = read(&encode_block(None, &fields));
+        let back = read(&encode_header_block(None, &fields));
         assert_eq!(back.fields, fields);
         for (status, head) in [(200, &[0x88][..]), (405, b"\x08\x03405")] {
-            assert_eq!(encode_block(Some(status), &HeaderMap::new()), head);
+            assert_eq!(encode_header_block(Some(status), &HeaderMap::new()), head);
         }
         let grpc = HeaderMap::from_iter([(
             http::header::CONTENT_TYPE,
             HeaderValue::from_static("application/grpc"),
         )]);
-        let expected = read(&encode_block(Some(200), &grpc)[1..]);
+        let expected = read(&encode_header_block(Some(200), &grpc)[1..]);
         assert_eq!(read(&GRPC_RESPONSE_HEADERS[1..]), expected);
         let ok = read(&GRPC_OK_TRAILERS);
         assert_eq!(ok.fields["grpc-status"], "0");

@@ -168,7 +168,7 @@ mod tests {
     }
 
     /// Encodes bit by bit, as the standard describes.
-    fn encode(text: &[u8]) -> Vec<u8> {
+    fn encode_huffman(text: &[u8]) -> Vec<u8> {
         let mut bits: Vec<bool> = Vec::new();
         for byte in text {
             let length = usize::from(LENGTHS[usize::from(*byte)]);
@@ -186,7 +186,11 @@ mod tests {
         for first in 0..=255 {
             for second in 0..=255 {
                 let text = [first, second, first, b'a'];
-                assert_eq!(decode_huffman(&encode(&text), 100).as_deref(), Some(&text[..]), "{text:?}");
+                assert_eq!(
+                    decode_huffman(&encode_huffman(&text), 100).as_deref(),
+                    Some(&text[..]),
+                    "{text:?}"
+                );
             }
         }
         for cut in 1..4 {

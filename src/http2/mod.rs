@@ -9,7 +9,7 @@
 //!   space. An idle connection takes a few hundred bytes.
 //! - The server's settings disable the dynamic header table of clients, so equal header blocks always have the same
 //!   meaning. A repeated request head is recognised by the bytes of its block (`request_head.rs`).
-//! - Peers are untrusted. State that a peer causes is charged to a [`StateBudget`](state_budget::StateBudget)
+//! - Peers are untrusted. State that a peer causes is charged to a [`StateMemoryBudget`](state_budget::StateMemoryBudget)
 //!   before it is allocated. Work that a peer causes is counted, so that the turn of its connection can end in time
 //!   ([`Http2Sender::is_clock_check_due`]). Frames that request no useful work raise an
 //!   [`AbuseScore`](abuse_score::AbuseScore).
@@ -46,13 +46,13 @@ mod unbuffered_frame;
 mod work_meter;
 
 pub(crate) use frame::{ConnectionError, ErrorCode, PREFACE, StreamId};
-pub(crate) use hpack::{GRPC_OK_TRAILERS, GRPC_RESPONSE_HEADERS, encode_block};
+pub(crate) use hpack::{GRPC_OK_TRAILERS, GRPC_RESPONSE_HEADERS, encode_header_block};
 pub(crate) use output_buffer::OutputBuffer;
 pub(crate) use receive_event::ReceiveEvent;
 pub(crate) use receiver::{Http2Receiver, IncompleteInput};
 pub(crate) use request_head::{FromRequestHead, HeaderBlockCache, RequestHead};
 pub(crate) use sender::Http2Sender;
-pub(crate) use state_budget::{OverBudget, StatePool};
+pub(crate) use state_budget::{OverBudget, StateMemoryPool};
 
 /// The limits that the server announces for one connection.
 #[derive(Debug, Clone, Copy)]

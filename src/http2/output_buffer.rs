@@ -27,13 +27,13 @@ thread_local! {
 }
 
 #[derive(Debug)]
-enum Segment {
+enum OutputSegment {
     /// This number of the gathered bytes.
     Gathered(usize),
     Shared(Bytes),
 }
 
-impl Segment {
+impl OutputSegment {
     /// Returns the bytes, which begin at `place` if they are gathered.
     fn bytes<'a>(&'a self, gathered: &'a [u8], place: usize) -> &'a [u8] {
         match self {
@@ -49,7 +49,7 @@ pub(crate) struct OutputBuffer {
     gathered: Vec<u8>,
     /// The number of gathered bytes that are sent.
     sent_prefix: usize,
-    pieces: VecDeque<Segment>,
+    pieces: VecDeque<OutputSegment>,
     length: usize,
     /// The number of bytes sent since [`Self::take_sent_bytes`] was last called, and before that.
     sent: u64,
@@ -63,7 +63,7 @@ impl OutputBuffer {
     }
 
     /// Returns the number of waiting bytes in this connection's own memory.
-    pub(crate) fn copied_bytes(&self) -> usize {
+    pub(crate) fn waiting_copied_bytes(&self) -> usize {
         self.gathered.len() - self.sent_prefix
     }
 
@@ -78,13 +78,13 @@ impl OutputBuffer {
     }
 
     /// Returns the offset of the first waiting byte in the whole output.
-    pub(super) fn start_offset(&self) -> u64 {
+    pub(super) fn offset_of_first_waiting_byte(&self) -> u64 {
         self.sent_before + self.sent
     }
 
     /// Returns the offset after the last waiting byte.
-    pub(super) fn end_offset(&self) -> u64 {
-        self.start_offset() + self.length as u64
+    pub(super) fn offset_after_last_waiting_byte(&self) -> u64 {
+        self.offset_of_first_waiting_byte() + self.length as u64
     }
 
     /// Appends the bytes that `write` writes.
@@ -97,8 +97,8 @@ impl OutputBuffer {
         let added = self.gathered.len() - before;
         self.length += added;
         match self.pieces.back_mut() {
-            Some(Segment::Gathered(length)) => *length += added,
-            _ => self.pieces.push_back(Segment::Gathered(added)),
+            Some(OutputSegment::Gathered(length)) => *length += added,
+            _ => self.pieces.push_back(OutputSegment::Gathered(added)),
         }
     }
 
@@ -108,7 +108,7 @@ impl OutputBuffer {
             return self.write_with(|gathered| gathered.extend_from_slice(part));
         }
         self.length += part.len();
-        self.pieces.push_back(Segment::Shared(part.clone()));
+        self.pieces.push_back(OutputSegment::Shared(part.clone()));
     }
 
     /// Sends as much as the socket accepts; ready once everything is sent.
@@ -122,7 +122,7 @@ impl OutputBuffer {
             if sent == 0 {
                 return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
             }
-            self.advance(sent);
+            self.discard_sent_bytes(sent);
         }
         // TLS may hold accepted bytes back. For a plain socket the flush does nothing.
         Pin::new(socket).poll_flush(cx)
@@ -143,7 +143,7 @@ impl OutputBuffer {
         let mut count = 0;
         for (slice, piece) in slices.iter_mut().zip(&self.pieces) {
             *slice = IoSlice::new(piece.bytes(&self.gathered, place));
-            if let Segment::Gathered(length) = piece {
+            if let OutputSegment::Gathered(length) = piece {
                 place += length;
             }
             count += 1;
@@ -151,23 +151,23 @@ impl OutputBuffer {
         Pin::new(socket).poll_write_vectored(cx, slices.get(..count).unwrap_or_default())
     }
 
-    fn advance(&mut self, mut sent: usize) {
+    fn discard_sent_bytes(&mut self, mut sent: usize) {
         self.length = self.length.saturating_sub(sent);
         self.sent += sent as u64;
         while let Some(piece) = self.pieces.front_mut() {
             let length = match piece {
-                Segment::Gathered(length) => *length,
-                Segment::Shared(part) => part.len(),
+                OutputSegment::Gathered(length) => *length,
+                OutputSegment::Shared(part) => part.len(),
             };
             let taken = sent.min(length);
             sent -= taken;
-            if let Segment::Gathered(_) = piece {
+            if let OutputSegment::Gathered(_) = piece {
                 self.sent_prefix += taken;
             }
             if taken < length {
                 match piece {
-                    Segment::Gathered(left) => *left -= taken,
-                    Segment::Shared(part) => part.advance(taken),
+                    OutputSegment::Gathered(left) => *left -= taken,
+                    OutputSegment::Shared(part) => part.advance(taken),
                 }
                 break;
             }
@@ -177,7 +177,7 @@ impl OutputBuffer {
             }
         }
         if self.pieces.is_empty() {
-            self.release_buffer();
+            self.return_buffer_to_thread();
         } else if self.sent_prefix >= COMPACT_MIN && self.sent_prefix >= self.gathered.len() / 2 {
             // Otherwise a peer that never takes everything would make the server keep all that it ever sent.
             // Each byte is moved at most once for each byte that was sent.
@@ -190,7 +190,7 @@ impl OutputBuffer {
     }
 
     /// Returns the empty buffer to the thread.
-    fn release_buffer(&mut self) {
+    fn return_buffer_to_thread(&mut self) {
         let mut gathered = std::mem::take(&mut self.gathered);
         self.sent_prefix = 0;
         gathered.clear();
@@ -235,7 +235,7 @@ mod tests {
         let mut largest = 0;
         for _ in 0..20_000 {
             output.write_with(|to| to.resize(to.len() + 1000, 1));
-            output.advance(1000);
+            output.discard_sent_bytes(1000);
             largest = largest.max(output.gathered.len());
         }
         assert_eq!(output.len(), 1000);

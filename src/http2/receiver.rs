@@ -78,9 +78,9 @@ impl Http2Receiver {
     }
 
     /// Records that `bytes` of the expected data were read directly from the socket.
-    pub(crate) fn consume_expected(&mut self, bytes: usize, sender: &mut Http2Sender) {
+    pub(crate) fn consume_expected_data(&mut self, bytes: usize, sender: &mut Http2Sender) {
         if let Some(passing) = &mut self.passing {
-            passing.consume_expected(bytes, sender);
+            passing.consume_expected_data(bytes, sender);
         }
     }
 
@@ -151,7 +151,7 @@ impl Http2Receiver {
     ) -> Result<FrameHeader, ConnectionError> {
         let frame = FrameHeader::parse(head);
         let block = self.headers.incomplete_block().map(|(stream, _)| stream);
-        check_frame(frame, self.has_settings, block, sender.settings())?;
+        check_frame(frame, self.has_settings, block, sender.announced_settings())?;
         Ok(frame)
     }
 
@@ -250,7 +250,7 @@ fn on_window_update<'a, H>(
         let what = "a window update by nothing";
         return ReceiveEvent::reset_stream_or_fail(frame.stream, sender, what).map(Some);
     }
-    if sender.streams.get(frame.stream).is_some_and(|stream| stream.output.would_overflow(more)) {
+    if sender.streams.get(frame.stream).is_some_and(|stream| stream.output.window_would_overflow(more)) {
         return Ok(Some(ReceiveEvent::reset_stream(frame.stream, ErrorCode::FlowControl, sender)));
     }
     sender.on_window_update(stream, more)?;

@@ -68,7 +68,7 @@ pub(super) fn end_request_by_trailers<'a, H>(
     };
     Ok(Some(if stream.input.is_ended() {
         ReceiveEvent::reset_stream(id, ErrorCode::StreamClosed, sender)
-    } else if ended && flaw.is_none() && stream.input.on_trailers() {
+    } else if ended && flaw.is_none() && stream.input.end_by_trailers() {
         ReceiveEvent::Data { stream: id, bytes: &[], ended: true }
     } else {
         ReceiveEvent::reset_malformed_stream(id, sender)

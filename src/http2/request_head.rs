@@ -126,13 +126,13 @@ impl RequestHeadBuilder {
 
     /// Returns the head of a request, with an error if it lacks a required field (RFC 9113, 8.3.1).
     pub(super) fn finish_request(mut self) -> RequestHead {
-        if self.head.error.is_none() && self.complete().is_none() {
+        if self.head.error.is_none() && self.check_required_fields().is_none() {
             self.head.error = Some(HeaderError::Malformed);
         }
         self.head
     }
 
-    fn complete(&mut self) -> Option<()> {
+    fn check_required_fields(&mut self) -> Option<()> {
         let head = &mut self.head;
         let needed = if head.method == "CONNECT" { METHOD | AUTHORITY } else { METHOD | SCHEME | PATH };
         if self.pseudo & !AUTHORITY != needed & !AUTHORITY
@@ -209,7 +209,7 @@ impl<H> HeaderBlockCache<H> {
         Self { known: Vec::new(), latest: 0 }
     }
 
-    fn slot_of(block: &[u8]) -> usize {
+    fn slot_of_block(block: &[u8]) -> usize {
         const FACTOR: u64 = 0x9E37_79B9_7F4A_7C15;
         let mix = |hash: u64, word: u64| (hash.rotate_left(5) ^ word).wrapping_mul(FACTOR);
         // Four hashes, so that a multiplication does not wait for the one before it.
@@ -234,17 +234,17 @@ impl<H> HeaderBlockCache<H> {
 
     /// Returns the cached head of `block`.
     pub(super) fn lookup(&mut self, block: &[u8]) -> Option<Arc<H>> {
-        if let Some(head) = self.head_at(self.latest, block) {
+        if let Some(head) = self.cached_head_in_slot(self.latest, block) {
             return Some(head);
         }
-        let slot = Self::slot_of(block);
-        let head = self.head_at(slot, block)?;
+        let slot = Self::slot_of_block(block);
+        let head = self.cached_head_in_slot(slot, block)?;
         self.latest = slot;
         Some(head)
     }
 
     /// Returns the head in `slot` if it is that of `block`.
-    fn head_at(&self, slot: usize, block: &[u8]) -> Option<Arc<H>> {
+    fn cached_head_in_slot(&self, slot: usize, block: &[u8]) -> Option<Arc<H>> {
         let known = self.known.get(slot)?.as_ref()?;
         (*known.block == *block).then(|| Arc::clone(&known.head))
     }
@@ -257,7 +257,7 @@ impl<H> HeaderBlockCache<H> {
         if self.known.is_empty() {
             self.known.resize_with(CACHED_HEADS, || None);
         }
-        if let Some(place) = self.known.get_mut(Self::slot_of(block)) {
+        if let Some(place) = self.known.get_mut(Self::slot_of_block(block)) {
             *place = Some(CachedHead { block: block.into(), head: Arc::clone(head) });
         }
     }
@@ -267,7 +267,7 @@ impl<H> HeaderBlockCache<H> {
 mod tests {
     use super::*;
 
-    fn build(fields: &[(&str, &str)]) -> RequestHeadBuilder {
+    fn build_head(fields: &[(&str, &str)]) -> RequestHeadBuilder {
         let mut head = RequestHeadBuilder::new(1000);
         for (name, value) in fields {
             head.add_field(name.as_bytes(), value.as_bytes());
@@ -287,7 +287,7 @@ mod tests {
         ] {
             let mut fields = GOOD.to_vec();
             fields.extend(good);
-            assert_eq!(build(&fields).finish_request().error, None, "{good:?}");
+            assert_eq!(build_head(&fields).finish_request().error, None, "{good:?}");
         }
         for bad in [
             &[("te", "trailers"), (":authority", "x")][..],
@@ -313,9 +313,9 @@ mod tests {
         ] {
             let mut fields = GOOD.to_vec();
             fields.extend(bad);
-            assert_eq!(build(&fields).finish_request().error, Some(HeaderError::Malformed), "{bad:?}");
+            assert_eq!(build_head(&fields).finish_request().error, Some(HeaderError::Malformed), "{bad:?}");
         }
-        assert_eq!(build(&[("x", &"y".repeat(990))]).finish_request().error, Some(HeaderError::TooLong));
+        assert_eq!(build_head(&[("x", &"y".repeat(990))]).finish_request().error, Some(HeaderError::TooLong));
     }
 
     #[test]
@@ -323,7 +323,11 @@ mod tests {
         for missing in 0..GOOD.len() {
             let mut fields = GOOD.to_vec();
             fields.remove(missing);
-            assert_eq!(build(&fields).finish_request().error, Some(HeaderError::Malformed), "{fields:?}");
+            assert_eq!(
+                build_head(&fields).finish_request().error,
+                Some(HeaderError::Malformed),
+                "{fields:?}"
+            );
         }
         for (method, path, flaw) in [
             ("OPTIONS", "*", None),
@@ -334,14 +338,17 @@ mod tests {
             ("CONNECT", "/", Some(HeaderError::Malformed)),
         ] {
             let fields = [(":method", method), (":scheme", "http"), (":path", path)];
-            assert_eq!(build(&fields).finish_request().error, flaw, "{method} {path}");
+            assert_eq!(build_head(&fields).finish_request().error, flaw, "{method} {path}");
         }
-        assert_eq!(build(&[(":method", "CONNECT"), (":authority", "a:1")]).finish_request().error, None);
-        assert_eq!(build(&[(":method", "CONNECT")]).finish_request().error, Some(HeaderError::Malformed));
-        let host = build(&[&GOOD[..], &[("host", "only.one:1")]].concat()).finish_request();
+        assert_eq!(build_head(&[(":method", "CONNECT"), (":authority", "a:1")]).finish_request().error, None);
+        assert_eq!(
+            build_head(&[(":method", "CONNECT")]).finish_request().error,
+            Some(HeaderError::Malformed)
+        );
+        let host = build_head(&[&GOOD[..], &[("host", "only.one:1")]].concat()).finish_request();
         assert_eq!((host.error, &*host.authority), (None, "only.one:1"));
-        assert_eq!(build(&[("t", "v")]).finish_trailers().error, None);
-        assert_eq!(build(&[(":method", "GET")]).finish_trailers().error, Some(HeaderError::Malformed));
+        assert_eq!(build_head(&[("t", "v")]).finish_trailers().error, None);
+        assert_eq!(build_head(&[(":method", "GET")]).finish_trailers().error, Some(HeaderError::Malformed));
     }
 
     #[test]

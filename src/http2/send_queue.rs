@@ -45,7 +45,7 @@ impl StreamOutput {
     }
 
     /// Returns whether the window would overflow if it grew by `more`.
-    pub(super) fn would_overflow(&self, more: u32) -> bool {
+    pub(super) fn window_would_overflow(&self, more: u32) -> bool {
         self.window + i64::from(more) > MAX_WINDOW
     }
 }
@@ -104,12 +104,12 @@ impl SendQueue {
             return false;
         }
         stream.waiting = Some(VecDeque::from([QueuedFrame::Data(part)]));
-        self.enqueue(id, stream);
+        self.enqueue_stream(id, stream);
         true
     }
 
     /// Adds a stream with frames to send to the end of the queue.
-    fn enqueue(&mut self, id: StreamId, stream: &mut StreamOutput) {
+    fn enqueue_stream(&mut self, id: StreamId, stream: &mut StreamOutput) {
         if stream.waiting.is_some() && !std::mem::replace(&mut stream.is_queued, true) {
             self.streams.push_back(id);
         }
@@ -162,7 +162,7 @@ impl SendQueue {
                 last => return last.map_or(QueueTurn::Nothing, QueueTurn::Send),
             },
         };
-        self.enqueue(id, stream);
+        self.enqueue_stream(id, stream);
         QueueTurn::Send(frame)
     }
 
@@ -201,10 +201,10 @@ impl SendQueue {
         Ok(())
     }
 
-    /// Opens the window of a stream, which must not overflow by it ([`StreamOutput::would_overflow`]).
+    /// Opens the window of a stream, which must not overflow by it ([`StreamOutput::window_would_overflow`]).
     pub(super) fn grow_stream_window(&mut self, id: StreamId, stream: &mut StreamOutput, more: u32) {
         stream.window += i64::from(more);
-        self.enqueue(id, stream);
+        self.enqueue_stream(id, stream);
     }
 
     /// Adds `more`, which may be negative, to the windows of all streams.

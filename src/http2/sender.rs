@@ -15,7 +15,7 @@ use super::goaway::{GoawayTracker, SHUTDOWN_PING};
 use super::peer_settings::PeerSettings;
 use super::receive_window::ReceiveWindow;
 use super::send_queue::{QueueTurn, QueuedFrame, SendQueue, StreamOutput};
-use super::state_budget::{OverBudget, StateBudget, StatePool};
+use super::state_budget::{OverBudget, StateMemoryBudget, StateMemoryPool};
 use super::stream::{StreamInput, StreamState};
 use super::stream_table::StreamTable;
 use super::work_meter::WorkMeter;
@@ -26,7 +26,7 @@ use super::{AnnouncedSettings, OutputBuffer};
 pub(crate) struct Http2Sender {
     pub(crate) output: OutputBuffer,
     /// The memory budget of the peer's state.
-    pub(crate) budget: StateBudget,
+    pub(crate) budget: StateMemoryBudget,
     pub(super) abuse: AbuseScore,
     pub(super) streams: StreamTable,
     /// The receive window of the connection.
@@ -53,12 +53,12 @@ const BYTES_PER_CREDIT: usize = 1 << 10;
 
 impl Http2Sender {
     /// Returns the sending half of a new connection, which begins with the server's settings.
-    pub(crate) fn new(settings: AnnouncedSettings, pool: Arc<StatePool>) -> Self {
+    pub(crate) fn new(settings: AnnouncedSettings, pool: Arc<StateMemoryPool>) -> Self {
         let mut output = OutputBuffer::default();
         output.put_settings(settings);
         Self {
             output,
-            budget: StateBudget::new(settings.state_bytes, pool),
+            budget: StateMemoryBudget::new(settings.state_bytes, pool),
             abuse: AbuseScore::default(),
             streams: StreamTable::new(),
             receive_window: ReceiveWindow::new(settings.connection_window),
@@ -73,7 +73,7 @@ impl Http2Sender {
     }
 
     /// Returns the server's settings.
-    pub(super) fn settings(&self) -> &AnnouncedSettings {
+    pub(super) fn announced_settings(&self) -> &AnnouncedSettings {
         &self.settings
     }
 
@@ -97,7 +97,7 @@ impl Http2Sender {
     /// Returns whether the peer has caused so much work that its answers are sent, and the clock is checked,
     /// before more input is processed.
     pub(crate) fn should_yield(&self) -> bool {
-        self.output.copied_bytes() > COPIED || self.work.is_batch_full()
+        self.output.waiting_copied_bytes() > COPIED || self.work.is_batch_full()
     }
 
     /// Counts steps of work caused by the peer. One step is about a tenth of a microsecond.
@@ -144,7 +144,7 @@ impl Http2Sender {
 
     /// Releases the charges of answers that have been sent completely.
     pub(crate) fn release_sent_answers(&mut self) {
-        self.budget.release_sent_answers(self.output.start_offset());
+        self.budget.release_sent_answers(self.output.offset_of_first_waiting_byte());
     }
 
     // --- streams
@@ -191,17 +191,17 @@ impl Http2Sender {
         Ok(())
     }
 
-    fn take_stream(&mut self, id: StreamId) -> Option<StreamState> {
+    fn take_stream_state(&mut self, id: StreamId) -> Option<StreamState> {
         let stream = self.streams.remove(id)?;
         self.budget.release(STREAM_BYTES);
         // The answer may still be in the output.
-        self.budget.release_answer_at(self.output.end_offset(), stream.charged);
+        self.budget.release_answer_after_offset(self.output.offset_after_last_waiting_byte(), stream.charged);
         Some(stream)
     }
 
     /// Removes a stream and its queued frames; returns whether it existed.
     pub(super) fn remove_stream(&mut self, id: StreamId) -> bool {
-        let Some(stream) = self.take_stream(id) else { return false };
+        let Some(stream) = self.take_stream_state(id) else { return false };
         self.queue.discard_stream(stream.output, self.streams.len(), |id| self.streams.contains(id));
         true
     }
@@ -209,7 +209,7 @@ impl Http2Sender {
     /// Removes a stream whose answer is complete. A peer that is still sending receives RST_STREAM with
     /// NO_ERROR (RFC 9113, 8.1).
     fn on_stream_answered(&mut self, id: StreamId) {
-        if let Some(stream) = self.take_stream(id) {
+        if let Some(stream) = self.take_stream_state(id) {
             self.stop_peer_sending(id, stream.input.is_ended());
         }
     }
@@ -254,7 +254,7 @@ impl Http2Sender {
         data: impl IntoIterator<Item = Bytes>,
         trailers: &[u8],
     ) {
-        self.send_head(stream, head, false);
+        self.send_response_head(stream, head, false);
         for part in data {
             self.send_data(stream, part);
         }
@@ -262,7 +262,7 @@ impl Http2Sender {
     }
 
     /// Sends a head; with `end` it is the whole response.
-    pub(crate) fn send_head(&mut self, id: StreamId, block: &[u8], end: bool) {
+    pub(crate) fn send_response_head(&mut self, id: StreamId, block: &[u8], end: bool) {
         let Some(stream) = self.streams.get_mut(id) else { return };
         if stream.output.has_waiting_frames() {
             return stream.output.push_frame(QueuedFrame::Block(block.to_vec(), end));
@@ -275,7 +275,7 @@ impl Http2Sender {
 
     /// Sends trailers, which end the stream.
     pub(crate) fn send_trailers(&mut self, stream: StreamId, block: &[u8]) {
-        self.send_head(stream, block, true);
+        self.send_response_head(stream, block, true);
     }
 
     fn send_header_block(&mut self, id: StreamId, block: &[u8], end: bool) {

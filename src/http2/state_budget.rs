@@ -8,7 +8,7 @@
 //!
 //! If there is no memory for a call or a body, the call is refused with RESOURCE_EXHAUSTED, and the answer names the
 //! bound. If there is no memory for a stream, the stream is reset. If there is no memory for a frame or a header
-//! block, the connection ends with ENHANCE_YOUR_CALM. Begin at [`StateBudget::charge`].
+//! block, the connection ends with ENHANCE_YOUR_CALM. Begin at [`StateMemoryBudget::charge`].
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -28,12 +28,12 @@ const FRAMES_BYTES: usize = 64 << 20;
 
 /// The memory that all connections share.
 #[derive(Debug)]
-pub(crate) struct StatePool {
+pub(crate) struct StateMemoryPool {
     state: BytePool,
     frames: BytePool,
 }
 
-impl StatePool {
+impl StateMemoryPool {
     /// Returns a pool of `most` bytes of state.
     pub(crate) fn new(most: usize) -> Arc<Self> {
         Self::with_frame_limit(most, FRAMES_BYTES)
@@ -101,7 +101,7 @@ impl fmt::Display for OverBudget {
 
 /// The memory budget of one connection's state.
 #[derive(Debug)]
-pub(crate) struct StateBudget {
+pub(crate) struct StateMemoryBudget {
     used: usize,
     /// The allowance and the bytes taken from the pool.
     granted: usize,
@@ -112,12 +112,12 @@ pub(crate) struct StateBudget {
     /// Those of ended streams, each with the output offset after which nothing of the answer waits.
     leaving: VecDeque<(u64, usize)>,
     most: usize,
-    pool: Arc<StatePool>,
+    pool: Arc<StateMemoryPool>,
 }
 
-impl StateBudget {
+impl StateMemoryBudget {
     /// Returns a budget of `most` bytes, of which the header table is charged from the beginning.
-    pub(crate) fn new(most: usize, pool: Arc<StatePool>) -> Self {
+    pub(crate) fn new(most: usize, pool: Arc<StateMemoryPool>) -> Self {
         Self {
             used: TABLE_BYTES,
             granted: ALLOWANCE.min(most),
@@ -163,7 +163,7 @@ impl StateBudget {
     }
 
     /// Releases `bytes` of an answer once the output has been sent up to `offset`.
-    pub(super) fn release_answer_at(&mut self, offset: u64, bytes: usize) {
+    pub(super) fn release_answer_after_offset(&mut self, offset: u64, bytes: usize) {
         if bytes > 0 {
             self.leaving.push_back((offset, bytes));
         }
@@ -215,7 +215,7 @@ impl StateBudget {
     }
 }
 
-impl Drop for StateBudget {
+impl Drop for StateMemoryBudget {
     fn drop(&mut self) {
         self.pool.state.give_back(self.granted.saturating_sub(ALLOWANCE.min(self.most)) + self.answers);
         self.release_frame();
@@ -228,8 +228,8 @@ mod tests {
 
     #[test]
     fn both_bounds_hold_and_everything_comes_back() {
-        let pool = StatePool::new(1 << 20);
-        let mut one = StateBudget::new(512 << 10, Arc::clone(&pool));
+        let pool = StateMemoryPool::new(1 << 20);
+        let mut one = StateMemoryBudget::new(512 << 10, Arc::clone(&pool));
         assert_eq!(one.charge(ALLOWANCE - TABLE_BYTES), Ok(()));
         assert_eq!(pool.taken_bytes(), 0, "the allowance is the connection's own");
         let mut charged = ALLOWANCE;
@@ -240,7 +240,8 @@ mod tests {
         assert!(charged > (512 << 10) - 1000 && one.used_bytes() == charged);
         assert!(pool.taken_bytes() <= 512 << 10);
 
-        let mut others: Vec<_> = (0..3).map(|_| StateBudget::new(512 << 10, Arc::clone(&pool))).collect();
+        let mut others: Vec<_> =
+            (0..3).map(|_| StateMemoryBudget::new(512 << 10, Arc::clone(&pool))).collect();
         let refused: Vec<_> = others.iter_mut().map(|other| other.charge(400 << 10)).collect();
         assert_eq!(refused, [Ok(()), Err(OverBudget::Server(1 << 20)), Err(OverBudget::Server(1 << 20))]);
         assert_eq!(

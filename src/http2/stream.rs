@@ -36,7 +36,7 @@ impl StreamInput {
     }
 
     /// Counts received bytes of the body; returns `false` if they do not match the announced length.
-    pub(super) fn on_data(&mut self, bytes: usize, ended: bool) -> bool {
+    pub(super) fn count_body_bytes(&mut self, bytes: usize, ended: bool) -> bool {
         self.is_ended |= ended;
         let Some(left) = &mut self.content_left else { return true };
         let Some(rest) = left.checked_sub(bytes as u64) else { return false };
@@ -46,12 +46,12 @@ impl StreamInput {
 
     /// Counts bytes of the body that the caller read from the socket itself. If they are more than the request
     /// announced, the request counts as malformed wherever its body ends.
-    pub(super) fn on_body_read_from_socket(&mut self, bytes: usize) {
+    pub(super) fn count_body_bytes_read_directly(&mut self, bytes: usize) {
         self.content_left = self.content_left.map(|left| left.checked_sub(bytes as u64).unwrap_or(u64::MAX));
     }
 
     /// Ends the peer's side by trailers; returns `false`, and does nothing, if a part of the body is missing.
-    pub(super) fn on_trailers(&mut self) -> bool {
+    pub(super) fn end_by_trailers(&mut self) -> bool {
         let complete = self.content_left.is_none_or(|left| left == 0);
         self.is_ended |= complete;
         complete

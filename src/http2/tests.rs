@@ -31,11 +31,11 @@ fn frame(kind: u8, flags: u8, stream: StreamId, payload: &[u8]) -> Vec<u8> {
 }
 
 /// `:method: POST`, a path of one letter, and a field.
-fn head(letter: u8) -> Vec<u8> {
+fn request_header_block(letter: u8) -> Vec<u8> {
     [&[0x83, 0x86, 0x04, 2, b'/', letter][..], b"\x00\x01x\x01y"].concat()
 }
 
-fn settings(pairs: &[(u16, u32)]) -> Vec<u8> {
+fn settings_frame(pairs: &[(u16, u32)]) -> Vec<u8> {
     let payload: Vec<u8> =
         pairs.iter().flat_map(|(id, value)| [&id.to_be_bytes()[..], &value.to_be_bytes()].concat()).collect();
     frame(kind::SETTINGS, 0, 0, &payload)
@@ -51,10 +51,10 @@ struct TestPeer {
 
 impl TestPeer {
     fn new() -> Self {
-        Self::with_pool(&StatePool::new(1 << 30))
+        Self::with_pool(&StateMemoryPool::new(1 << 30))
     }
 
-    fn with_pool(pool: &Arc<StatePool>) -> Self {
+    fn with_pool(pool: &Arc<StateMemoryPool>) -> Self {
         Self {
             receiver: Http2Receiver::default(),
             sender: Http2Sender::new(SETTINGS, Arc::clone(pool)),
@@ -89,13 +89,13 @@ impl TestPeer {
 
 fn conversation() -> Vec<u8> {
     let padded = [&[3][..], b"padded", &[0; 3]].concat();
-    let with_priority = [&[0, 0, 0, 0, 16][..], &head(b'p')].concat();
-    let split = head(b's');
+    let with_priority = [&[0, 0, 0, 0, 16][..], &request_header_block(b'p')].concat();
+    let split = request_header_block(b's');
     [
-        settings(&[(setting::INITIAL_WINDOW_SIZE, 1000), (99, 7)]),
-        frame(kind::HEADERS, flag::END_HEADERS, 1, &[&[0x20][..], &head(b'a')].concat()),
+        settings_frame(&[(setting::INITIAL_WINDOW_SIZE, 1000), (99, 7)]),
+        frame(kind::HEADERS, flag::END_HEADERS, 1, &[&[0x20][..], &request_header_block(b'a')].concat()),
         frame(kind::DATA, 0, 1, b"one "),
-        frame(kind::HEADERS, flag::END_HEADERS | flag::END_STREAM, 3, &head(b'a')),
+        frame(kind::HEADERS, flag::END_HEADERS | flag::END_STREAM, 3, &request_header_block(b'a')),
         frame(kind::DATA, flag::PADDED, 1, &padded),
         frame(kind::PING, 0, 0, b"pingpong"),
         frame(kind::DATA, 0, 1, b""),
@@ -160,10 +160,11 @@ fn a_conversation_means_the_same_however_it_is_cut() {
 
 #[test]
 fn protocol_errors_are_named() {
-    let open = [settings(&[]), frame(kind::HEADERS, flag::END_HEADERS, 1, &head(b'a'))].concat();
+    let open = [settings_frame(&[]), frame(kind::HEADERS, flag::END_HEADERS, 1, &request_header_block(b'a'))]
+        .concat();
     let too_much = vec![frame(kind::DATA, 0, 1, &vec![0; 1 << 19]); 3].concat();
     let cases: [(&str, Vec<u8>); 14] = [
-        ("an even stream", frame(kind::HEADERS, flag::END_HEADERS, 2, &head(b'a'))),
+        ("an even stream", frame(kind::HEADERS, flag::END_HEADERS, 2, &request_header_block(b'a'))),
         ("data on nothing", frame(kind::DATA, 0, 9, b"x")),
         ("data on the connection", frame(kind::DATA, 0, 0, b"x")),
         ("more than the window", too_much),
@@ -176,7 +177,7 @@ fn protocol_errors_are_named() {
         ("a short ping", frame(kind::PING, 0, 0, &[0; 7])),
         ("a push", frame(kind::PUSH_PROMISE, 0, 1, &[0; 8])),
         ("cut settings", frame(kind::SETTINGS, 0, 0, &[0; 5])),
-        ("a tiny frame size", settings(&[(setting::MAX_FRAME_SIZE, 100)])),
+        ("a tiny frame size", settings_frame(&[(setting::MAX_FRAME_SIZE, 100)])),
     ];
     for (name, bytes) in cases {
         let mut rig = TestPeer::new();
@@ -221,10 +222,15 @@ fn everything_arrives_and_no_window_is_ever_overdrawn() {
         let mut rng = Rng::with_seed(seed);
         let mut rig = TestPeer::new();
         let mut initial = rng.i64(0..3000);
-        let mut hello = settings(&[(setting::INITIAL_WINDOW_SIZE, initial as u32)]);
+        let mut hello = settings_frame(&[(setting::INITIAL_WINDOW_SIZE, initial as u32)]);
         let streams: Vec<StreamId> = (0..rng.u32(1..8)).map(|n| 2 * n + 1).collect();
         for stream in &streams {
-            hello.extend(frame(kind::HEADERS, flag::END_HEADERS | flag::END_STREAM, *stream, &head(b'a')));
+            hello.extend(frame(
+                kind::HEADERS,
+                flag::END_HEADERS | flag::END_STREAM,
+                *stream,
+                &request_header_block(b'a'),
+            ));
         }
         rig.receive(&hello).expect("it is in order");
         let mut windows: BTreeMap<StreamId, i64> = streams.iter().map(|id| (*id, initial)).collect();
@@ -263,7 +269,7 @@ fn everything_arrives_and_no_window_is_ever_overdrawn() {
                     let next = rng.i64(0..5000);
                     windows.values_mut().for_each(|window| *window += next - initial);
                     initial = next;
-                    settings(&[(setting::INITIAL_WINDOW_SIZE, initial as u32)])
+                    settings_frame(&[(setting::INITIAL_WINDOW_SIZE, initial as u32)])
                 }
                 1 | 2 => {
                     connection += i64::from(more);
@@ -284,17 +290,17 @@ fn everything_arrives_and_no_window_is_ever_overdrawn() {
 #[test]
 fn a_graceful_shutdown_accepts_requests_in_flight() {
     let mut rig = TestPeer::new();
-    rig.receive(&settings(&[])).expect("it is in order");
+    rig.receive(&settings_frame(&[])).expect("it is in order");
     drain_output(&mut rig.sender);
     rig.sender.begin_shutdown();
     let said = parse_frames(&drain_output(&mut rig.sender));
     let (ping, payload) = &said[1];
     assert_eq!((said[0].0.kind, ping.kind), (kind::GOAWAY, kind::PING));
     assert_eq!(said[0].1[..4], 0x7fff_ffff_u32.to_be_bytes());
-    rig.receive(&frame(kind::HEADERS, flag::END_HEADERS | flag::END_STREAM, 1, &head(b'a')))
+    rig.receive(&frame(kind::HEADERS, flag::END_HEADERS | flag::END_STREAM, 1, &request_header_block(b'a')))
         .expect("in order");
     rig.receive(&frame(kind::PING, flag::ACK, 0, payload)).expect("in order");
-    rig.receive(&frame(kind::HEADERS, flag::END_HEADERS | flag::END_STREAM, 3, &head(b'a')))
+    rig.receive(&frame(kind::HEADERS, flag::END_HEADERS | flag::END_STREAM, 3, &request_header_block(b'a')))
         .expect("in order");
     assert_eq!(rig.told, ["1: POST /a true "], "what came after the last goodbye is not taken");
     assert!(!rig.sender.is_shut_down());
@@ -307,11 +313,16 @@ fn a_graceful_shutdown_accepts_requests_in_flight() {
 #[test]
 fn streams_have_a_bound_and_those_given_up_leave_nothing() {
     let mut rig = TestPeer::new();
-    rig.receive(&settings(&[(setting::INITIAL_WINDOW_SIZE, 0)])).expect("it is in order");
+    rig.receive(&settings_frame(&[(setting::INITIAL_WINDOW_SIZE, 0)])).expect("it is in order");
     for n in 0..10_000_u32 {
         let stream = 2 * n + 1;
-        rig.receive(&frame(kind::HEADERS, flag::END_HEADERS | flag::END_STREAM, stream, &head(b'a')))
-            .expect("in order");
+        rig.receive(&frame(
+            kind::HEADERS,
+            flag::END_HEADERS | flag::END_STREAM,
+            stream,
+            &request_header_block(b'a'),
+        ))
+        .expect("in order");
         rig.sender.send_response(
             stream,
             &GRPC_RESPONSE_HEADERS,
@@ -336,16 +347,16 @@ fn streams_have_a_bound_and_those_given_up_leave_nothing() {
 fn an_incomplete_frame_takes_its_memory_from_the_pool() {
     // A header block whose second half does not come: on its own, and after a piece that is kept.
     let padding = vec![b'v'; 12 << 10];
-    let block = [&head(b'a')[..], b"\x00\x01x\x7f\x81\x5f", &padding].concat();
+    let block = [&request_header_block(b'a')[..], b"\x00\x01x\x7f\x81\x5f", &padding].concat();
     let (piece, rest) = block.split_at(4 << 10);
     let whole = frame(kind::HEADERS, flag::END_HEADERS, 1, &block);
     let pieces =
         [frame(kind::HEADERS, 0, 1, piece), frame(kind::CONTINUATION, flag::END_HEADERS, 1, rest)].concat();
     for bytes in [whole, pieces] {
-        let pool = StatePool::with_frame_limit(1 << 20, 64 << 10);
+        let pool = StateMemoryPool::with_frame_limit(1 << 20, 64 << 10);
         let (first, second) = bytes.split_at(bytes.len() - 10);
         let mut peer = TestPeer::with_pool(&pool);
-        peer.receive(&settings(&[])).expect("settings");
+        peer.receive(&settings_frame(&[])).expect("settings");
         peer.receive(first).expect("there is room");
         assert!(pool.taken_bytes() > 0, "what exceeds the allowance");
         peer.receive(second).expect("the rest of the block");
@@ -353,9 +364,9 @@ fn an_incomplete_frame_takes_its_memory_from_the_pool() {
         drop(peer);
         assert_eq!(pool.taken_bytes(), 0, "all of it comes back");
 
-        let pool = StatePool::with_frame_limit(0, 0);
+        let pool = StateMemoryPool::with_frame_limit(0, 0);
         let mut peer = TestPeer::with_pool(&pool);
-        peer.receive(&settings(&[])).expect("settings");
+        peer.receive(&settings_frame(&[])).expect("settings");
         let refused = peer.receive(first).expect_err("the allowance does not hold it");
         assert_eq!(refused.reason, ErrorCode::EnhanceYourCalm, "{}", refused.what);
     }
@@ -364,13 +375,17 @@ fn an_incomplete_frame_takes_its_memory_from_the_pool() {
 #[test]
 fn a_busy_peer_yields_to_others() {
     let open: Vec<u8> = (0..8)
-        .flat_map(|n| frame(kind::HEADERS, flag::END_HEADERS | flag::END_STREAM, 2 * n + 1, &head(b'a')))
+        .flat_map(|n| {
+            frame(kind::HEADERS, flag::END_HEADERS | flag::END_STREAM, 2 * n + 1, &request_header_block(b'a'))
+        })
         .collect();
-    let idle =
-        [settings(&[(setting::INITIAL_WINDOW_SIZE, 1)]), settings(&[(setting::INITIAL_WINDOW_SIZE, 0)])];
+    let idle = [
+        settings_frame(&[(setting::INITIAL_WINDOW_SIZE, 1)]),
+        settings_frame(&[(setting::INITIAL_WINDOW_SIZE, 0)]),
+    ];
     for flood in [frame(kind::PING, 0, 0, &[0; 8]).repeat(20_000), idle.concat().repeat(20_000)] {
         let mut rig = TestPeer::new();
-        rig.receive(&[settings(&[]), open.clone()].concat()).expect("it is in order");
+        rig.receive(&[settings_frame(&[]), open.clone()].concat()).expect("it is in order");
         let (mut input, mut turns) = (flood.as_slice(), 0);
         while !input.is_empty() {
             let event =
@@ -390,8 +405,8 @@ fn the_end_of_a_request_is_told_though_nothing_more_comes() {
     // The last frame of the input completes the work of a turn.
     for done in 1..64 {
         let mut rig = TestPeer::new();
-        let open = frame(kind::HEADERS, flag::END_HEADERS, 1, &head(b'a'));
-        rig.receive(&[settings(&[]), open].concat()).expect("it is in order");
+        let open = frame(kind::HEADERS, flag::END_HEADERS, 1, &request_header_block(b'a'));
+        rig.receive(&[settings_frame(&[]), open].concat()).expect("it is in order");
         rig.sender.end_batch();
         let mut steps = 0;
         while !rig.sender.should_yield() {
@@ -413,15 +428,15 @@ fn the_end_of_a_request_is_told_though_nothing_more_comes() {
 }
 
 /// The memory of an answer, which reports when it is freed.
-struct Answer(Vec<u8>, Arc<AtomicBool>);
+struct DropFlaggedAnswer(Vec<u8>, Arc<AtomicBool>);
 
-impl AsRef<[u8]> for Answer {
+impl AsRef<[u8]> for DropFlaggedAnswer {
     fn as_ref(&self) -> &[u8] {
         &self.0
     }
 }
 
-impl Drop for Answer {
+impl Drop for DropFlaggedAnswer {
     fn drop(&mut self) {
         self.1.store(true, Ordering::Relaxed);
     }
@@ -434,7 +449,7 @@ fn the_charge_of_an_answer_is_given_back_when_the_answer_has_left() {
     let settings = AnnouncedSettings { streams: 1_000, ..SETTINGS };
     for seed in 0..100 {
         let mut rng = Rng::with_seed(seed);
-        let pool = StatePool::new(1 << 40);
+        let pool = StateMemoryPool::new(1 << 40);
         let mut sender = Http2Sender::new(settings, Arc::clone(&pool));
         // Each answer: its stream, its charge, whether its memory is free, and the end of the output at
         // its end.
@@ -450,7 +465,7 @@ fn the_charge_of_an_answer_is_given_back_when_the_answer_has_left() {
                     sender.budget.release(STREAM_BYTES);
                     sender.charge_answer(id, length).expect("the pool is large");
                     let freed = Arc::new(AtomicBool::new(false));
-                    let body = Bytes::from_owner(Answer(vec![0; length], Arc::clone(&freed)));
+                    let body = Bytes::from_owner(DropFlaggedAnswer(vec![0; length], Arc::clone(&freed)));
                     let cut = rng.usize(0..length);
                     sender.send_response(id, b"head", [body.slice(..cut), body.slice(cut..)], b"trailers");
                     answers.push((id, length, freed, None));
@@ -478,7 +493,7 @@ fn the_charge_of_an_answer_is_given_back_when_the_answer_has_left() {
             sender.release_sent_answers();
             for (id, .., end) in &mut answers {
                 if end.is_none() && !sender.streams.contains(*id) {
-                    *end = Some(sender.output.end_offset());
+                    *end = Some(sender.output.offset_after_last_waiting_byte());
                 }
             }
             let sum = |counts: &dyn Fn(&AtomicBool, Option<u64>) -> bool| -> usize {
@@ -486,7 +501,8 @@ fn the_charge_of_an_answer_is_given_back_when_the_answer_has_left() {
                 of.map(|(_, charge, ..)| charge).sum()
             };
             let held = sum(&|freed, _| !freed.load(Ordering::Relaxed));
-            let waiting = sum(&|_, end| end.is_none_or(|end| end > sender.output.start_offset()));
+            let waiting =
+                sum(&|_, end| end.is_none_or(|end| end > sender.output.offset_of_first_waiting_byte()));
             let charged = pool.taken_bytes();
             assert!(
                 (held..=waiting).contains(&charged),

@@ -76,10 +76,10 @@ impl UnbufferedFrame {
     }
 
     /// Records that `bytes` of the expected data were read directly from the socket.
-    pub(super) fn consume_expected(&mut self, bytes: usize, sender: &mut Http2Sender) {
+    pub(super) fn consume_expected_data(&mut self, bytes: usize, sender: &mut Http2Sender) {
         self.data = self.data.saturating_sub(bytes);
         if let Some(stream) = sender.streams.get_mut(self.stream) {
-            stream.input.on_body_read_from_socket(bytes);
+            stream.input.count_body_bytes_read_directly(bytes);
         }
     }
 
@@ -134,7 +134,7 @@ impl UnbufferedFrame {
             sender.release_connection_window(bytes.len());
             return None;
         };
-        if stream.input.on_data(bytes.len(), ended) {
+        if stream.input.count_body_bytes(bytes.len(), ended) {
             return Some(ReceiveEvent::Data { stream: self.stream, bytes, ended });
         }
         sender.release_connection_window(bytes.len());

@@ -14,11 +14,11 @@ pub const ENABLED: bool = false;
 pub struct Sharded<T>(T);
 
 impl<T> Sharded<T> {
-    pub fn local(&self) -> &T {
+    pub fn shard_of_this_thread(&self) -> &T {
         &self.0
     }
 
-    pub fn all(&self) -> impl Iterator<Item = &T> {
+    pub fn all_shards(&self) -> impl Iterator<Item = &T> {
         std::iter::once(&self.0)
     }
 }

@@ -2,7 +2,7 @@
 //! take no locks.
 //!
 //! The caller passes a [`Moment`], so one reading of the clock can serve several measurements. Begin at
-//! [`Sharded::local`].
+//! [`Sharded::shard_of_this_thread`].
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -32,7 +32,7 @@ struct CacheLinePadded<T>(T);
 
 impl<T> Sharded<T> {
     /// Returns the shard of this thread.
-    pub fn local(&self) -> &T {
+    pub fn shard_of_this_thread(&self) -> &T {
         static THREADS: AtomicUsize = AtomicUsize::new(0);
         thread_local! {
             static SHARD: usize = THREADS.fetch_add(1, Ordering::Relaxed) % SHARDS;
@@ -42,7 +42,7 @@ impl<T> Sharded<T> {
     }
 
     /// Returns all shards.
-    pub fn all(&self) -> impl Iterator<Item = &T> {
+    pub fn all_shards(&self) -> impl Iterator<Item = &T> {
         self.0.iter().map(|CacheLinePadded(shard)| shard)
     }
 }
@@ -168,12 +168,12 @@ impl LockTimes {
 
     /// Marks the begin of an attempt to lock, which is timed.
     pub fn begin_timed_wait<'a>(&'a self, clock: &'a Clock) -> LockWait<'a> {
-        LockWait(Some(TimedUse { of: self, clock, since: Moment::now(clock) }))
+        LockWait(Some(TimedLockUse { of: self, clock, since: Moment::now(clock) }))
     }
 }
 
 #[derive(Debug)]
-struct TimedUse<'a> {
+struct TimedLockUse<'a> {
     of: &'a LockTimes,
     clock: &'a Clock,
     since: Moment,
@@ -181,7 +181,7 @@ struct TimedUse<'a> {
 
 /// An attempt to lock that waits.
 #[derive(Debug)]
-pub struct LockWait<'a>(Option<TimedUse<'a>>);
+pub struct LockWait<'a>(Option<TimedLockUse<'a>>);
 
 impl<'a> LockWait<'a> {
     /// Marks the end of the wait: the caller holds the lock.
@@ -190,14 +190,14 @@ impl<'a> LockWait<'a> {
         LockHold(self.0.map(|waited| {
             let since = Moment::now(waited.clock);
             waited.of.waited.add_interval_as_only_writer(waited.since, since);
-            TimedUse { since, ..waited }
+            TimedLockUse { since, ..waited }
         }))
     }
 }
 
 /// The use of a lock that is held. The caller drops it right before the lock.
 #[derive(Debug)]
-pub struct LockHold<'a>(Option<TimedUse<'a>>);
+pub struct LockHold<'a>(Option<TimedLockUse<'a>>);
 
 impl Drop for LockHold<'_> {
     fn drop(&mut self) {

@@ -1,7 +1,7 @@
 //! The parts of the server that use no port: changes by operators and automatic rules, their audit, findings,
 //! timelines, and transfer reports.
 //!
-//! The HTTP port translates requests to [`Operation`]s. Findings can request automatic exclusions. Begin at
+//! The HTTP port translates requests to [`JobOperation`]s. Findings can request automatic exclusions. Begin at
 //! [`AuditedOperations::perform_audited`].
 //!
 //! | file | what it holds |
@@ -24,8 +24,9 @@ mod timelines;
 
 pub use actor_context::ActorContext;
 pub use audit::{AuditFailurePolicy, AuditLine, AuditLog, AuditOutcome, AuditPage};
-pub use operations::{AuditedOperations, Operation};
-pub use role::Role;
+pub use operations::{AuditedOperations, JobOperation};
+pub use role::AccessRole;
 pub use timelines::{
-    CausalRole, JobTimeline, TIMELINE_ENTRIES_MAX, TimelineEntry, TimelineTone, Timelines, barrier_name,
+    CausalRole, JobTimeline, TIMELINE_ENTRIES_MAX, TimelineEntry, TimelineTone, Timelines,
+    barrier_display_name,
 };

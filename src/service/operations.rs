@@ -8,15 +8,15 @@ use std::sync::Arc;
 use super::findings::AutomaticExclusion;
 use super::{ActorContext, AuditLog, AuditOutcome};
 use crate::coordination::{
-    Actor, ActorOrigin, CommandOutcome, CommandRefusal, ExclusionTarget, JobId, JobName, JobReader,
-    JobSettings, OperatorCommand, Reason,
+    Actor, ActorOrigin, CommandOutcome, CommandReason, CommandRefusal, ExclusionTarget, JobId, JobName,
+    JobReader, JobSettings, OperatorCommand,
 };
 use crate::engine::{DeclareError, Engine};
 use crate::telemetry::traces::Traces;
 use crate::text::is_safe_single_line;
 
 /// One command upon a job.
-pub struct Operation<'a> {
+pub struct JobOperation<'a> {
     /// The job.
     pub job: JobId,
     /// Its name, for the audit.
@@ -24,7 +24,7 @@ pub struct Operation<'a> {
     /// The author.
     pub by: &'a ActorContext,
     /// The reason that the author gave.
-    pub reason: Reason,
+    pub reason: CommandReason,
     /// The command.
     pub command: OperatorCommand,
     /// The subject of the audit line. `None`: derived from the command and the job.
@@ -49,10 +49,10 @@ impl AuditedOperations {
     /// Returns the refusal if the state machine refuses the command; then nothing has changed.
     pub fn perform_audited<T>(
         &self,
-        operation: Operation<'_>,
+        operation: JobOperation<'_>,
         view: impl FnOnce(Option<JobReader<'_>>, CommandOutcome) -> T,
     ) -> Result<T, CommandRefusal> {
-        let Operation { job, name, by, reason, command, subject } = operation;
+        let JobOperation { job, name, by, reason, command, subject } = operation;
         let (verb, of_command) = (audit_verb(&command), command.clone());
         let actor = by.actor.clone();
         self.engine.perform_command_and_read(job, actor, reason.clone(), command, |core, done| {
@@ -67,7 +67,7 @@ impl AuditedOperations {
                 Err(refusal) => (AuditOutcome::Refused, refusal.to_string()),
             };
             let subject = subject.unwrap_or_else(|| audit_subject(&of_command, name, core.job(job)));
-            let entry = by.audit_entry(Some(name.clone()), verb, subject, Some(reason));
+            let entry = by.create_audit_entry(Some(name.clone()), verb, subject, Some(reason));
             self.audit.record(self.engine.clock().now(), entry, outcome, detail);
             Ok(view(core.job(job), done?))
         })
@@ -82,7 +82,7 @@ impl AuditedOperations {
         name: &JobName,
         settings: JobSettings,
         by: &ActorContext,
-        reason: Reason,
+        reason: CommandReason,
         view: impl FnOnce(Option<JobReader<'_>>) -> T,
     ) -> Result<T, DeclareError> {
         let tasks = settings.tasks;
@@ -93,7 +93,8 @@ impl AuditedOperations {
             Ok(_) => (AuditOutcome::Done, format!("{tasks} tasks")),
             Err(refusal) => (AuditOutcome::Refused, refusal.to_string()),
         };
-        let entry = by.audit_entry(Some(name.clone()), "create-job", format!("job {name}"), Some(reason));
+        let entry =
+            by.create_audit_entry(Some(name.clone()), "create-job", format!("job {name}"), Some(reason));
         self.audit.record(self.engine.clock().now(), entry, outcome, detail);
         made
     }
@@ -102,7 +103,7 @@ impl AuditedOperations {
     pub fn apply_automatic_exclusion(&self, remedy: AutomaticExclusion) {
         let AutomaticExclusion { job, name, rule, task, expires_in, reason } = remedy;
         let actor = Actor { who: rule.name().into(), address: None, means: ActorOrigin::Rule };
-        let Ok(reason) = Reason::try_from(reason_from_text(&reason)) else { return };
+        let Ok(reason) = CommandReason::try_from(reason_from_finding_summary(&reason)) else { return };
         let command = OperatorCommand::Exclude {
             target: ExclusionTarget::Task(task),
             expires_in: Some(expires_in),
@@ -110,8 +111,10 @@ impl AuditedOperations {
         };
         let by = &ActorContext::new(actor, None, None);
         // A refusal is in the audit.
-        let _ = self
-            .perform_audited(Operation { job, name: &name, by, reason, command, subject: None }, |_, _| ());
+        let _ = self.perform_audited(
+            JobOperation { job, name: &name, by, reason, command, subject: None },
+            |_, _| (),
+        );
     }
 }
 
@@ -154,8 +157,8 @@ fn audit_subject(command: &OperatorCommand, name: &JobName, after: Option<JobRea
 }
 
 /// Returns the summary of a finding as a reason: one line of limited length.
-fn reason_from_text(text: &str) -> String {
+fn reason_from_finding_summary(text: &str) -> String {
     let safe = |letter: char| is_safe_single_line(letter.encode_utf8(&mut [0; 4]));
     let line: String = text.chars().map(|letter| if safe(letter) { letter } else { '?' }).collect();
-    line.get(..line.floor_char_boundary(Reason::BYTES_MAX)).unwrap_or_default().to_owned()
+    line.get(..line.floor_char_boundary(CommandReason::BYTES_MAX)).unwrap_or_default().to_owned()
 }

@@ -1,6 +1,6 @@
 //! Defines the roles of people and tools: viewer, operator, admin.
 //!
-//! A token determines the role of its holder (`http/access/tokens.rs`). Begin at `Role`.
+//! A token determines the role of its holder (`http/access/tokens.rs`). Begin at `AccessRole`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,7 +11,8 @@ use utoipa::ToSchema;
 /// A role. Each includes the permissions of those before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum Role {
+#[schema(as = Role)]
+pub enum AccessRole {
     /// Reads everything but the values of keys, by which tasks find and authenticate one another.
     Viewer,
     /// Changes existing jobs: excludes, readmits, drains, reads and writes keys.
@@ -20,7 +21,7 @@ pub enum Role {
     Admin,
 }
 
-impl fmt::Display for Role {
+impl fmt::Display for AccessRole {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Viewer => "viewer",
@@ -30,7 +31,7 @@ impl fmt::Display for Role {
     }
 }
 
-impl FromStr for Role {
+impl FromStr for AccessRole {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {

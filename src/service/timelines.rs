@@ -143,7 +143,7 @@ fn event_text(event: &JobEvent) -> String {
     match &event.what {
         EventKind::BarrierFailed { barrier, counter } | EventKind::BarrierPassed { barrier, counter, .. } => {
             let used = if *counter > 0 { format!(" (use {counter})") } else { String::new() };
-            format!("{}{used}: {reason}", barrier_name(barrier))
+            format!("{}{used}: {reason}", barrier_display_name(barrier))
         }
         _ => reason.into_owned(),
     }
@@ -151,7 +151,7 @@ fn event_text(event: &JobEvent) -> String {
 
 /// Returns the name of a barrier for people, on one line and shortened: those of the service itself by their purpose.
 #[must_use]
-pub fn barrier_name(id: &str) -> String {
+pub fn barrier_display_name(id: &str) -> String {
     truncate_text(&escape_to_one_line(barrier_label(id)), BARRIER_NAME_CHARS, "…")
 }
 
@@ -266,7 +266,7 @@ impl Observer for Timelines {
 mod tests {
     use super::*;
 
-    fn entry(kind: &'static str, task: i32, tone: TimelineTone, role: CausalRole) -> TimelineEntry {
+    fn timeline_entry(kind: &'static str, task: i32, tone: TimelineTone, role: CausalRole) -> TimelineEntry {
         let (at, run) = (Timestamp(task.unsigned_abs().into()), RunNumber(1));
         let (tasks, text, shared) = (vec![TaskId(task)], kind.into(), Some(kind.into()));
         let (is_trouble, latest) = (tone == TimelineTone::Bad, None);
@@ -285,7 +285,13 @@ mod tests {
         }
     }
 
-    fn failed(timelines: &Timelines, at: u64, task: i32, class: FailureClass, reason: &str) {
+    fn record_task_failed_event(
+        timelines: &Timelines,
+        at: u64,
+        task: i32,
+        class: FailureClass,
+        reason: &str,
+    ) {
         let what = EventKind::TaskFailed { task: TaskId(task), class };
         let (run, reason) = (RunNumber(1), reason.to_owned());
         timelines.on_event(&JobEvent { at: Timestamp(at), job: JobId(0), run, what, reason });
@@ -294,11 +300,29 @@ mod tests {
     #[test]
     fn failures_are_one_line_only_where_they_have_one_cause() {
         let timelines = Timelines::default();
-        failed(&timelines, 0, 1, FailureClass::ConnectionLost, "the host is gone");
-        failed(&timelines, 900_000, 2, FailureClass::ConnectionLost, "the host is gone");
-        failed(&timelines, 1_000_000, 3, FailureClass::HeartbeatTimeout, "no heartbeat for 100 s");
-        failed(&timelines, 2_500_000, 4, FailureClass::HeartbeatTimeout, "no heartbeat for 101 s");
-        failed(&timelines, 2_600_000, 5, FailureClass::Excluded, "its exclusion is told instead");
+        record_task_failed_event(&timelines, 0, 1, FailureClass::ConnectionLost, "the host is gone");
+        record_task_failed_event(&timelines, 900_000, 2, FailureClass::ConnectionLost, "the host is gone");
+        record_task_failed_event(
+            &timelines,
+            1_000_000,
+            3,
+            FailureClass::HeartbeatTimeout,
+            "no heartbeat for 100 s",
+        );
+        record_task_failed_event(
+            &timelines,
+            2_500_000,
+            4,
+            FailureClass::HeartbeatTimeout,
+            "no heartbeat for 101 s",
+        );
+        record_task_failed_event(
+            &timelines,
+            2_600_000,
+            5,
+            FailureClass::Excluded,
+            "its exclusion is told instead",
+        );
         let told: Vec<_> = timelines
             .timeline_of(JobId(0))
             .latest_first()
@@ -316,11 +340,16 @@ mod tests {
     fn simultaneous_events_are_one_line_and_consequences_name_their_cause() {
         let mut happened = JobTimeline::default();
         for task in 0..3 {
-            happened.add_or_merge(entry("task-connected", task, TimelineTone::Calm, CausalRole::Plain));
+            happened.add_or_merge(timeline_entry(
+                "task-connected",
+                task,
+                TimelineTone::Calm,
+                CausalRole::Plain,
+            ));
         }
-        happened.add_or_merge(entry("first-cause", 1, TimelineTone::Bad, CausalRole::Cause));
+        happened.add_or_merge(timeline_entry("first-cause", 1, TimelineTone::Bad, CausalRole::Cause));
         for task in 0..3 {
-            happened.add_or_merge(entry("task-failed", task, TimelineTone::Bad, CausalRole::Plain));
+            happened.add_or_merge(timeline_entry("task-failed", task, TimelineTone::Bad, CausalRole::Plain));
         }
         let all: Vec<TaskId> = (0..3).map(TaskId).collect();
         let told: Vec<_> = happened.latest_first().map(|m| (m.kind, m.role, m.tasks.clone())).collect();

@@ -62,9 +62,9 @@ impl EventLogger {
     fn log_within_limit(&mut self, engine: &Engine, numbered: &NumberedEvent) {
         let JobEvent { job, what, .. } = numbered.event.as_ref();
         let name = self.names.name_of(engine, *job);
-        if level_of_event(what) != Level::DEBUG {
+        if log_level_of_event(what) != Level::DEBUG {
             let kind = (*job, what.kind());
-            match self.limit.admit(&kind, now(engine)) {
+            match self.limit.admit(&kind, elapsed_since_start(engine)) {
                 None => return,
                 Some(0) => {}
                 Some(count) => log_suppressed_count(&name, kind.1, count),
@@ -74,13 +74,13 @@ impl EventLogger {
     }
 
     fn log_suppressed(&mut self, engine: &Engine) {
-        for ((job, kind), count) in self.limit.take_suppressed(now(engine)) {
+        for ((job, kind), count) in self.limit.take_suppressed(elapsed_since_start(engine)) {
             log_suppressed_count(&self.names.name_of(engine, job), kind, count);
         }
     }
 }
 
-fn now(engine: &Engine) -> Duration {
+fn elapsed_since_start(engine: &Engine) -> Duration {
     Duration::from_nanos(engine.clock().elapsed_nanos())
 }
 
@@ -128,7 +128,7 @@ fn log_event(numbered: &NumberedEvent, job: &JobName) {
             )
         };
     }
-    match level_of_event(what) {
+    match log_level_of_event(what) {
         Level::WARN => line!(Level::WARN),
         Level::INFO => line!(Level::INFO),
         _ => line!(Level::DEBUG),
@@ -137,7 +137,7 @@ fn log_event(numbered: &NumberedEvent, job: &JobName) {
 
 /// Returns the level of a change: WARN for changes that an operator should look at, INFO for the course of
 /// jobs and runs, DEBUG for single tasks and barriers, of which a large job has thousands.
-fn level_of_event(what: &EventKind) -> Level {
+fn log_level_of_event(what: &EventKind) -> Level {
     match what {
         EventKind::TaskSuperseded { .. }
         | EventKind::TaskSuspected { .. }

@@ -1,7 +1,7 @@
 //! Writes the log to stderr.
 //!
 //! A thread that logs never waits for the reader of stderr (`queue`). All text is escaped when a line is written:
-//! `write_field` escapes lines for people, and `EscapingWriter` escapes JSON lines. So code that logs text from
+//! `write_field` escapes lines for people, and `JsonEscapingWriter` escapes JSON lines. So code that logs text from
 //! outside need not escape it. Begin at [`start_logging`].
 
 mod queue;
@@ -55,7 +55,7 @@ impl fmt::Display for LogFormat {
 ///
 /// # Errors
 /// The reason, and what to write instead.
-pub fn check_filter(filter: &str) -> Result<(), String> {
+pub fn check_log_filter(filter: &str) -> Result<(), String> {
     EnvFilter::try_new(filter).map(|_| ()).map_err(|error| {
         format!("it is no log filter ({error}): write a level such as info, or target=level")
     })
@@ -67,7 +67,7 @@ pub fn check_filter(filter: &str) -> Result<(), String> {
 /// If the filter is invalid or the thread cannot be started.
 pub fn start_logging(filter: &str, format: LogFormat) -> Result<(), String> {
     let filter = EnvFilter::try_new(filter).map_err(|error| error.to_string())?;
-    let colours = queue::is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|it| it.is_empty());
+    let colours = queue::is_stderr_terminal() && std::env::var_os("NO_COLOR").is_none_or(|it| it.is_empty());
     let queued = queue::start_writer_thread()?;
     let lines = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours);
     let started = match format {
@@ -80,7 +80,7 @@ pub fn start_logging(filter: &str, format: LogFormat) -> Result<(), String> {
             .json()
             .flatten_event(true)
             .with_current_span(false)
-            .with_writer(move || EscapingWriter(queued.clone()))
+            .with_writer(move || JsonEscapingWriter(queued.clone()))
             .finish()
             .try_init(),
     };
@@ -102,9 +102,9 @@ fn write_field(line: &mut Writer<'_>, field: &Field, value: &dyn fmt::Debug) -> 
 }
 
 /// A writer of JSON lines that escapes hidden characters as JSON does.
-struct EscapingWriter<W>(W);
+struct JsonEscapingWriter<W>(W);
 
-impl<W: Write> Write for EscapingWriter<W> {
+impl<W: Write> Write for JsonEscapingWriter<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.write_all(escape_json(&String::from_utf8_lossy(bytes)).as_bytes())?;
         Ok(bytes.len())
@@ -120,7 +120,7 @@ mod tests {
     use std::sync::{Arc, Mutex};
 
     use super::*;
-    use crate::text::is_hidden;
+    use crate::text::is_hidden_character;
 
     #[derive(Clone, Default)]
     struct CapturedLog(Arc<Mutex<Vec<u8>>>);
@@ -139,7 +139,7 @@ mod tests {
     const HOSTILE: &str =
         "a\n2026-01-01T00:00:00Z  WARN forged\r\u{1b}[2J\u{9b}2J\u{7f}\u{202e}\u{200b}\u{2028}";
 
-    fn log() {
+    fn log_hostile_text() {
         let error = io::Error::other(HOSTILE);
         tracing::warn!(shown = HOSTILE, who = %HOSTILE, how = ?HOSTILE, %error, "a client says {HOSTILE}");
     }
@@ -150,10 +150,10 @@ mod tests {
         let out = taken.clone();
         let lines =
             tracing_subscriber::fmt().with_ansi(false).fmt_fields(debug_fn(write_field).delimited(" "));
-        tracing::subscriber::with_default(lines.with_writer(move || out.clone()).finish(), log);
+        tracing::subscriber::with_default(lines.with_writer(move || out.clone()).finish(), log_hostile_text);
         let text = String::from_utf8(taken.0.lock().unwrap().clone()).unwrap();
         assert_eq!(text.lines().count(), 1, "{text}");
-        assert!(!text.trim_end_matches('\n').contains(is_hidden), "{text:?}");
+        assert!(!text.trim_end_matches('\n').contains(is_hidden_character), "{text:?}");
         for part in ["WARN", "a client says a | 2026", " shown=\"a", " who=a | ", " error=a | ", "\\u{202e}"]
         {
             assert!(text.contains(part), "no {part} in {text}");
@@ -165,10 +165,10 @@ mod tests {
         let taken = CapturedLog::default();
         let out = taken.clone();
         let lines = tracing_subscriber::fmt().json().flatten_event(true);
-        let lines = lines.with_writer(move || EscapingWriter(out.clone())).finish();
-        tracing::subscriber::with_default(lines, log);
+        let lines = lines.with_writer(move || JsonEscapingWriter(out.clone())).finish();
+        tracing::subscriber::with_default(lines, log_hostile_text);
         let text = String::from_utf8(taken.0.lock().unwrap().clone()).unwrap();
-        assert!(!text.trim_end_matches('\n').contains(is_hidden), "{text:?}");
+        assert!(!text.trim_end_matches('\n').contains(is_hidden_character), "{text:?}");
         let read: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!((read["who"].as_str(), read["shown"].as_str()), (Some(HOSTILE), Some(HOSTILE)));
     }

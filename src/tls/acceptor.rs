@@ -13,7 +13,7 @@ use tokio_rustls::LazyConfigAcceptor;
 use super::client_certificates::REFUSED_CERTIFICATE;
 use super::{PrefixedStream, TlsError, TlsFiles, messages};
 use crate::clock::Clock;
-use crate::file_watch::{FileStamp, FileWatch};
+use crate::file_watch::{FileCheckSchedule, FileStamp};
 
 /// A connection over TLS.
 pub type TlsStream<S> = tokio_rustls::server::TlsStream<PrefixedStream<S>>;
@@ -100,7 +100,7 @@ struct ReloadingCertificates {
 /// The server side of TLS handshakes.
 pub struct Acceptor {
     certificates: Arc<ReloadingCertificates>,
-    watch: FileWatch,
+    watch: FileCheckSchedule,
 }
 
 impl Acceptor {
@@ -113,13 +113,13 @@ impl Acceptor {
         let config = Arc::new(files.server_config(protocols)?);
         let current = Mutex::new(LoadedConfig { config, stamps });
         let certificates = Arc::new(ReloadingCertificates { files, protocols, current });
-        Ok(Self { certificates, watch: FileWatch::new(clock) })
+        Ok(Self { certificates, watch: FileCheckSchedule::new(clock) })
     }
 
     /// Returns the present configuration, reloaded if a file has changed.
     async fn current_config(&self) -> Arc<ServerConfig> {
         let certificates = Arc::clone(&self.certificates);
-        self.watch.check_if_due(move || certificates.reload_if_changed()).await;
+        self.watch.run_check_if_due(move || certificates.reload_if_changed()).await;
         Arc::clone(&self.certificates.lock_current().config)
     }
 
@@ -179,7 +179,7 @@ impl ReloadingCertificates {
 }
 
 fn file_stamps(files: &TlsFiles) -> Vec<FileStamp> {
-    files.paths().map(FileStamp::of).collect()
+    files.paths().map(FileStamp::of_file).collect()
 }
 
 /// Returns the kind of a failed handshake and its reason, for the person who has to correct it.
@@ -207,8 +207,8 @@ fn describe_handshake_error(error: &io::Error) -> (HandshakeFault, String) {
              JAX_MTLS_KEY_FILE)"
                 .into()
         }
-        Error::InvalidCertificate(wrong) => format!("the client's certificate is refused: {}", describe_certificate_error(wrong)),
-        Error::AlertReceived(alert) => format!("the client refuses this server: {}", describe_alert(*alert)),
+        Error::InvalidCertificate(wrong) => format!("the client's certificate is refused: {}", describe_client_certificate_error(wrong)),
+        Error::AlertReceived(alert) => format!("the client refuses this server: {}", describe_client_alert(*alert)),
         Error::NoApplicationProtocol => {
             "the client speaks no protocol that is spoken here: the gRPC port speaks HTTP/2 (ALPN h2), the HTTP port \
              HTTP/1.1"
@@ -228,7 +228,7 @@ fn describe_handshake_error(error: &io::Error) -> (HandshakeFault, String) {
     (fault, reason)
 }
 
-fn describe_certificate_error(wrong: &CertificateError) -> String {
+fn describe_client_certificate_error(wrong: &CertificateError) -> String {
     match wrong {
         CertificateError::UnknownIssuer => {
             "no authority that this port trusts has issued it: compare its issuer with the client CA file, and let the \
@@ -247,7 +247,7 @@ fn describe_certificate_error(wrong: &CertificateError) -> String {
     }
 }
 
-fn describe_alert(alert: AlertDescription) -> String {
+fn describe_client_alert(alert: AlertDescription) -> String {
     match alert {
         AlertDescription::UnknownCA => {
             "it does not trust the authority of this server's certificate: its CA file (JAX_MTLS_CA_FILE) must hold the \

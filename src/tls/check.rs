@@ -14,7 +14,7 @@ use rustls::{CertificateError, Error, RootCertStore, ServerConfig};
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 use x509_parser::public_key::PublicKey;
 
-use super::issue::CertificatePurpose;
+use super::certificate_authority::CertificatePurpose;
 use super::{TlsError, client_certificates, crypto_provider, files, messages};
 
 /// The remaining validity below which a certificate is reported, in days.
@@ -75,7 +75,7 @@ impl CertificateFindings {
 
 /// The intended use of a certificate.
 #[derive(Debug, Clone, Copy)]
-pub struct IntendedUse<'a> {
+pub struct IntendedCertificateUse<'a> {
     /// The role of its holder.
     pub purpose: CertificatePurpose,
     /// The name or address that clients dial.
@@ -84,7 +84,7 @@ pub struct IntendedUse<'a> {
 
 /// Returns the stated purpose of a certificate; `None` if it permits both, or states none.
 #[must_use]
-pub fn stated_purpose(chain: &[CertificateDer<'_>]) -> Option<CertificatePurpose> {
+pub fn stated_certificate_purpose(chain: &[CertificateDer<'_>]) -> Option<CertificatePurpose> {
     let (_, own) = X509Certificate::from_der(chain.first()?).ok()?;
     let usage = own.extended_key_usage().ok()??.value;
     match (usage.server_auth, usage.client_auth) {
@@ -102,7 +102,7 @@ pub fn stated_purpose(chain: &[CertificateDer<'_>]) -> Option<CertificatePurpose
 pub fn check_chain(
     chain: &[CertificateDer<'_>],
     ca: Option<&Path>,
-    wanted: IntendedUse<'_>,
+    wanted: IntendedCertificateUse<'_>,
 ) -> Result<CertificateFindings, TlsError> {
     let mut found = CertificateFindings::default();
     let Some((own, rest)) = chain.split_first() else {
@@ -114,7 +114,7 @@ pub fn check_chain(
         Err(error) => found.add(CheckSeverity::Bad, format!("the certificate cannot be read: {error}")),
     }
     if let Some(ca) = ca {
-        check_trust((own, rest), files::read_authorities(ca)?, wanted, &mut found);
+        check_trust((own, rest), files::read_authority_certificates(ca)?, wanted, &mut found);
     }
     Ok(found)
 }
@@ -141,7 +141,11 @@ pub fn check_key_matches(cert: &Path, key: &Path, found: &mut CertificateFinding
     Ok(())
 }
 
-fn check_leaf(read: &X509Certificate<'_>, wanted: IntendedUse<'_>, found: &mut CertificateFindings) {
+fn check_leaf(
+    read: &X509Certificate<'_>,
+    wanted: IntendedCertificateUse<'_>,
+    found: &mut CertificateFindings,
+) {
     found.add(CheckSeverity::Good, format!("subject {}, issued by {}", read.subject(), read.issuer()));
     check_validity(read, found);
     check_key_kind(read, found);
@@ -236,7 +240,7 @@ fn check_purpose(read: &X509Certificate<'_>, purpose: CertificatePurpose, found:
 fn check_trust(
     (own, rest): (&CertificateDer<'_>, &[CertificateDer<'_>]),
     roots: RootCertStore,
-    wanted: IntendedUse<'_>,
+    wanted: IntendedCertificateUse<'_>,
     found: &mut CertificateFindings,
 ) {
     let now = UnixTime::now();
@@ -294,11 +298,11 @@ mod tests {
     use rustls::pki_types::pem::PemObject as _;
 
     use super::*;
-    use crate::tls::issue::Authority;
+    use crate::tls::certificate_authority::CertificateAuthority;
 
-    fn findings(
-        authority: &Authority,
-        by: &Authority,
+    fn findings_about_chain(
+        authority: &CertificateAuthority,
+        by: &CertificateAuthority,
         purpose: CertificatePurpose,
         names: &[&str],
         days: i64,
@@ -309,7 +313,8 @@ mod tests {
             std::env::temp_dir().join(format!("muster-check-{}-{purpose:?}-{days}.pem", std::process::id()));
         std::fs::write(&ca, authority.certificate_pem()).unwrap();
         let own = CertificateDer::from_pem_slice(made.cert.as_bytes()).unwrap();
-        let wanted = IntendedUse { purpose: CertificatePurpose::Server, name: Some("muster.example") };
+        let wanted =
+            IntendedCertificateUse { purpose: CertificatePurpose::Server, name: Some("muster.example") };
         let found = check_chain(&[own], Some(&ca), wanted).unwrap();
         std::fs::remove_file(&ca).unwrap();
         found.0.iter().map(|finding| format!("{finding}\n")).collect()
@@ -317,21 +322,29 @@ mod tests {
 
     #[test]
     fn every_flaw_of_a_certificate_has_a_message() {
-        let (ours, theirs) = (Authority::new("ours").unwrap(), Authority::new("theirs").unwrap());
-        let good = findings(&ours, &ours, CertificatePurpose::Server, &["muster.example", "10.0.0.1"], 90);
+        let (ours, theirs) =
+            (CertificateAuthority::new("ours").unwrap(), CertificateAuthority::new("theirs").unwrap());
+        let good = findings_about_chain(
+            &ours,
+            &ours,
+            CertificatePurpose::Server,
+            &["muster.example", "10.0.0.1"],
+            90,
+        );
         assert!(!good.contains("WRONG") && good.contains("IP:10.0.0.1"), "{good}");
-        let old = findings(&ours, &ours, CertificatePurpose::Server, &["muster.example"], -1);
+        let old = findings_about_chain(&ours, &ours, CertificatePurpose::Server, &["muster.example"], -1);
         assert!(old.contains("WRONG it has expired"), "{old}");
-        let soon = findings(&ours, &ours, CertificatePurpose::Server, &["muster.example"], 5);
+        let soon = findings_about_chain(&ours, &ours, CertificatePurpose::Server, &["muster.example"], 5);
         assert!(soon.contains("note  it expires in ") && soon.contains(" days, on "), "{soon}");
-        let now = findings(&ours, &ours, CertificatePurpose::Server, &["muster.example"], 1);
+        let now = findings_about_chain(&ours, &ours, CertificatePurpose::Server, &["muster.example"], 1);
         // 24 hours, or slightly less.
         assert!(now.contains("note  it expires in 2") && now.contains(" hours, on "), "{now}");
-        let other = findings(&ours, &ours, CertificatePurpose::Server, &["other.example"], 91);
+        let other = findings_about_chain(&ours, &ours, CertificatePurpose::Server, &["other.example"], 91);
         assert!(other.contains("WRONG it is not for muster.example"), "{other}");
-        let foreign = findings(&ours, &theirs, CertificatePurpose::Server, &["muster.example"], 92);
+        let foreign =
+            findings_about_chain(&ours, &theirs, CertificatePurpose::Server, &["muster.example"], 92);
         assert!(foreign.contains("WRONG no authority"), "{foreign}");
-        let client = findings(&ours, &ours, CertificatePurpose::Client, &["muster.example"], 93);
+        let client = findings_about_chain(&ours, &ours, CertificatePurpose::Client, &["muster.example"], 93);
         assert!(client.contains("lacks serverAuth"), "{client}");
     }
 }

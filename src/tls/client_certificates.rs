@@ -121,7 +121,7 @@ fn alternative_name_text(name: &GeneralName<'_>) -> String {
 
 /// Returns the name of a certificate's holder: its common name, else its first alternative name.
 #[must_use]
-pub fn holder_name(certificate: &CertificateDer<'_>) -> Option<String> {
+pub fn certificate_holder_name(certificate: &CertificateDer<'_>) -> Option<String> {
     let (_, read) = X509Certificate::from_der(certificate).ok()?;
     let common = read.subject().iter_common_name().next().and_then(|name| name.as_str().ok());
     let mut found = common.map(str::to_owned).or_else(|| alternative_names(&read).into_iter().next())?;

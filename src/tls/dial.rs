@@ -18,12 +18,12 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin> IoStream for S {}
 
 /// The TLS of a client of one server.
 #[derive(Debug, Clone)]
-pub struct TlsClient {
+pub struct TlsClientForHost {
     config: Arc<ClientConfig>,
     name: ServerName<'static>,
 }
 
-impl TlsClient {
+impl TlsClientForHost {
     /// Returns the TLS for the server at `host`, which must be in its certificate.
     ///
     /// # Errors
@@ -64,11 +64,11 @@ impl From<DialError> for io::Error {
 /// If nothing listens there, or the two do not agree on TLS.
 pub async fn dial(
     address: impl ToSocketAddrs,
-    client: Option<&TlsClient>,
+    client: Option<&TlsClientForHost>,
 ) -> Result<Box<dyn IoStream>, DialError> {
     let stream = TcpStream::connect(address).await.map_err(DialError::Connect)?;
     stream.set_nodelay(true).map_err(DialError::Connect)?;
-    let Some(TlsClient { config, name }) = client else { return Ok(Box::new(stream)) };
+    let Some(TlsClientForHost { config, name }) = client else { return Ok(Box::new(stream)) };
     let shaken = TlsConnector::from(Arc::clone(config)).connect(name.clone(), stream).await;
     Ok(Box::new(shaken.map_err(DialError::Handshake)?))
 }

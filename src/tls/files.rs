@@ -111,7 +111,7 @@ pub fn read_private_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError>
 ///
 /// # Errors
 /// If the file cannot be read, or a certificate in it is not an authority's.
-pub fn read_authorities(path: &Path) -> Result<RootCertStore, TlsError> {
+pub fn read_authority_certificates(path: &Path) -> Result<RootCertStore, TlsError> {
     let mut roots = RootCertStore::empty();
     for certificate in read_certificates(path)? {
         roots
@@ -141,14 +141,14 @@ impl TlsFiles {
         let builder = match &self.client_ca {
             None => builder.with_no_client_auth(),
             Some(path) => {
-                let roots = Arc::new(read_authorities(path)?);
+                let roots = Arc::new(read_authority_certificates(path)?);
                 let clients = WebPkiClientVerifier::builder_with_provider(roots, crypto_provider())
                     .build()
                     .map_err(|error| content_error(path, error.to_string()))?;
                 builder.with_client_cert_verifier(Arc::new(RecordingClientVerifier::new(clients)))
             }
         };
-        if let Some(better) = crate::file_permissions::check_permissions(&self.key)
+        if let Some(better) = crate::file_permissions::check_private_file_permissions(&self.key)
             .map_err(|wrong| content_error(&self.key, wrong))?
         {
             tracing::warn!(file = %self.key.display(), "a private key: {better}");
@@ -184,7 +184,7 @@ pub fn client_config(
     let builder = ClientConfig::builder_with_provider(crypto_provider())
         .with_safe_default_protocol_versions()
         .map_err(|error| content_error(ca, error.to_string()))?
-        .with_root_certificates(read_authorities(ca)?);
+        .with_root_certificates(read_authority_certificates(ca)?);
     let mut config = match own {
         None => builder.with_no_client_auth(),
         Some((cert, path)) => builder

@@ -90,7 +90,7 @@ impl TransportPolicy {
     }
 
     /// Records a client that did not finish its handshake in time.
-    pub fn record_timeout(&self, peer: SocketAddr, within: Duration) {
+    pub fn record_handshake_timeout(&self, peer: SocketAddr, within: Duration) {
         let reason = format!("the client did not finish the handshake within {within:?}");
         self.record_refusal(peer, HandshakeFault::TooSlow, &reason);
     }

@@ -5,7 +5,7 @@
 //! targets (`tests/fuzz`) call these functions. Begin at [`TARGETS`].
 
 use crate::plan::{ArrayDescription, Placement, Plan, PlanOptions};
-use crate::protocol::frame::{CHUNK_MAX, CONTROL_MAX, FrameKind, HEADER, Header, crc};
+use crate::protocol::frame::{CHUNK_MAX, CONTROL_MAX, FrameKind, HEADER, Header, crc32c_of};
 use crate::protocol::hello::{
     ANSWER_TERMS, CHALLENGE, HELLO_TERMS, Hello, HelloAnswer, NONCE_MESSAGE, OPENING, check_nonce_message,
     encode_nonce_message, write_checksum,
@@ -35,7 +35,7 @@ impl FuzzTarget {
 pub static TARGETS: [FuzzTarget; 4] = [
     FuzzTarget::new("frame", check_frame, 1 << 10),
     FuzzTarget::new("hello", check_hello, 1 << 10),
-    FuzzTarget::new("link", crate::protocol::link::fuzzing::run_conversation, 1 << 10),
+    FuzzTarget::new("link", crate::protocol::link::fuzzing::fuzz_link_conversation, 1 << 10),
     FuzzTarget::new("plan", check_plan, 4 << 10),
 ];
 
@@ -51,7 +51,7 @@ fn check_frame(input: &[u8]) {
     for mend in [false, true] {
         if mend {
             bytes[..3].copy_from_slice(&Header { kind: FrameKind::Ping, ..empty_header() }.encode()[..3]);
-            let sum = crc(&bytes[..HEADER - 4]);
+            let sum = crc32c_of(&bytes[..HEADER - 4]);
             bytes[HEADER - 4..].copy_from_slice(&sum.to_le_bytes());
         }
         if let Ok(header) = Header::decode(&bytes) {

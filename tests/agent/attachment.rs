@@ -16,12 +16,12 @@ pub const PATIENCE: Duration = Duration::from_secs(30);
 /// The device of the attached task, numbered as JAX 0.6.2 does.
 pub const OTHER: DeviceId = DeviceId(131_072);
 
-fn config(server: &MusterServer, task: u32) -> AgentConfig {
+fn agent_config(server: &MusterServer, task: u32) -> AgentConfig {
     AgentConfig { patience: Duration::from_millis(500), ..AgentConfig::new(server.grpc.to_string(), task) }
 }
 
 /// Registers task 1, as JAX's client does.
-async fn register(server: &MusterServer, incarnation: u64) -> CoordinationServiceClient<Channel> {
+async fn register_task_1(server: &MusterServer, incarnation: u64) -> CoordinationServiceClient<Channel> {
     let channel = Endpoint::from_shared(format!("http://{}", server.grpc)).unwrap().connect_lazy();
     let mut client = CoordinationServiceClient::new(channel);
     let request = pb::RegisterTaskRequest { incarnation, source_task_id: 1 };
@@ -29,21 +29,21 @@ async fn register(server: &MusterServer, incarnation: u64) -> CoordinationServic
     client
 }
 
-pub async fn attach(server: &MusterServer, incarnation: u64) -> Result<AttachedEngine, AgentError> {
-    AttachedEngine::open(config(server, 1), Incarnation::new(incarnation).unwrap(), vec![OTHER]).await
+pub async fn attach_engine(server: &MusterServer, incarnation: u64) -> Result<AttachedEngine, AgentError> {
+    AttachedEngine::open(agent_config(server, 1), Incarnation::new(incarnation).unwrap(), vec![OTHER]).await
 }
 
 /// Starts a recoverable job of an agent and a client that has registered as incarnation 77 of task 1.
-pub async fn job() -> (MusterServer, Agent, CoordinationServiceClient<Channel>) {
+pub async fn start_job_with_registered_client() -> (MusterServer, Agent, CoordinationServiceClient<Channel>) {
     let server = MusterServer::start(&["--tasks", "2", "--recoverable"]);
-    let (agent, client) = tokio::join!(Agent::join(config(&server, 0)), register(&server, 77));
+    let (agent, client) = tokio::join!(Agent::join(agent_config(&server, 0)), register_task_1(&server, 77));
     (server, agent.unwrap(), client)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_attached_engine_moves_bytes_and_reports_them_without_a_registration() {
-    let (server, agent, _client) = job().await;
-    let attached = attach(&server, 77).await.unwrap();
+    let (server, agent, _client) = start_job_with_registered_client().await;
+    let attached = attach_engine(&server, 77).await.unwrap();
     for (host, other) in [(agent.host(), TaskId(1)), (attached.host(), TaskId(0))] {
         host.wait_for_engines(&[other], PATIENCE).await.unwrap();
     }
@@ -65,7 +65,7 @@ async fn an_attached_engine_moves_bytes_and_reports_them_without_a_registration(
         reported["totals"]["bytes"].as_array().unwrap().iter().map(|bytes| bytes["sent"].as_u64().unwrap());
     assert_eq!(sent.sum::<u64>(), 100_000, "{answer}");
     assert_eq!(agent.roster().borrow().lives[&TaskId(1)].get(), 77);
-    let again = attach(&server, 77).await.unwrap_err();
+    let again = attach_engine(&server, 77).await.unwrap_err();
     assert!(
         matches!(again, AgentError::EngineExists { task: 1, .. }),
         "its peers know the first one: {again}"
@@ -75,20 +75,20 @@ async fn an_attached_engine_moves_bytes_and_reports_them_without_a_registration(
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_attached_engine_ends_with_its_incarnation() {
-    let (server, agent, _client) = job().await;
+    let (server, agent, _client) = start_job_with_registered_client().await;
     for (incarnation, says) in [(78, "incarnation 000000000000004d counts now"), (5, "counts now")] {
-        let refused = attach(&server, incarnation).await.unwrap_err();
+        let refused = attach_engine(&server, incarnation).await.unwrap_err();
         assert!(
             matches!(&refused, AgentError::LifeEnded { task: 1, why } if why.contains(says)),
             "{refused}"
         );
     }
-    let attached = attach(&server, 77).await.unwrap();
+    let attached = attach_engine(&server, 77).await.unwrap();
     attached.host().wait_for_engines(&[TaskId(0)], PATIENCE).await.unwrap();
     let target = Buffer::foreign(vec![0; 10]);
     let receive = TransferSpec::receive(target.full_span(), DeviceId(0), OTHER, TransferKey(1));
     let pending = attached.host().engine().transfer(&[], vec![receive], LaunchOptions::default());
-    let _next = register(&server, 79).await;
+    let _next = register_task_1(&server, 79).await;
     let ended = tokio::time::timeout(PATIENCE, attached.host().wait_for_end()).await.expect("it ends");
     assert!(matches!(&ended, AgentError::LifeEnded { task: 1, why } if why.contains("004f")), "{ended}");
     let failed = tokio::time::timeout(PATIENCE, pending).await.expect("it has an outcome").unwrap_err();
@@ -100,15 +100,15 @@ async fn an_attached_engine_ends_with_its_incarnation() {
     let refused = attached.host().wait_for_engines(&[TaskId(0)], PATIENCE).await.unwrap_err();
     assert_eq!(refused, ended);
     // The next incarnation has an engine of its own.
-    let next = attach(&server, 79).await.unwrap();
+    let next = attach_engine(&server, 79).await.unwrap();
     next.host().wait_for_engines(&[TaskId(0)], PATIENCE).await.unwrap();
     agent.stop_without_leaving().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_attached_engine_ends_when_the_service_is_gone_for_good() {
-    let (server, agent, _client) = job().await;
-    let attached = attach(&server, 77).await.unwrap();
+    let (server, agent, _client) = start_job_with_registered_client().await;
+    let attached = attach_engine(&server, 77).await.unwrap();
     let absent = attached.host().wait_for_engines(&[TaskId(5)], Duration::from_millis(50)).await.unwrap_err();
     assert!(
         matches!(&absent, AgentError::EnginesMissing { connected, gone, .. } if connected.is_empty() && gone == &[5]),

@@ -1,12 +1,12 @@
 //! Workers on hosts with a wrong clock.
 
 use crate::harness::{MusterServer, Signal, wait_until};
-use crate::worker::{worker, worker_at_another_time};
+use crate::worker::{start_worker_with_wrong_clock, worker};
 
 #[test]
 fn a_worker_whose_clock_is_off_is_found_and_shown_everywhere_and_works_all_the_same() {
     let server = MusterServer::start(&["--tasks", "3", "--recoverable"]);
-    let wrong = worker_at_another_time(&server, 1, "-90s");
+    let wrong = start_worker_with_wrong_clock(&server, 1, "-90s");
     let right = [worker(&server, 0, &[]), worker(&server, 2, &[])];
     let open = || {
         let findings = server.get("/api/v1/jobs/default/findings").json();

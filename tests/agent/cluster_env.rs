@@ -3,7 +3,7 @@
 use std::net::TcpListener;
 
 use crate::harness::{MusterServer, Process, Signal, muster, run};
-use crate::worker::worker_at;
+use crate::worker::start_worker_at;
 
 #[test]
 fn a_worker_that_does_not_know_its_place_says_what_to_set() {
@@ -56,7 +56,7 @@ fn a_worker_that_does_not_know_its_place_says_what_to_set() {
 #[test]
 fn a_worker_that_is_sent_to_the_port_for_browsers_says_so() {
     let server = MusterServer::start(&["--tasks", "1"]);
-    let mut lost = worker_at(server.http, 0, &["--register-timeout", "3s"]);
+    let mut lost = start_worker_at(server.http, 0, &["--register-timeout", "3s"]);
     lost.err_line("does not look like the gRPC port");
     let ended = lost.end();
     assert_eq!(ended.code, Some(1), "{ended:?}");

@@ -3,7 +3,7 @@
 use crate::harness::{MusterServer, Process, Signal, is_alive, muster, run, server, wait_until};
 
 /// Starts a demo with these arguments. Returns it as the server that it contains.
-fn demo(arguments: &[&str]) -> MusterServer {
+fn started_demo(arguments: &[&str]) -> MusterServer {
     let mut process = Process::start(&mut muster(["demo", "--pause", "200ms"].iter().chain(arguments)));
     let line = process.out_line("look at  http://");
     let http = line.split_once("look at  ").and_then(|(_, url)| server::address(url)).expect("an address");
@@ -30,17 +30,17 @@ fn the_demo_loses_a_worker_takes_it_back_and_finds_every_content_right() {
 
 #[test]
 fn a_drain_at_any_moment_around_a_loss_ends_the_run_and_the_demo_goes_on() {
-    let mut demo = demo(&["--for", "40"]);
+    let mut started_demo = started_demo(&["--for", "40"]);
     // At once; when the service declares the worker lost; and when the others step without it.
     for (moment, pause_ms) in [("kill -9", 0), ("kill -9", 250), ("step on without", 0)] {
-        demo.out_line(moment);
+        started_demo.out_line(moment);
         std::thread::sleep(std::time::Duration::from_millis(pause_ms));
-        let asked = demo.send("POST", "/api/v1/jobs/default/drain", r#"{"reason": "kernel update"}"#);
+        let asked = started_demo.send("POST", "/api/v1/jobs/default/drain", r#"{"reason": "kernel update"}"#);
         assert_eq!(asked.status, 202, "{moment}, {pause_ms} ms later: {asked:?}");
-        demo.out_line("Its next run begins");
-        demo.out_line("all 4 workers step together");
+        started_demo.out_line("Its next run begins");
+        started_demo.out_line("all 4 workers step together");
     }
-    let ended = demo.end();
+    let ended = started_demo.end();
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert!(ended.out.contains("every content was right"), "{ended:?}");
 }
@@ -64,14 +64,14 @@ fn ending_the_demo_ends_all_of_its_processes() {
 
 #[test]
 fn a_demo_whose_workers_are_all_excluded_ends_in_time_and_says_so() {
-    let mut demo = demo(&["--for", "10"]);
-    demo.out_line("step together");
+    let mut started_demo = started_demo(&["--for", "10"]);
+    started_demo.out_line("step together");
     for task in 0..4 {
         let body = format!(r#"{{"task": {task}, "reason": "nobody shall step", "end_run": true}}"#);
-        let made = demo.send("POST", "/api/v1/jobs/default/exclusions", &body);
+        let made = started_demo.send("POST", "/api/v1/jobs/default/exclusions", &body);
         assert_eq!(made.status, 201, "{made:?}");
     }
-    let ended = demo.end();
+    let ended = started_demo.end();
     assert_eq!(ended.code, Some(1), "{ended:?}");
     assert!(ended.err.contains("all 4 workers are excluded"), "{ended:?}");
 }

@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// The time within which a transfer with a lost task must fail.
 const SOON: Duration = Duration::from_secs(1);
 
-fn device(task: u32) -> DeviceId {
+fn first_device_of_task(task: u32) -> DeviceId {
     DeviceId(task * 2048)
 }
 
@@ -53,21 +53,26 @@ impl ThreeAgents {
         Self { near: [a, b], far: Some(far), lost, arena: Arena::new(4 << 20).unwrap() }
     }
 
-    fn buffer(&self, byte: u8) -> Buffer {
+    fn filled_buffer(&self, byte: u8) -> Buffer {
         let buffer = self.arena.allocate(100_000).unwrap();
         buffer.fill(byte).unwrap();
         buffer
     }
 
     /// Returns a receive from task 2 that is never sent.
-    async fn waiting(&self) -> TransferHandle {
-        let spec = TransferSpec::receive(self.buffer(0).full_span(), device(2), device(0), TransferKey(7));
+    async fn unmatched_receive(&self) -> TransferHandle {
+        let spec = TransferSpec::receive(
+            self.filled_buffer(0).full_span(),
+            first_device_of_task(2),
+            first_device_of_task(0),
+            TransferKey(7),
+        );
         let mut prepared = self.near[0].engine().prepare(vec![spec], LaunchOptions::default()).await.unwrap();
         prepared.launch(&[])
     }
 
     /// Asserts that a transfer with task 2 fails in time and names it.
-    async fn assert_fenced(&self, waiting: TransferHandle) {
+    async fn assert_transfer_fails_in_time(&self, waiting: TransferHandle) {
         let began = monotonic();
         let error = tokio::time::timeout(PATIENCE, waiting).await.expect("it has an outcome").unwrap_err();
         let took = monotonic() - began;
@@ -82,11 +87,21 @@ impl ThreeAgents {
     }
 
     /// Asserts that the other two tasks still move data.
-    async fn assert_others_go_on(&self) {
+    async fn assert_other_tasks_transfer(&self) {
         let [a, b] = &self.near;
-        let (source, target) = (self.buffer(5), self.buffer(0));
-        let send = TransferSpec::send(source.full_span(), device(0), device(1), TransferKey(9));
-        let receive = TransferSpec::receive(target.full_span(), device(0), device(1), TransferKey(9));
+        let (source, target) = (self.filled_buffer(5), self.filled_buffer(0));
+        let send = TransferSpec::send(
+            source.full_span(),
+            first_device_of_task(0),
+            first_device_of_task(1),
+            TransferKey(9),
+        );
+        let receive = TransferSpec::receive(
+            target.full_span(),
+            first_device_of_task(0),
+            first_device_of_task(1),
+            TransferKey(9),
+        );
         let sent = a.engine().transfer(&[], vec![send], LaunchOptions::default());
         let received = b.engine().transfer(&[], vec![receive], LaunchOptions::default());
         let both = async { (sent.await, received.await) };
@@ -95,14 +110,14 @@ impl ThreeAgents {
         assert!(target.with_bytes(|bytes| bytes.iter().all(|byte| *byte == 5)).unwrap());
     }
 
-    async fn assert_left(&self) {
+    async fn assert_task_2_left(&self) {
         let mut roster = self.near[1].roster();
         let gone = roster.wait_for(|roster| !roster.lives.contains_key(&TaskId(2)));
         tokio::time::timeout(PATIENCE, gone).await.expect("it is gone").unwrap();
         assert_eq!(self.near[1].engine().membership().current_member(TaskId(2)), None);
     }
 
-    async fn end(self) {
+    async fn leave_all(self) {
         for agent in self.near {
             agent.leave().await.unwrap();
         }
@@ -113,12 +128,12 @@ impl ThreeAgents {
 async fn transfers_with_a_killed_worker_fail_by_its_name_within_a_second_and_it_may_come_back() {
     let server = MusterServer::start(&["--tasks", "3", "--recoverable"]);
     let mut trio = ThreeAgents::new(&server).await;
-    let waiting = trio.waiting().await;
-    trio.assert_others_go_on().await;
+    let unmatched_receive = trio.unmatched_receive().await;
+    trio.assert_other_tasks_transfer().await;
     trio.far.as_ref().unwrap().signal(Signal::KILL);
-    trio.assert_fenced(waiting).await;
-    trio.assert_others_go_on().await;
-    trio.assert_left().await;
+    trio.assert_transfer_fails_in_time(unmatched_receive).await;
+    trio.assert_other_tasks_transfer().await;
+    trio.assert_task_2_left().await;
     drop(trio.far.take());
     trio.far = Some(worker(&server, 2, &[]));
     let mut roster = trio.near[0].roster();
@@ -130,26 +145,26 @@ async fn transfers_with_a_killed_worker_fail_by_its_name_within_a_second_and_it_
             .is_some_and(|member| member.incarnation != lost.incarnation)
     });
     tokio::time::timeout(PATIENCE, back).await.expect("it is back").unwrap();
-    let waiting = trio.waiting().await;
-    assert_eq!(waiting.outcome(), None, "it has a connection again");
-    trio.end().await;
+    let unmatched_receive = trio.unmatched_receive().await;
+    assert_eq!(unmatched_receive.outcome(), None, "it has a connection again");
+    trio.leave_all().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_exclusion_fences_the_transfers_of_a_worker_that_lives() {
     let server = MusterServer::start(&["--tasks", "3", "--recoverable"]);
     let mut trio = ThreeAgents::new(&server).await;
-    let waiting = trio.waiting().await;
+    let unmatched_receive = trio.unmatched_receive().await;
     let made =
         server.send("POST", "/api/v1/jobs/default/exclusions", r#"{"task": 2, "reason": "flaky NIC"}"#);
     assert_eq!(made.status, 201, "{made:?}");
-    trio.assert_fenced(waiting).await;
-    trio.assert_others_go_on().await;
-    trio.assert_left().await;
+    trio.assert_transfer_fails_in_time(unmatched_receive).await;
+    trio.assert_other_tasks_transfer().await;
+    trio.assert_task_2_left().await;
     let ended = trio.far.take().unwrap().end();
     assert_eq!(ended.code, Some(1), "{ended:?}");
     assert!(ended.err.contains("flaky NIC"), "it says why: {ended:?}");
-    trio.end().await;
+    trio.leave_all().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

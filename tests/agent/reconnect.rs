@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::harness::{MusterServer, Process, Signal, muster};
-use crate::worker::{worker, worker_at};
+use crate::worker::{start_worker_at, worker};
 
 /// Quick steps, in a job with a short heartbeat timeout.
 const STEPPING: [&str; 8] = [
@@ -21,7 +21,7 @@ const STEPPING: [&str; 8] = [
     "6s",
 ];
 
-fn end(worker: Process) -> String {
+fn end_worker(worker: Process) -> String {
     worker.signal(Signal::TERM);
     let ended = worker.end();
     assert_eq!(ended.code, Some(0), "{ended:?}");
@@ -43,7 +43,7 @@ fn healthy_workers_wait_for_a_stopped_one_until_the_service_finds_it_lost() {
         worker.out_line(": tasks 0 1;");
     }
     for worker in workers {
-        let err = end(worker);
+        let err = end_worker(worker);
         assert!(err.matches("waits for").count() <= 1, "once is enough: {err}");
     }
     stopped.signal(Signal::CONT);
@@ -66,7 +66,7 @@ fn workers_wait_for_a_service_that_is_stopped_for_a_while() {
     for mut worker in workers {
         worker.err_line("the service answers again");
         worker.out_line(": tasks 0 1;");
-        end(worker);
+        end_worker(worker);
     }
 }
 
@@ -77,7 +77,7 @@ struct CuttableProxy {
 }
 
 impl CuttableProxy {
-    fn to(service: SocketAddr) -> Self {
+    fn start_for(service: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("there are free ports");
         let address = listener.local_addr().expect("it is bound").to_string();
         let through = Arc::new(Mutex::new(Some(Vec::new())));
@@ -115,9 +115,9 @@ impl CuttableProxy {
 #[test]
 fn a_worker_whose_way_to_the_service_is_cut_steps_on_when_it_is_mended() {
     let server = MusterServer::start(&["--tasks", "2", "--recoverable", "--disconnect-grace", "30s"]);
-    let way = CuttableProxy::to(server.grpc);
+    let way = CuttableProxy::start_for(server.grpc);
     let mut near = worker(&server, 0, &STEPPING);
-    let mut far = worker_at(&way.address, 1, &STEPPING);
+    let mut far = start_worker_at(&way.address, 1, &STEPPING);
     far.out_line(": tasks 0 1;");
     way.cut();
     far.err_line("waits for the service");
@@ -128,8 +128,8 @@ fn a_worker_whose_way_to_the_service_is_cut_steps_on_when_it_is_mended() {
     for worker in [&mut near, &mut far] {
         worker.out_line(": tasks 0 1;");
     }
-    end(near);
-    end(far);
+    end_worker(near);
+    end_worker(far);
 }
 
 #[test]

@@ -1,17 +1,17 @@
 //! Tests of workers that perform training steps together, lose one worker, and readmit it.
 
 use crate::harness::{MusterServer, Process, Signal, TempFolder, wait_until};
-use crate::worker::{stepping, worker};
+use crate::worker::{start_stepping_worker, worker};
 
 /// Ends a worker by SIGTERM; it must succeed.
-fn end(worker: Process) {
+fn end_worker(worker: Process) {
     worker.signal(Signal::TERM);
     let ended = worker.end();
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert!(ended.out.contains("left in good order") && ended.out.contains("0 fault(s)"), "{ended:?}");
 }
 
-fn kinds(server: &MusterServer) -> Vec<String> {
+fn event_kinds(server: &MusterServer) -> Vec<String> {
     let events = server.get("/api/v1/jobs/default/events?limit=1000").json();
     let events = events["events"].as_array().expect("a list").clone();
     events.iter().filter_map(|event| Some(event["kind"].as_str()?.to_owned())).collect()
@@ -20,7 +20,7 @@ fn kinds(server: &MusterServer) -> Vec<String> {
 #[test]
 fn the_others_step_on_without_a_killed_worker_and_take_it_back() {
     let server = MusterServer::start(&["--tasks", "3", "--recoverable"]);
-    let mut workers: Vec<_> = (0..3).map(|task| stepping(&server, task)).collect();
+    let mut workers: Vec<_> = (0..3).map(|task| start_stepping_worker(&server, task)).collect();
     for worker in &mut workers {
         worker.out_line(": tasks 0 1 2;");
     }
@@ -36,11 +36,11 @@ fn the_others_step_on_without_a_killed_worker_and_take_it_back() {
     drop(lost.end());
     workers[0].out_line(": tasks 0 1;");
     workers[1].out_line(": tasks 0 1;");
-    let mut back = stepping(&server, 2);
+    let mut back = start_stepping_worker(&server, 2);
     back.out_line(": tasks 0 1 2;");
     workers[0].out_line(": tasks 0 1 2;");
     workers.push(back);
-    workers.into_iter().for_each(end);
+    workers.into_iter().for_each(end_worker);
     let job = server.get("/api/v1/jobs/default").json();
     assert_eq!(job["run"]["state"], "completed", "{job}");
 }
@@ -48,22 +48,25 @@ fn the_others_step_on_without_a_killed_worker_and_take_it_back() {
 #[test]
 fn a_terminated_worker_shuts_down_cleanly_and_the_others_continue() {
     let server = MusterServer::start(&["--tasks", "2", "--recoverable"]);
-    let mut workers: Vec<_> = (0..2).map(|task| stepping(&server, task)).collect();
+    let mut workers: Vec<_> = (0..2).map(|task| start_stepping_worker(&server, task)).collect();
     workers[1].out_line(": tasks 0 1;");
     let leaving = workers.pop().expect("there are two");
-    end(leaving);
+    end_worker(leaving);
     workers[0].out_line(": tasks 0;");
-    let kinds = kinds(&server);
-    assert!(!kinds.iter().any(|kind| kind.contains("failed") || kind.contains("suspect")), "{kinds:?}");
+    let event_kinds = event_kinds(&server);
+    assert!(
+        !event_kinds.iter().any(|kind| kind.contains("failed") || kind.contains("suspect")),
+        "{event_kinds:?}"
+    );
     let task = server.get("/api/v1/jobs/default/tasks/1").json();
     assert_eq!(task["standing"], "disconnected", "{task}");
-    workers.into_iter().for_each(end);
+    workers.into_iter().for_each(end_worker);
 }
 
 #[test]
 fn in_a_fate_sharing_job_a_terminated_worker_ends_all_at_one_step() {
     let server = MusterServer::start(&["--tasks", "2"]);
-    let mut workers: Vec<_> = (0..2).map(|task| stepping(&server, task)).collect();
+    let mut workers: Vec<_> = (0..2).map(|task| start_stepping_worker(&server, task)).collect();
     workers[0].out_line(": tasks 0 1;");
     workers[0].signal(Signal::TERM);
     for worker in workers {
@@ -98,7 +101,7 @@ fn idle_workers_end_together_at_a_drain() {
 #[test]
 fn a_drain_after_a_loss_is_agreed_on_by_those_who_live() {
     let server = MusterServer::start(&["--tasks", "3", "--recoverable"]);
-    let mut workers: Vec<_> = (0..3).map(|task| stepping(&server, task)).collect();
+    let mut workers: Vec<_> = (0..3).map(|task| start_stepping_worker(&server, task)).collect();
     workers[0].out_line(": tasks 0 1 2;");
     workers[2].signal(Signal::KILL);
     let drained = server.send("POST", "/api/v1/jobs/default/drain", r#"{"reason": "kernel update"}"#);
@@ -114,7 +117,7 @@ fn a_drain_after_a_loss_is_agreed_on_by_those_who_live() {
 #[test]
 fn a_leave_whose_answer_comes_late_is_a_leave_and_no_drain() {
     let server = MusterServer::start(&["--tasks", "2", "--recoverable"]);
-    let mut workers: Vec<_> = (0..2).map(|task| stepping(&server, task)).collect();
+    let mut workers: Vec<_> = (0..2).map(|task| start_stepping_worker(&server, task)).collect();
     workers[1].out_line(": tasks 0 1;");
     let leaving = workers.pop().expect("there are two");
     // Longer than a worker waits for its shutdown, and shorter than the heartbeat timeout.
@@ -151,8 +154,11 @@ fn so_many_steps_are_made_and_then_all_leave_together() {
 #[test]
 fn workers_step_over_tls() {
     let folder = TempFolder::new("worker-tls");
-    muster::tls::issue::write_trial_certificates(folder.path("certs").as_ref(), &["workers".to_owned()])
-        .unwrap();
+    muster::tls::certificate_authority::write_trial_certificates(
+        folder.path("certs").as_ref(),
+        &["workers".to_owned()],
+    )
+    .unwrap();
     let [cert, key, ca] =
         ["server", "server-key", "ca"].map(|name| folder.path(&format!("certs/{name}.pem")));
     let server = MusterServer::start(&["--tasks", "2"]);

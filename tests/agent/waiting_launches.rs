@@ -10,7 +10,7 @@ use muster::transfer::{
     TransferKey, TransferSpec,
 };
 
-use crate::attachment::{OTHER, PATIENCE, attach, job};
+use crate::attachment::{OTHER, PATIENCE, attach_engine, start_job_with_registered_client};
 
 const BYTES: usize = 1000;
 
@@ -59,7 +59,7 @@ async fn wait_for_engine(agent: &Agent) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn launches_take_their_places_in_the_order_of_the_requests_when_the_peer_has_attached() {
-    let (server, agent, _client) = job().await;
+    let (server, agent, _client) = start_job_with_registered_client().await;
     let host = agent.host();
     assert!(!host.can_launch_with(&peers()));
     let first = name(host, reserve(host, PATIENCE).unwrap(), 1);
@@ -82,7 +82,7 @@ async fn launches_take_their_places_in_the_order_of_the_requests_when_the_peer_h
     let unnamed = reserve(host, PATIENCE).unwrap();
     assert!(first.outcome().is_none());
 
-    let attached = attach(&server, 77).await.unwrap();
+    let attached = attach_engine(&server, 77).await.unwrap();
     assert_eq!(receive(&attached, 1).await.map(|moved| moved.received), Ok(BYTES as u64));
     assert_eq!(outcome(first).await.map(|moved| moved.sent), Ok(BYTES as u64));
     for gone in [2, 3, 4] {
@@ -113,8 +113,9 @@ enum Fate {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whatever_becomes_of_launches_that_wait_those_after_them_keep_their_numbers() {
     const FATES: [Fate; 4] = [Fate::Launched, Fate::Cancelled, Fate::Dropped, Fate::Late];
-    let seed = std::env::var("MUSTER_SEED").map_or_else(|_| clock_seed(), |seed| seed.parse().unwrap());
-    let (server, agent, _client) = job().await;
+    let seed = std::env::var("MUSTER_SEED")
+        .map_or_else(|_| muster::clock::random_u64(), |seed| seed.parse().unwrap());
+    let (server, agent, _client) = start_job_with_registered_client().await;
     let host = agent.host();
     let mut random = seed;
     let fates: Vec<Fate> = (0..60)
@@ -138,7 +139,7 @@ async fn whatever_becomes_of_launches_that_wait_those_after_them_keep_their_numb
     for (transfer, _) in transfers.iter().zip(&fates).filter(|(_, fate)| **fate == Fate::Late) {
         outcome(transfer.clone()).await.expect_err("it is late");
     }
-    let attached = attach(&server, 77).await.unwrap();
+    let attached = attach_engine(&server, 77).await.unwrap();
     for ((key, fate), transfer) in (1_u8..).zip(&fates).zip(transfers) {
         let received = receive(&attached, key).await;
         let expected = *fate == Fate::Launched;
@@ -149,14 +150,9 @@ async fn whatever_becomes_of_launches_that_wait_those_after_them_keep_their_numb
     agent.stop_without_leaving().await;
 }
 
-fn clock_seed() -> u64 {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
-    u64::from(now.subsec_nanos()) ^ now.as_secs()
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn launches_that_wait_are_bounded_and_end_with_the_engine() {
-    let (_server, agent, _client) = job().await;
+    let (_server, agent, _client) = start_job_with_registered_client().await;
     let host = agent.host();
     let waiting: Vec<_> =
         (0..4096).map(|_| name(host, reserve(host, Duration::from_secs(3600)).unwrap(), 1)).collect();

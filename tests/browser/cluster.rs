@@ -36,21 +36,21 @@ impl ClusterTask {
     }
 
     /// Makes a call and waits for its answer, which must be a success.
-    pub async fn ask(&self, call: Call) {
+    pub async fn call_and_expect_success(&self, call: Call) {
         let answer = tokio::time::timeout(LIMIT, self.client.ask(&self.caller(), &call)).await;
         let answer = answer.unwrap_or_else(|_| panic!("task {} is not answered: {call:?}", self.task));
         assert!(answer.is_ok(), "task {} is refused {call:?}: {answer:?}", self.task);
     }
 
     /// Arrives at a barrier without waiting for it.
-    pub fn arrive(&self, barrier: &str, counter: i64) -> Pending {
+    pub fn start_barrier_call(&self, barrier: &str, counter: i64) -> Pending {
         let call = Call::barrier(barrier, counter).within_ms(3_600_000);
         self.client.start(self.caller(), call, |_| {})
     }
 
     /// Reports transfers like a worker that sends to the next task and receives from the former one; no bytes
     /// move.
-    fn report(&self, tasks: u32) {
+    fn start_transfer_reports(&self, tasks: u32) {
         let task = u32::try_from(self.task).expect("tasks are not negative");
         let (right, left) = ((task + 1) % tasks, (task + tasks - 1) % tasks);
         let mut reporter = Reporter::new(&self.client, task, self.incarnation);
@@ -83,7 +83,7 @@ impl ClusterTask {
         self.reports.lock().expect("no holder panics").replace(reports);
     }
 
-    fn beat(&self, every: Duration) {
+    fn start_heartbeats(&self, every: Duration) {
         let (client, caller) = (self.client.clone(), self.caller());
         let incarnation = self.incarnation;
         let beats = tokio::spawn(async move {
@@ -97,7 +97,7 @@ impl ClusterTask {
     }
 
     /// Returns the call that publishes the devices of this process, as JAX does.
-    fn topology(&self) -> Call {
+    fn topology_insert_call(&self) -> Call {
         let device = |local: i32| DeviceProto {
             local_device_ordinal: local,
             global_device_id: self.task * 4 + local,
@@ -115,12 +115,20 @@ impl ClusterTask {
     }
 
     /// Publishes the devices, and the keys that programs publish.
-    async fn publish(&self) {
-        self.ask(self.topology()).await;
+    async fn publish_devices_and_keys(&self) {
+        self.call_and_expect_success(self.topology_insert_call()).await;
         let first = self.task * 4;
         let ids = format!("[{}, {}, {}, {}]", first, first + 1, first + 2, first + 3);
-        self.ask(Call::insert(&format!("orbax/distributed_to_device_ids/{}", self.task), ids)).await;
-        self.ask(Call::insert(&format!("app/hosts/{}", self.task), format!("host-{}", self.task))).await;
+        self.call_and_expect_success(Call::insert(
+            &format!("orbax/distributed_to_device_ids/{}", self.task),
+            ids,
+        ))
+        .await;
+        self.call_and_expect_success(Call::insert(
+            &format!("app/hosts/{}", self.task),
+            format!("host-{}", self.task),
+        ))
+        .await;
     }
 }
 
@@ -144,7 +152,7 @@ pub struct TaskCluster {
 
 impl TaskCluster {
     /// Registers the tasks `which` of a job. If these are all of its tasks, they form its run.
-    pub async fn gather(
+    pub async fn register_tasks(
         grpc: SocketAddr,
         job: &str,
         which: impl Iterator<Item = i32>,
@@ -182,7 +190,11 @@ impl TaskCluster {
     }
 
     /// Starts the registration of some tasks of a job that waits for more; the calls stay pending.
-    pub fn wait(grpc: SocketAddr, job: &str, which: impl Iterator<Item = i32>) -> Vec<Pending> {
+    pub fn start_pending_registrations(
+        grpc: SocketAddr,
+        job: &str,
+        which: impl Iterator<Item = i32>,
+    ) -> Vec<Pending> {
         let authority = format!("{job}.localhost:{}", grpc.port());
         which
             .map(|task| {
@@ -194,7 +206,7 @@ impl TaskCluster {
             .collect()
     }
 
-    pub fn all(&self) -> impl Iterator<Item = &ClusterTask> {
+    pub fn remaining_tasks(&self) -> impl Iterator<Item = &ClusterTask> {
         self.members.iter().flatten()
     }
 
@@ -203,20 +215,20 @@ impl TaskCluster {
     }
 
     /// Starts to send the heartbeats of all tasks.
-    pub fn beat(&self, every: Duration) {
-        self.all().for_each(|member| member.beat(every));
+    pub fn start_heartbeats(&self, every: Duration) {
+        self.remaining_tasks().for_each(|member| member.start_heartbeats(every));
     }
 
     /// Starts to send transfer reports of all tasks.
-    pub fn report(&self) {
+    pub fn start_transfer_reports(&self) {
         let tasks = u32::try_from(self.members.len()).expect("there are few");
-        self.all().for_each(|member| member.report(tasks));
+        self.remaining_tasks().for_each(|member| member.start_transfer_reports(tasks));
     }
 
     /// Sends one report of each task about transfers to this many peers.
-    pub async fn report_once(&self, peers: u32) {
+    pub async fn send_one_report_per_task(&self, peers: u32) {
         let tasks = u32::try_from(self.members.len()).expect("tasks have 32 bits");
-        for member in self.all() {
+        for member in self.remaining_tasks() {
             let task = u32::try_from(member.task).expect("tasks are not negative");
             let mut reporter = Reporter::new(&member.client, task, member.incarnation);
             for step in 1..=peers {
@@ -227,8 +239,10 @@ impl TaskCluster {
     }
 
     /// Publishes the devices of all tasks at once.
-    pub async fn publish(&self) {
-        let told = self.all().map(|member| member.client.start(member.caller(), member.topology(), |_| {}));
+    pub async fn publish_devices(&self) {
+        let told = self
+            .remaining_tasks()
+            .map(|member| member.client.start(member.caller(), member.topology_insert_call(), |_| {}));
         for answer in told.collect::<Vec<Pending>>() {
             let answer = answer.within(LIMIT).await.expect("it is answered");
             assert!(answer.is_ok(), "{answer:?}");
@@ -236,21 +250,22 @@ impl TaskCluster {
     }
 
     /// Publishes the devices, and passes some barriers at which `late` arrives last.
-    pub async fn train(&self, steps: i64, late: i32) {
-        for member in self.all() {
-            member.publish().await;
+    pub async fn publish_and_pass_step_barriers(&self, steps: i64, late: i32) {
+        for member in self.remaining_tasks() {
+            member.publish_devices_and_keys().await;
         }
         for step in 0..steps {
-            self.meet("train/step", step, late, Duration::from_millis(60)).await;
+            self.pass_barrier_with_late_task("train/step", step, late, Duration::from_millis(60)).await;
         }
     }
 
     /// Lets all tasks arrive at a barrier, `late` after the others.
-    pub async fn meet(&self, barrier: &str, counter: i64, late: i32, by: Duration) {
-        let (others, last): (Vec<_>, Vec<_>) = self.all().partition(|member| member.task != late);
-        let mut waiting: Vec<Pending> = others.iter().map(|member| member.arrive(barrier, counter)).collect();
+    pub async fn pass_barrier_with_late_task(&self, barrier: &str, counter: i64, late: i32, by: Duration) {
+        let (others, last): (Vec<_>, Vec<_>) = self.remaining_tasks().partition(|member| member.task != late);
+        let mut waiting: Vec<Pending> =
+            others.iter().map(|member| member.start_barrier_call(barrier, counter)).collect();
         tokio::time::sleep(by).await;
-        waiting.extend(last.iter().map(|member| member.arrive(barrier, counter)));
+        waiting.extend(last.iter().map(|member| member.start_barrier_call(barrier, counter)));
         for answer in waiting {
             let answer = answer.within(LIMIT).await.expect("all are there");
             assert!(answer.is_ok(), "{answer:?}");
@@ -258,12 +273,12 @@ impl TaskCluster {
     }
 
     /// Closes the connection of a task.
-    pub fn lose(&mut self, task: usize) {
+    pub fn close_connection_of_task(&mut self, task: usize) {
         self.members[task] = None;
     }
 
     /// Registers a lost task again.
-    pub async fn restart(&mut self, task: usize) {
+    pub async fn register_lost_task_again(&mut self, task: usize) {
         let number = i32::try_from(task).expect("there are few");
         let authority = format!("{}.localhost:{}", self.job, self.grpc.port());
         let client = Client::to_authority(Generation::C, self.grpc, Some(&authority));
@@ -279,7 +294,7 @@ impl TaskCluster {
             beats: Mutex::default(),
             reports: Mutex::default(),
         };
-        member.beat(BEAT);
+        member.start_heartbeats(BEAT);
         self.members[task] = Some(member);
     }
 }

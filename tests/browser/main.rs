@@ -19,17 +19,18 @@ use support::MusterServer;
 use support::harness::{self, Process, Signal, TempFolder, run};
 
 /// Sets up a job during training in which one task does not arrive at a barrier.
-async fn hang(muster: &MusterServer) -> (TaskCluster, Vec<support::Pending>) {
-    let party = TaskCluster::gather(muster.grpc, "train", 0..8, 1).await;
-    party.beat(cluster::BEAT);
-    party.report();
-    party.train(20, 6).await;
-    let waiting = (0..8).filter(|task| *task != 6).map(|task| party.member(task).arrive("train/step", 20));
+async fn set_up_job_stuck_at_barrier(muster: &MusterServer) -> (TaskCluster, Vec<support::Pending>) {
+    let party = TaskCluster::register_tasks(muster.grpc, "train", 0..8, 1).await;
+    party.start_heartbeats(cluster::BEAT);
+    party.start_transfer_reports();
+    party.publish_and_pass_step_barriers(20, 6).await;
+    let waiting =
+        (0..8).filter(|task| *task != 6).map(|task| party.member(task).start_barrier_call("train/step", 20));
     let waiting = waiting.collect();
     (party, waiting)
 }
 
-fn serve() -> MusterServer {
+fn start_server_with_three_jobs() -> MusterServer {
     let jobs = ["--job", "train=8", "--job", "eval=4", "--job", "idle=2", "--recoverable"];
     let further = ["--heartbeat-timeout", "10s", "--redact-keys", "secrets/*"];
     MusterServer::patient(&[&jobs[..], &further[..]].concat())
@@ -37,58 +38,61 @@ fn serve() -> MusterServer {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_page_is_whole_quiet_and_accessible_and_changes_show_at_once() {
-    let muster = serve();
-    let _coming = TaskCluster::wait(muster.grpc, "eval", 0..3);
-    let (mut party, _waiting) = hang(&muster).await;
+    let muster = start_server_with_three_jobs();
+    let _coming = TaskCluster::start_pending_registrations(muster.grpc, "eval", 0..3);
+    let (mut party, _waiting) = set_up_job_stuck_at_barrier(&muster).await;
     let mut script = Script::start("walk.mjs", muster.http);
-    while let Some(wanted) = script.wants().await {
+    while let Some(wanted) = script.next_requested_action().await {
         match wanted.as_str() {
-            "fail" => TaskCluster::gather(muster.grpc, "fails", 0..3, 1).await.lose(1),
-            "lose 6" => party.lose(6),
-            "restart 6" => party.restart(6).await,
+            "fail" => {
+                TaskCluster::register_tasks(muster.grpc, "fails", 0..3, 1).await.close_connection_of_task(1)
+            }
+            "lose 6" => party.close_connection_of_task(6),
+            "restart 6" => party.register_lost_task_again(6).await,
             other => panic!("the script wants {other:?}"),
         }
-        script.done().await;
+        script.report_action_done().await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_keyboard_reaches_and_excludes_the_blocking_task() {
-    let muster = serve();
-    let (_party, waiting) = hang(&muster).await;
+    let muster = start_server_with_three_jobs();
+    let (_party, waiting) = set_up_job_stuck_at_barrier(&muster).await;
     let mut script = Script::start("keyboard.mjs", muster.http);
-    while let Some(wanted) = script.wants().await {
+    while let Some(wanted) = script.next_requested_action().await {
         assert_eq!(wanted, "passed", "that is all that it wants to know");
-        pass(&waiting).await;
-        script.done().await;
+        expect_barrier_passes(&waiting).await;
+        script.report_action_done().await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_slash_key_leads_to_a_search_that_finds_jobs_tasks_and_hosts() {
-    let muster = serve();
-    let _coming = TaskCluster::wait(muster.grpc, "eval", 0..4);
-    let _party = TaskCluster::gather(muster.grpc, "train", 0..8, 1).await;
+    let muster = start_server_with_three_jobs();
+    let _coming = TaskCluster::start_pending_registrations(muster.grpc, "eval", 0..4);
+    let _party = TaskCluster::register_tasks(muster.grpc, "train", 0..8, 1).await;
     let mut script = Script::start("search.mjs", muster.http);
-    assert_eq!(script.wants().await, None, "it asks for nothing");
+    assert_eq!(script.next_requested_action().await, None, "it asks for nothing");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_failure_of_a_run_stands_first_and_a_finding_vanishes_when_it_does_not_hold() {
     let muster = MusterServer::patient(&["--job", "stop=3", "--job", "idle=2"]);
-    let mut party = TaskCluster::gather(muster.grpc, "stop", 0..3, 1).await;
+    let mut party = TaskCluster::register_tasks(muster.grpc, "stop", 0..3, 1).await;
     tokio::time::sleep(Duration::from_secs(2)).await;
-    let _waiting: Vec<_> = (0..2).map(|task| party.member(task).arrive("train/step", 0)).collect();
+    let _waiting: Vec<_> =
+        (0..2).map(|task| party.member(task).start_barrier_call("train/step", 0)).collect();
     let mut script = Script::start("first.mjs", muster.http);
-    while let Some(wanted) = script.wants().await {
+    while let Some(wanted) = script.next_requested_action().await {
         assert_eq!(wanted, "kill", "that is all that it wants");
-        party.lose(2);
-        script.done().await;
+        party.close_connection_of_task(2);
+        script.report_action_done().await;
     }
 }
 
 /// Creates a token file with an operator's token.
-fn operator(folder: &TempFolder, name: &str) -> PathBuf {
+fn create_operator_token_file(folder: &TempFolder, name: &str) -> PathBuf {
     let tokens = folder.path("tokens.toml");
     let mut command =
         harness::muster(["token", "new", "--name", name, "--role", "operator", "--file", &tokens]);
@@ -104,7 +108,7 @@ fn operator(folder: &TempFolder, name: &str) -> PathBuf {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_task_is_excluded_by_page_by_curl_and_by_command_and_the_audit_has_all_three() {
     let folder = TempFolder::new("three-ways");
-    let [alice, bob, carol] = ["alice", "bob", "carol"].map(|name| operator(&folder, name));
+    let [alice, bob, carol] = ["alice", "bob", "carol"].map(|name| create_operator_token_file(&folder, name));
     let token = |of: &Path| std::fs::read_to_string(of).expect("it is there").trim().to_owned();
     let tokens = folder.path("tokens.toml");
     let jobs = ["--job", "train=8", "--job", "eval=4", "--job", "tune=4", "--recoverable"];
@@ -112,16 +116,16 @@ async fn a_task_is_excluded_by_page_by_curl_and_by_command_and_the_audit_has_all
     let muster = MusterServer::patient(&[&jobs[..], &further[..]].concat());
     let url = format!("http://{}", muster.http);
 
-    let (_party, waiting) = hang(&muster).await;
+    let (_party, waiting) = set_up_job_stuck_at_barrier(&muster).await;
     let variables = [("MUSTER_TOKEN", &*token(&alice))];
-    let mut script = Script::start_with("keyboard.mjs", muster.http, &variables);
-    while let Some(wanted) = script.wants().await {
+    let mut script = Script::start_with_environment("keyboard.mjs", muster.http, &variables);
+    while let Some(wanted) = script.next_requested_action().await {
         assert_eq!(wanted, "passed", "that is all that it wants to know");
-        pass(&waiting).await;
-        script.done().await;
+        expect_barrier_passes(&waiting).await;
+        script.report_action_done().await;
     }
 
-    let (_eval, waiting) = without_the_last(&muster, "eval").await;
+    let (_eval, waiting) = set_up_job_without_last_arrival(&muster, "eval").await;
     let asked = std::process::Command::new("curl")
         .args(["--silent", "--show-error", "--fail-with-body", "--header", "content-type: application/json"])
         .args(["--header", &format!("authorization: Bearer {}", token(&bob))])
@@ -130,14 +134,14 @@ async fn a_task_is_excluded_by_page_by_curl_and_by_command_and_the_audit_has_all
         .output()
         .expect("curl is there");
     assert!(asked.status.success(), "{asked:?}");
-    pass(&waiting).await;
+    expect_barrier_passes(&waiting).await;
 
-    let (_tune, waiting) = without_the_last(&muster, "tune").await;
+    let (_tune, waiting) = set_up_job_without_last_arrival(&muster, "tune").await;
     let mut command =
         harness::muster(["exclude", "3", "--job", "tune", "--reason", "flaky NIC", "--server", &url]);
     let done = run(command.arg("--token-file").arg(&carol));
     assert_eq!(done.code, Some(0), "{done:?}");
-    pass(&waiting).await;
+    expect_barrier_passes(&waiting).await;
 
     let mut command = harness::muster(["audit", "--json", "--server", &url, "--token-file"]);
     let audit = run(command.arg(&carol));
@@ -158,15 +162,18 @@ async fn a_task_is_excluded_by_page_by_curl_and_by_command_and_the_audit_has_all
 }
 
 /// Sets up a job of four tasks in which the last one does not arrive at a barrier.
-async fn without_the_last(muster: &MusterServer, job: &str) -> (TaskCluster, Vec<support::Pending>) {
-    let party = TaskCluster::gather(muster.grpc, job, 0..4, 1).await;
-    party.beat(cluster::BEAT);
-    let waiting = (0..3).map(|task| party.member(task).arrive("step", 0)).collect();
+async fn set_up_job_without_last_arrival(
+    muster: &MusterServer,
+    job: &str,
+) -> (TaskCluster, Vec<support::Pending>) {
+    let party = TaskCluster::register_tasks(muster.grpc, job, 0..4, 1).await;
+    party.start_heartbeats(cluster::BEAT);
+    let waiting = (0..3).map(|task| party.member(task).start_barrier_call("step", 0)).collect();
     (party, waiting)
 }
 
 /// Checks that the waiting tasks pass their barrier.
-async fn pass(waiting: &[support::Pending]) {
+async fn expect_barrier_passes(waiting: &[support::Pending]) {
     for answer in waiting {
         let answer = answer.within(Duration::from_secs(20)).await.expect("the barrier passes without it");
         assert!(answer.is_ok(), "{answer:?}");
@@ -176,20 +183,24 @@ async fn pass(waiting: &[support::Pending]) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ten_thousand_tasks_are_seen_at_once() {
     let muster = MusterServer::patient(&["--job", "train=10000", "--recoverable"]);
-    let mut party = TaskCluster::gather(muster.grpc, "train", 0..10_000, 100).await;
-    party.publish().await;
-    let waiting: Vec<_> = party.all().take(9_800).map(|member| member.arrive("train/step", 0)).collect();
+    let mut party = TaskCluster::register_tasks(muster.grpc, "train", 0..10_000, 100).await;
+    party.publish_devices().await;
+    let waiting: Vec<_> = party
+        .remaining_tasks()
+        .take(9_800)
+        .map(|member| member.start_barrier_call("train/step", 0))
+        .collect();
     // The limit holds for an optimized build; an unoptimized one takes longer for the same page.
     let limit_ms = if cfg!(debug_assertions) { "2500" } else { "1000" };
-    let mut script = Script::start_with("many.mjs", muster.http, &[("MUSTER_LOAD_MS", limit_ms)]);
-    while let Some(wanted) = script.wants().await {
+    let mut script = Script::start_with_environment("many.mjs", muster.http, &[("MUSTER_LOAD_MS", limit_ms)]);
+    while let Some(wanted) = script.next_requested_action().await {
         match wanted.as_str() {
             "rest" => println!("the server has used {:.2} s of CPU", muster.cpu().as_secs_f64()),
-            "lose" => (9_900..10_000).for_each(|task| party.lose(task)),
-            "report" => party.report_once(20).await,
+            "lose" => (9_900..10_000).for_each(|task| party.close_connection_of_task(task)),
+            "report" => party.send_one_report_per_task(20).await,
             other => panic!("the script wants {other:?}"),
         }
-        script.done().await;
+        script.report_action_done().await;
     }
     drop(waiting);
 }
@@ -201,7 +212,7 @@ async fn the_demo_is_seen_as_it_happens() {
     let address = line.split("http://").nth(1).and_then(|rest| rest.split('/').next());
     let address = address.and_then(|text| text.parse().ok()).expect("it says where to look");
     let mut script = Script::start("demo.mjs", address);
-    assert_eq!(script.wants().await, None, "it asks for nothing");
+    assert_eq!(script.next_requested_action().await, None, "it asks for nothing");
     demo.signal(Signal::INT);
     assert_eq!(demo.end().code, Some(130));
 }
@@ -232,16 +243,16 @@ fn the_axis_of_a_chart_shows_amounts_as_the_server_does() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "takes pictures: cargo test --test browser -- --ignored pictures"]
 async fn pictures() {
-    let muster = serve();
-    let _coming = TaskCluster::wait(muster.grpc, "eval", 0..3);
-    let (mut party, _waiting) = hang(&muster).await;
-    party.lose(5);
+    let muster = start_server_with_three_jobs();
+    let _coming = TaskCluster::start_pending_registrations(muster.grpc, "eval", 0..3);
+    let (mut party, _waiting) = set_up_job_stuck_at_barrier(&muster).await;
+    party.close_connection_of_task(5);
     tokio::time::sleep(Duration::from_secs(35)).await;
     let mut script = Script::start("pictures.mjs", muster.http);
-    while let Some(wanted) = script.wants().await {
+    while let Some(wanted) = script.next_requested_action().await {
         assert_eq!(wanted, "fail", "that is all that it wants");
-        TaskCluster::gather(muster.grpc, "fails", 0..3, 1).await.lose(1);
-        script.done().await;
+        TaskCluster::register_tasks(muster.grpc, "fails", 0..3, 1).await.close_connection_of_task(1);
+        script.report_action_done().await;
     }
 }
 
@@ -250,12 +261,12 @@ async fn pictures() {
 #[ignore = "takes pictures: cargo test --test browser -- --ignored pictures"]
 async fn pictures_of_many() {
     let muster = MusterServer::patient(&["--job", "train=10000", "--recoverable"]);
-    let mut party = TaskCluster::gather(muster.grpc, "train", 0..10_000, 2).await;
+    let mut party = TaskCluster::register_tasks(muster.grpc, "train", 0..10_000, 2).await;
     // These two share a connection, so both end with it.
-    (6..8).for_each(|task| party.lose(task));
-    let well = party.all().filter(|member| member.number() != 4711);
-    let _waiting: Vec<_> = well.map(|member| member.arrive("train/step", 0)).collect();
+    (6..8).for_each(|task| party.close_connection_of_task(task));
+    let well = party.remaining_tasks().filter(|member| member.number() != 4711);
+    let _waiting: Vec<_> = well.map(|member| member.start_barrier_call("train/step", 0)).collect();
     tokio::time::sleep(Duration::from_secs(35)).await;
     let mut script = Script::start("pictures.mjs", muster.http);
-    assert_eq!(script.wants().await, None, "it asks for nothing");
+    assert_eq!(script.next_requested_action().await, None, "it asks for nothing");
 }

@@ -27,7 +27,7 @@ struct PageViewer {
 }
 
 impl PageViewer {
-    fn of(http: SocketAddr, page: &str) -> Self {
+    fn open_live_stream(http: SocketAddr, page: &str) -> Self {
         let mut stream = TcpStream::connect(http).expect("it listens");
         stream.set_read_timeout(Some(Duration::from_millis(500))).expect("a socket has timeouts");
         let request = format!(
@@ -47,7 +47,7 @@ impl PageViewer {
         viewer
     }
 
-    fn bytes(&self) -> u64 {
+    fn received_bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
 }
@@ -59,14 +59,14 @@ impl Drop for PageViewer {
 }
 
 /// Returns the median and the range of some figures.
-fn range_of(mut figures: Vec<f64>) -> String {
+fn median_and_range_text(mut figures: Vec<f64>) -> String {
     figures.sort_by(f64::total_cmp);
     let (low, high) = (figures[0], figures[figures.len() - 1]);
     format!("{:.2} ({low:.2} to {high:.2})", figures[figures.len() / 2])
 }
 
 /// Measures the cost of viewers of a page, compared with none, in alternating windows.
-async fn cost(muster: &MusterServer, what: &str, page: &str, viewers: usize) {
+async fn measure_viewer_cost(muster: &MusterServer, what: &str, page: &str, viewers: usize) {
     let (mut more, mut rates) = (Vec::new(), Vec::new());
     for _ in 0..REPEAT {
         let window = async || {
@@ -75,68 +75,69 @@ async fn cost(muster: &MusterServer, what: &str, page: &str, viewers: usize) {
             (muster.cpu() - before).as_secs_f64() / WINDOW.as_secs_f64() * 100.0
         };
         let alone = window().await;
-        let looking: Vec<PageViewer> = (0..viewers).map(|_| PageViewer::of(muster.http, page)).collect();
+        let looking: Vec<PageViewer> =
+            (0..viewers).map(|_| PageViewer::open_live_stream(muster.http, page)).collect();
         // The first parts of the stream are not part of the cost of updates.
         tokio::time::sleep(Duration::from_secs(1)).await;
-        let before: u64 = looking.iter().map(PageViewer::bytes).sum();
+        let before: u64 = looking.iter().map(PageViewer::received_bytes).sum();
         let watched = window().await;
-        let after: u64 = looking.iter().map(PageViewer::bytes).sum();
+        let after: u64 = looking.iter().map(PageViewer::received_bytes).sum();
         more.push(watched - alone);
         rates.push((after - before) as f64 / viewers as f64 / WINDOW.as_secs_f64() / 1024.0);
     }
     println!(
         "| {what}, {viewers} on {page} | {} % of a core | {} KiB/s each |",
-        range_of(more),
-        range_of(rates)
+        median_and_range_text(more),
+        median_and_range_text(rates)
     );
 }
 
 /// Runs rounds of a barrier until told to stop.
-async fn rounds(party: &TaskCluster, pause: Duration, stop: &AtomicBool) {
+async fn run_barrier_rounds(party: &TaskCluster, pause: Duration, stop: &AtomicBool) {
     let mut next = tokio::time::interval(pause);
     for counter in 0.. {
         next.tick().await;
         if stop.load(Ordering::Relaxed) {
             return;
         }
-        party.meet("train/round", counter, -1, Duration::ZERO).await;
+        party.pass_barrier_with_late_task("train/round", counter, -1, Duration::ZERO).await;
     }
 }
 
-async fn costs(tasks: i32, shared: usize, beat: Duration, round: Duration) {
+async fn measure_viewer_costs(tasks: i32, shared: usize, beat: Duration, round: Duration) {
     let jobs = format!("train={tasks}");
     let muster = MusterServer::patient(&["--job", &jobs, "--recoverable"]);
-    let party = TaskCluster::gather(muster.grpc, "train", 0..tasks, shared).await;
-    party.beat(beat);
+    let party = TaskCluster::register_tasks(muster.grpc, "train", 0..tasks, shared).await;
+    party.start_heartbeats(beat);
     for page in ["job", "barriers", "task&task=3"] {
-        cost(&muster, &format!("{tasks} tasks at rest"), page, 1).await;
+        measure_viewer_cost(&muster, &format!("{tasks} tasks at rest"), page, 1).await;
     }
-    cost(&muster, &format!("{tasks} tasks at rest"), "job", 10).await;
+    measure_viewer_cost(&muster, &format!("{tasks} tasks at rest"), "job", 10).await;
     let stop = AtomicBool::new(false);
     let measured = async {
         for page in ["job", "barriers"] {
-            cost(&muster, &format!("{tasks} tasks, a round every {round:?}"), page, 1).await;
+            measure_viewer_cost(&muster, &format!("{tasks} tasks, a round every {round:?}"), page, 1).await;
         }
-        cost(&muster, &format!("{tasks} tasks, a round every {round:?}"), "job", 10).await;
+        measure_viewer_cost(&muster, &format!("{tasks} tasks, a round every {round:?}"), "job", 10).await;
         stop.store(true, Ordering::Relaxed);
     };
-    tokio::join!(measured, rounds(&party, round, &stop));
+    tokio::join!(measured, run_barrier_rounds(&party, round, &stop));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "measures for some minutes"]
 async fn measured_costs_of_a_viewer_of_8_tasks() {
-    costs(8, 1, BEAT, Duration::from_millis(50)).await;
+    measure_viewer_costs(8, 1, BEAT, Duration::from_millis(50)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "measures for some minutes"]
 async fn measured_costs_of_a_viewer_of_10_000_tasks() {
-    costs(10_000, 100, Duration::from_secs(10), Duration::from_secs(1)).await;
+    measure_viewer_costs(10_000, 100, Duration::from_secs(10), Duration::from_secs(1)).await;
 }
 
 /// Starts a task in a process of its own, which the test can kill.
-fn separate_task(grpc: SocketAddr, task: i32) -> Process {
+fn start_task_process(grpc: SocketAddr, task: i32) -> Process {
     let mut command = Command::new(std::env::current_exe().expect("it runs"));
     command.args(test_arguments("measures::a_task_in_a_process_of_its_own"));
     command.env("MUSTER_TASK", format!("{grpc} {task}")).stdout(Stdio::null());
@@ -166,26 +167,29 @@ async fn a_task_in_a_process_of_its_own() {
 #[ignore = "measures for some minutes"]
 async fn measured_time_until_changes_are_seen() {
     let muster = MusterServer::patient(&["--job", "train=8", "--recoverable", "--heartbeat-timeout", "10s"]);
-    let mut killed = separate_task(muster.grpc, 7);
-    let mut party = TaskCluster::gather(muster.grpc, "train", 0..7, 1).await;
-    party.beat(BEAT);
+    let mut killed = start_task_process(muster.grpc, 7);
+    let mut party = TaskCluster::register_tasks(muster.grpc, "train", 0..7, 1).await;
+    party.start_heartbeats(BEAT);
     let mut script = Script::start("latency.mjs", muster.http);
     // The wall clock, which the browser reports too.
     let clock = Clock::start();
     let mut counter = 0;
-    while let Some(wanted) = script.wants().await {
+    while let Some(wanted) = script.next_requested_action().await {
         let mut at = clock.now();
         match wanted.as_str() {
             "kill" => _ = killed.signal(Signal::KILL),
-            "restart" => party.restart(6).await,
-            "start" => killed = separate_task(muster.grpc, 7),
+            "restart" => party.register_lost_task_again(6).await,
+            "start" => killed = start_task_process(muster.grpc, 7),
             "meet" => {
-                let first: Vec<_> =
-                    party.all().skip(1).map(|member| member.arrive("train/step", counter)).collect();
+                let first: Vec<_> = party
+                    .remaining_tasks()
+                    .skip(1)
+                    .map(|member| member.start_barrier_call("train/step", counter))
+                    .collect();
                 // The other tasks wait for a random time before each round.
                 tokio::time::sleep(Duration::from_millis(fastrand::u64(20..400))).await;
                 at = clock.now();
-                let last = party.member(0).arrive("train/step", counter);
+                let last = party.member(0).start_barrier_call("train/step", counter);
                 for answer in first.iter().chain([&last]) {
                     answer.within(Duration::from_secs(20)).await.expect("all are there");
                 }
@@ -193,6 +197,6 @@ async fn measured_time_until_changes_are_seen() {
             }
             other => panic!("the script wants {other:?}"),
         }
-        script.done_at(at.0 / 1000).await;
+        script.report_action_done_at(at.0 / 1000).await;
     }
 }

@@ -15,12 +15,12 @@ pub struct Script {
 }
 
 /// Returns the folder of the scripts.
-fn room() -> PathBuf {
+fn scripts_folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/browser")
 }
 
 /// Returns the path of the browser.
-fn browser() -> String {
+fn browser_path() -> String {
     let named = std::env::var("MUSTER_CHROMIUM").ok();
     let usual = ["/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome"];
     let found = usual.into_iter().find(|path| Path::new(path).exists()).map(str::to_owned);
@@ -33,20 +33,24 @@ fn browser() -> String {
 impl Script {
     /// Starts a script against the server at `address`.
     pub fn start(name: &str, address: std::net::SocketAddr) -> Self {
-        Self::start_with(name, address, &[])
+        Self::start_with_environment(name, address, &[])
     }
 
     /// Starts a script with these environment variables.
-    pub fn start_with(name: &str, address: std::net::SocketAddr, variables: &[(&str, &str)]) -> Self {
+    pub fn start_with_environment(
+        name: &str,
+        address: std::net::SocketAddr,
+        variables: &[(&str, &str)],
+    ) -> Self {
         assert!(
-            room().join("node_modules/playwright-core").exists(),
+            scripts_folder().join("node_modules/playwright-core").exists(),
             "the browser is driven by playwright-core, which is not there: run `npm ci` in tests/browser (tests/run does)"
         );
         let mut child = Command::new("node")
-            .arg(room().join(name))
-            .current_dir(room())
+            .arg(scripts_folder().join(name))
+            .current_dir(scripts_folder())
             .env("MUSTER_URL", format!("http://{address}"))
-            .env("MUSTER_CHROMIUM", browser())
+            .env("MUSTER_CHROMIUM", browser_path())
             .envs(variables.iter().copied())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -62,7 +66,7 @@ impl Script {
     }
 
     /// Returns the next action; `None` after the script has ended with success.
-    pub async fn wants(&mut self) -> Option<String> {
+    pub async fn next_requested_action(&mut self) -> Option<String> {
         while let Some(line) = self.lines.next_line().await.expect("its output is text") {
             match line.strip_prefix("! ") {
                 Some(wanted) => return Some(wanted.to_owned()),
@@ -75,12 +79,12 @@ impl Script {
     }
 
     /// Tells the script that the action is done.
-    pub async fn done(&mut self) {
+    pub async fn report_action_done(&mut self) {
         self.tell.write_all(b"done\n").await.expect("it listens");
     }
 
     /// Tells the script when the action was done, in milliseconds of the wall clock.
-    pub async fn done_at(&mut self, at_ms: u64) {
+    pub async fn report_action_done_at(&mut self, at_ms: u64) {
         self.tell.write_all(format!("done {at_ms}\n").as_bytes()).await.expect("it listens");
     }
 }

@@ -4,16 +4,16 @@ use std::collections::BTreeSet;
 use std::process::Command;
 
 use crate::harness::{TempFolder, run};
-use crate::programs::{Compiler, Language, prefix, root, sources};
+use crate::programs::{Compiler, Language, checkout_folder, installed_library_folder, programs_folder};
 use crate::skip::{Lacking, skip};
 
 /// Returns the text of `muster.h`.
 pub fn header() -> String {
-    std::fs::read_to_string(root().join("src/capi/include/muster.h")).expect("the header is there")
+    std::fs::read_to_string(checkout_folder().join("src/capi/include/muster.h")).expect("the header is there")
 }
 
 /// Returns the functions that a header declares.
-pub fn functions(header: &str) -> BTreeSet<String> {
+pub fn declared_functions(header: &str) -> BTreeSet<String> {
     let code =
         header.lines().filter(|line| !line.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n");
     let calls = code.match_indices('(').filter_map(|(at, _)| {
@@ -26,14 +26,14 @@ pub fn functions(header: &str) -> BTreeSet<String> {
 
 #[test]
 fn the_header_is_that_of_the_sources() {
-    let cbindgen = root().join("target/tools/bin/cbindgen");
+    let cbindgen = checkout_folder().join("target/tools/bin/cbindgen");
     if !cbindgen.exists() {
         return skip(Lacking::Installation("cbindgen"));
     }
     let folder = TempFolder::new("c-header");
     let made = folder.path("muster.h");
     let mut command = Command::new(cbindgen);
-    command.current_dir(root()).args([
+    command.current_dir(checkout_folder()).args([
         "--quiet",
         "--config",
         "src/capi/cbindgen.toml",
@@ -52,12 +52,12 @@ fn the_header_is_that_of_the_sources() {
 
 #[test]
 fn the_library_exports_the_functions_of_the_header_and_nothing_else() {
-    let library = prefix().join("lib/libmuster.so");
+    let library = installed_library_folder().join("lib/libmuster.so");
     let done = run(Command::new("nm").args(["-D", "--defined-only"]).arg(library));
     assert!(done.status.success(), "{}", done.err);
     let exported: BTreeSet<String> =
         done.out.lines().filter_map(|line| Some(line.split_whitespace().last()?.to_owned())).collect();
-    let declared = functions(&header());
+    let declared = declared_functions(&header());
     assert!(declared.len() > 40, "{declared:?}");
     assert_eq!(exported, declared);
 }
@@ -81,7 +81,9 @@ fn each_header_stands_alone() {
         ] {
             let file = folder.0.join(name);
             std::fs::write(&file, text).expect("it can be written");
-            compiler.check(&file, language).unwrap_or_else(|error| panic!("{compiler:?}, {name}:\n{error}"));
+            compiler
+                .check_syntax(&file, language)
+                .unwrap_or_else(|error| panic!("{compiler:?}, {name}:\n{error}"));
         }
     }
 }
@@ -89,7 +91,7 @@ fn each_header_stands_alone() {
 #[test]
 fn the_binary_interface_of_a_version_does_not_change() {
     for compiler in Compiler::installed() {
-        let checked = compiler.check(&sources().join("abi.c"), Language::C);
+        let checked = compiler.check_syntax(&programs_folder().join("abi.c"), Language::C);
         checked.unwrap_or_else(|error| {
             panic!("{compiler:?}: increment MUSTER_ABI_VERSION, or undo this:\n{error}")
         });

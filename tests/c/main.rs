@@ -8,9 +8,9 @@
 #[path = "../harness/mod.rs"]
 mod harness;
 mod header;
+mod language_table;
 mod programs;
 mod readme;
 mod scenarios;
 #[path = "../support/skip.rs"]
 mod skip;
-mod table;

@@ -51,9 +51,9 @@ impl Compiler {
     }
 
     /// Returns a command that compiles a file of this language with all warnings as errors.
-    fn command(self, language: Language) -> Command {
+    fn compile_command(self, language: Language) -> Command {
         let mut command = Command::new(self.program(language));
-        command.args(WARNINGS).args(["-g", "-pthread", "-I"]).arg(prefix().join("include"));
+        command.args(WARNINGS).args(["-g", "-pthread", "-I"]).arg(installed_library_folder().join("include"));
         command.arg(match language {
             Language::C => "-std=c11",
             // Without optimization, which would take most of the time of the tests.
@@ -72,49 +72,58 @@ impl Compiler {
             if source.extension().is_some_and(|end| end == "c") { Language::C } else { Language::Cxx };
         let name = source.file_name().expect("a file has a name").to_string_lossy();
         let program = folder.0.join(format!("{name}-{}", self.program(language)));
-        let lib = prefix().join("lib");
-        let mut command = self.command(language);
-        command.args(SANITIZERS).arg(source).arg("-o").arg(&program).arg("-L").arg(&lib).arg("-lmuster");
-        let done = run(command.arg(format!("-Wl,-rpath,{}", lib.display())));
+        let lib = installed_library_folder().join("lib");
+        let mut compile_command = self.compile_command(language);
+        compile_command
+            .args(SANITIZERS)
+            .arg(source)
+            .arg("-o")
+            .arg(&program)
+            .arg("-L")
+            .arg(&lib)
+            .arg("-lmuster");
+        let done = run(compile_command.arg(format!("-Wl,-rpath,{}", lib.display())));
         assert!(done.status.success(), "{self:?} does not compile {}:\n{}", source.display(), done.err);
         program
     }
 
     /// Checks that `source` is correct, without linking it.
-    pub fn check(self, source: &Path, language: Language) -> Result<(), String> {
-        let done = run(self.command(language).arg("-fsyntax-only").arg(source));
+    pub fn check_syntax(self, source: &Path, language: Language) -> Result<(), String> {
+        let done = run(self.compile_command(language).arg("-fsyntax-only").arg(source));
         if done.status.success() { Ok(()) } else { Err(done.err) }
     }
 }
 
 /// Returns the folder of the programs.
-pub fn sources() -> PathBuf {
-    root().join("tests/c")
+pub fn programs_folder() -> PathBuf {
+    checkout_folder().join("tests/c")
 }
 
 /// Returns the checkout.
-pub fn root() -> &'static Path {
+pub fn checkout_folder() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
 /// Returns where the library is installed, as a user installs it but without optimization.
-pub fn prefix() -> &'static Path {
+pub fn installed_library_folder() -> &'static Path {
     static PREFIX: OnceLock<PathBuf> = OnceLock::new();
     PREFIX.get_or_init(|| {
-        let prefix = root().join("target/c");
-        let done = run(Command::new(root().join("src/capi/install")).args(["--profile", "dev"]).arg(&prefix));
+        let prefix = checkout_folder().join("target/c");
+        let done = run(Command::new(checkout_folder().join("src/capi/install"))
+            .args(["--profile", "dev"])
+            .arg(&prefix));
         assert!(done.status.success(), "the library cannot be installed:\n{}", done.err);
         prefix
     })
 }
 
 /// Starts a compiled program without settings from this process's environment. It fails on a leak.
-pub fn start(program: &Path, arguments: &[&str]) -> Process {
-    Process::start(&mut command(program, arguments))
+pub fn start_program(program: &Path, arguments: &[&str]) -> Process {
+    Process::start(&mut program_command(program, arguments))
 }
 
 /// Returns the command of a compiled program.
-pub fn command(program: &Path, arguments: &[&str]) -> Command {
+pub fn program_command(program: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(program);
     command.args(arguments);
     for (name, _) in std::env::vars_os() {

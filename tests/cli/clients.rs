@@ -19,7 +19,7 @@ pub struct Clients {
 }
 
 impl Clients {
-    pub fn of(server: &MusterServer) -> Self {
+    pub fn connect_to(server: &MusterServer) -> Self {
         let runtime = tokio::runtime::Runtime::new().expect("a runtime");
         let endpoint = Endpoint::from_shared(format!("http://{}", server.grpc)).expect("an address");
         let channel = runtime.block_on(endpoint.connect()).expect("it connects");
@@ -27,19 +27,19 @@ impl Clients {
     }
 
     /// Sets the service incarnation to that of another process's run.
-    pub fn belong_to(&self, run: u64) {
+    pub fn set_service_incarnation(&self, run: u64) {
         self.service.set(run);
     }
 
-    fn life(&self, task: i32) -> u64 {
+    fn incarnation_of(&self, task: i32) -> u64 {
         1000 * self.lives.get() + 100 + task as u64
     }
 
     /// Returns the incarnations with which the present life of a task calls.
-    fn claim(&self, task: i32) -> Option<wire::Incarnations> {
+    fn incarnations_of(&self, task: i32) -> Option<wire::Incarnations> {
         Some(wire::Incarnations {
             task_id: 0,
-            task_incarnation: self.life(task),
+            task_incarnation: self.incarnation_of(task),
             service_incarnation: self.service.get(),
         })
     }
@@ -54,8 +54,10 @@ impl Clients {
         let all: Vec<_> = (0..tasks)
             .map(|task| {
                 let mut client = self.client();
-                let request =
-                    wire::RegisterTaskRequest { incarnation: self.life(task), source_task_id: task };
+                let request = wire::RegisterTaskRequest {
+                    incarnation: self.incarnation_of(task),
+                    source_task_id: task,
+                };
                 self.runtime.spawn(async move { client.register_task(request).await })
             })
             .collect();
@@ -68,14 +70,15 @@ impl Clients {
     /// Writes a key.
     pub fn insert(&self, key: &str, value: impl Into<bytes::Bytes>) {
         let kv = Some(wire::KeyValueEntry { key: key.into(), value: value.into() });
-        let request = wire::InsertKeyValueRequest { incarnations: self.claim(0), kv, allow_overwrite: true };
+        let request =
+            wire::InsertKeyValueRequest { incarnations: self.incarnations_of(0), kv, allow_overwrite: true };
         self.runtime.block_on(self.client().insert_key_value(request)).expect("it is written");
     }
 
     /// Starts to wait for a key that is never written.
     pub fn wait_for_key(&self, key: &str) {
         let mut client = self.client();
-        let request = wire::GetKeyValueRequest { incarnations: self.claim(0), key: key.into() };
+        let request = wire::GetKeyValueRequest { incarnations: self.incarnations_of(0), key: key.into() };
         self.runtime.spawn(async move { client.get_key_value(request).await });
     }
 
@@ -83,7 +86,7 @@ impl Clients {
     pub fn wait_at_barrier(&self, task: i32, id: &str, timeout_ms: i64) {
         let mut client = self.client();
         let request = wire::BarrierRequest {
-            incarnations: self.claim(task),
+            incarnations: self.incarnations_of(task),
             barrier_id: id.into(),
             barrier_timeout_in_ms: timeout_ms,
             task_ids: Vec::new(),
@@ -96,7 +99,7 @@ impl Clients {
     /// Reports an error of a task.
     pub fn fail(&self, task: i32, message: &str) {
         let request = wire::ReportErrorToServiceRequest {
-            incarnations: self.claim(task),
+            incarnations: self.incarnations_of(task),
             source_task_id: task,
             error_code: 13,
             error_message: message.into(),

@@ -6,14 +6,14 @@ use crate::clients::Clients;
 use crate::harness::{MusterServer, Process, Signal, TempFolder, muster, run, wait_until};
 
 /// Waits until this run has this state.
-fn wait_for(server: &MusterServer, run: u64, state: &str) {
+fn wait_for_run_state(server: &MusterServer, run: u64, state: &str) {
     wait_until(&format!("run {run} is {state}"), || {
         let job = server.get("/api/v1/jobs").json()["jobs"][0].clone();
         job["run"] == run && job["state"] == state
     });
 }
 
-fn draining(server: &MusterServer) -> Process {
+fn started_drain(server: &MusterServer) -> Process {
     let arguments = ["drain", "--reason", "r", "--wait=60s", "--server", &server.url()];
     let draining = Process::start(&mut muster(arguments));
     wait_until("it is asked for", || server.get("/api/v1/jobs/default/drain").body.contains("\"notice\""));
@@ -23,21 +23,21 @@ fn draining(server: &MusterServer) -> Process {
 #[test]
 fn a_drain_whose_run_ends_before_its_tasks_agree_has_failed() {
     let server = MusterServer::start(&["--tasks", "2"]);
-    let clients = Clients::of(&server);
+    let clients = Clients::connect_to(&server);
     clients.register(2);
-    let waiting = draining(&server);
+    let waiting = started_drain(&server);
     clients.fail(1, "out of memory");
-    wait_for(&server, 1, "failed");
+    wait_for_run_state(&server, 1, "failed");
     // Whether the next run exists already or not.
     clients.register(2);
-    wait_for(&server, 2, "running");
+    wait_for_run_state(&server, 2, "running");
     let ended = waiting.end();
     assert_eq!(ended.code, Some(1), "{ended:?}");
     assert!(ended.err.contains("run 1 ended before its tasks agreed on a step"), "{ended:?}");
     assert!(!ended.out.contains("Run 2"), "{ended:?}");
 
     // The drain also ends at once if no task registers again.
-    let waiting = draining(&server);
+    let waiting = started_drain(&server);
     clients.fail(0, "out of memory");
     let ended = waiting.end();
     assert!(ended.code == Some(1) && ended.err.contains("run 2 ended before"), "{ended:?}");
@@ -46,9 +46,9 @@ fn a_drain_whose_run_ends_before_its_tasks_agree_has_failed() {
 #[test]
 fn a_drain_whose_tasks_agree_succeeds_even_if_the_next_run_is_there_before_it_looks() {
     let server = MusterServer::start(&["--tasks", "2"]);
-    let clients = Clients::of(&server);
+    let clients = Clients::connect_to(&server);
     clients.register(2);
-    let waiting = draining(&server);
+    let waiting = started_drain(&server);
     for task in 0..2 {
         clients.insert(&format!("PREEMPTION_CURRENT_COUNTER/{task}"), "7");
     }
@@ -57,9 +57,9 @@ fn a_drain_whose_tasks_agree_succeeds_even_if_the_next_run_is_there_before_it_lo
     }
     wait_until("they agree", || server.get("/api/v1/jobs/default/drain").body.contains("\"agreed_step\":8"));
     clients.fail(1, "done");
-    wait_for(&server, 1, "failed");
+    wait_for_run_state(&server, 1, "failed");
     clients.register(2);
-    wait_for(&server, 2, "running");
+    wait_for_run_state(&server, 2, "running");
     let ended = waiting.end();
     assert_eq!(ended.code, Some(0), "{ended:?}");
     let seen = ended.out.contains("all tasks save at step 8");
@@ -69,7 +69,7 @@ fn a_drain_whose_tasks_agree_succeeds_even_if_the_next_run_is_there_before_it_lo
 #[test]
 fn events_are_chosen_and_have_their_task_and_their_barrier() {
     let server = MusterServer::start(&["--tasks", "2", "--recoverable"]);
-    let clients = Clients::of(&server);
+    let clients = Clients::connect_to(&server);
     clients.register(2);
     for task in 0..2 {
         clients.wait_at_barrier(task, "train/step", 60_000);
@@ -107,7 +107,7 @@ fn events_are_chosen_and_have_their_task_and_their_barrier() {
 #[test]
 fn an_exclusion_is_printed_once() {
     let server = MusterServer::start(&["--tasks", "2", "--recoverable"]);
-    let clients = Clients::of(&server);
+    let clients = Clients::connect_to(&server);
     clients.register(2);
     let body = r#"{"task": 1, "reason": "flaky NIC"}"#;
     assert_eq!(server.send("POST", "/api/v1/jobs/default/exclusions", body).status, 201);

@@ -4,14 +4,14 @@ use std::path::PathBuf;
 
 use crate::harness::{CommandOutput, muster, run};
 
-fn file(name: &str, text: &str) -> PathBuf {
+fn write_config_file(name: &str, text: &str) -> PathBuf {
     let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}.toml"));
     std::fs::write(&path, text).expect("the file can be written");
     path
 }
 
 /// Returns the printed line of `key` in `table`.
-fn line<'a>(printed: &'a CommandOutput, table: &str, key: &str) -> &'a str {
+fn printed_setting_line<'a>(printed: &'a CommandOutput, table: &str, key: &str) -> &'a str {
     let text = match table {
         "" => printed.out.as_str(),
         table => printed.out.split_once(&format!("[{table}]\n")).expect("the table is printed").1,
@@ -21,7 +21,7 @@ fn line<'a>(printed: &'a CommandOutput, table: &str, key: &str) -> &'a str {
 
 #[test]
 fn every_value_is_printed_with_its_source() {
-    let path = file(
+    let path = write_config_file(
         "sources",
         "log = 'debug'\nhttp = '127.0.0.1:9002'\nheartbeat-timeout = '7s'\n[jobs.a]\ntasks = 3\n",
     );
@@ -30,7 +30,8 @@ fn every_value_is_printed_with_its_source() {
         .env("MUSTER_GRPC", "127.0.0.1:9001")
         .env("MUSTER_HTTP", "127.0.0.1:9003"));
     assert_eq!((printed.code, printed.err.as_str()), (Some(0), ""));
-    let shown = |table, key| line(&printed, table, key).split_once("  # ").expect("it has a source");
+    let shown =
+        |table, key| printed_setting_line(&printed, table, key).split_once("  # ").expect("it has a source");
     let value = |table, key: &'static str| {
         let (value, source) = shown(table, key);
         (value.trim_end().to_owned(), source.to_owned())
@@ -48,7 +49,7 @@ fn every_value_is_printed_with_its_source() {
 fn config_print_writes_a_file_that_reads_back_the_same() {
     let first =
         run(&mut muster(["config", "print", "--job", "b=4@127.0.0.1:9100", "--disconnect-grace", "off"]));
-    let path = file("again", &first.out);
+    let path = write_config_file("again", &first.out);
     let second = run(muster(["config", "print", "--config"]).arg(&path));
     let values = |printed: &CommandOutput| -> Vec<String> {
         let value = |line: &str| line.split("  # ").next().unwrap_or_default().trim_end().to_owned();
@@ -80,7 +81,7 @@ fn nonsense_is_named_with_its_place_and_a_way_out() {
         ("none", "log = 'info'", &["no job is declared", "--tasks"]),
     ];
     for (name, text, said) in cases {
-        let ended = run(muster(["serve", "--check-config", "--config"]).arg(file(name, text)));
+        let ended = run(muster(["serve", "--check-config", "--config"]).arg(write_config_file(name, text)));
         assert_eq!(ended.code, Some(2), "{name}: {ended:?}");
         for part in said {
             assert!(ended.err.contains(part), "{name}: {part:?} is not in {:?}", ended.err);

@@ -5,7 +5,7 @@ use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
 use muster::proto::xla;
-use muster::text::is_hidden;
+use muster::text::is_hidden_character;
 use prost::Message as _;
 
 use crate::clients::Clients;
@@ -22,8 +22,8 @@ const HOSTILE_NAME: &str = "cpu\u{1b}[2J\u{9b}1m\u{202e}\u{200b}";
 /// Checks text for a terminal: it has no hidden characters but line ends, and no line begins with foreign
 /// text.
 #[track_caller]
-fn check(what: &str, text: &str) {
-    if let Some(found) = text.chars().find(|c| *c != '\n' && is_hidden(*c)) {
+fn check_terminal_text(what: &str, text: &str) {
+    if let Some(found) = text.chars().find(|c| *c != '\n' && is_hidden_character(*c)) {
         panic!("{what} shows {found:?}: {text:?}");
     }
     for line in text.lines() {
@@ -37,8 +37,8 @@ fn check(what: &str, text: &str) {
 
 /// Checks a page in the same way. Its values may contain line breaks and tabs.
 #[track_caller]
-fn check_page(what: &str, text: &str) {
-    let shown = |c: char| !matches!(c, '\n' | '\t') && is_hidden(c);
+fn check_page_text(what: &str, text: &str) {
+    let shown = |c: char| !matches!(c, '\n' | '\t') && is_hidden_character(c);
     if let Some(found) = text.chars().find(|c| shown(*c)) {
         let at = text.find(found).unwrap_or_default();
         let begin = text.floor_char_boundary(at.saturating_sub(120));
@@ -54,7 +54,7 @@ fn check_page(what: &str, text: &str) {
 /// Starts a server whose job is full of hostile text.
 fn hostile_server() -> (MusterServer, Clients) {
     let server = MusterServer::start(&["--tasks", "4", "--recoverable", "--log", "debug"]);
-    let clients = Clients::of(&server);
+    let clients = Clients::connect_to(&server);
     clients.register(4);
     clients.insert(HOSTILE, HOSTILE);
     clients.insert(&format!("{HOSTILE}/{HOSTILE}"), HOSTILE);
@@ -91,10 +91,10 @@ fn hostile_server() -> (MusterServer, Clients) {
 }
 
 /// Returns the checked output of a subcommand.
-fn said(server: &MusterServer, arguments: &[&str]) -> CommandOutput {
+fn run_and_check_output(server: &MusterServer, arguments: &[&str]) -> CommandOutput {
     let ended = run(muster(arguments).args(["--server", &server.url()]));
-    check(&format!("{arguments:?}: stdout"), &ended.out);
-    check(&format!("{arguments:?}: stderr"), &ended.err);
+    check_terminal_text(&format!("{arguments:?}: stdout"), &ended.out);
+    check_terminal_text(&format!("{arguments:?}: stderr"), &ended.err);
     ended
 }
 
@@ -109,7 +109,7 @@ fn no_subcommand_gives_a_terminal_what_a_client_wrote() {
         &["audit"],
         &["audit", "--refused"],
     ] {
-        let ended = said(&server, arguments);
+        let ended = run_and_check_output(&server, arguments);
         assert!(ended.code == Some(0) && ended.out.contains(SPELLED), "{arguments:?}: {ended:?}");
     }
     // A reason may contain invisible characters and is shown with their codes.
@@ -128,43 +128,43 @@ fn no_subcommand_gives_a_terminal_what_a_client_wrote() {
         &["job", "delete", "other", "--reason", reason],
         &["audit"],
     ] {
-        let ended = said(&server, arguments);
+        let ended = run_and_check_output(&server, arguments);
         assert_eq!(ended.code, Some(0), "{arguments:?}: {ended:?}");
     }
-    assert!(said(&server, &["audit"]).out.contains("bad\\u{200b}NIC\\u{ad}"));
+    assert!(run_and_check_output(&server, &["audit"]).out.contains("bad\\u{200b}NIC\\u{ad}"));
     // JSON has the exact text.
     let seen: serde_json::Value = {
-        let ended = said(&server, &["status", "--json"]);
+        let ended = run_and_check_output(&server, &["status", "--json"]);
         serde_json::from_str(&ended.out).expect("it is JSON")
     };
     let waits = &seen["jobs"][0]["run"]["tasks"][0]["waits_at"];
     assert!(waits.as_array().is_some_and(|ids| ids.iter().any(|id| id == HOSTILE)), "{waits}");
     for arguments in [&["events", "--json"][..], &["audit", "--json"], &["exclude", "--json"]] {
-        said(&server, arguments);
+        run_and_check_output(&server, arguments);
     }
     clients.wait_at_barrier(0, &format!("later/{HOSTILE}"), 1);
     let line = following.out_line("later/");
-    check("events --follow", &line);
+    check_terminal_text("events --follow", &line);
     assert!(line.contains(SPELLED), "{line}");
     server.signal(Signal::TERM);
     let ended = server.end();
-    check("the log", &ended.err);
+    check_terminal_text("the log", &ended.err);
     let stamped = |line: &str| line.len() > 40 && line.as_bytes()[10] == b'T' && line.contains("Z ");
     assert!(ended.err.lines().count() > 20 && ended.err.lines().all(stamped), "{}", ended.err);
     assert!(ended.err.contains(SPELLED), "{}", ended.err);
-    check("events --follow", &following.err_line("trying again"));
+    check_terminal_text("events --follow", &following.err_line("trying again"));
 }
 
 #[test]
 fn a_log_for_machines_says_what_a_client_wrote_and_shows_none_of_it() {
     let server = MusterServer::start_json(&["--tasks", "1"]);
-    let clients = Clients::of(&server);
+    let clients = Clients::connect_to(&server);
     clients.register(1);
     clients.fail(0, HOSTILE);
     wait_until("it has failed", || server.get("/api/v1/jobs").body.contains("\"failed\""));
     server.signal(Signal::TERM);
     let ended = server.end();
-    check("the log", &ended.err);
+    check_terminal_text("the log", &ended.err);
     let lines = ended.err.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).expect("JSON"));
     assert!(lines.filter(|line| line.to_string().contains("forged")).count() > 0, "{}", ended.err);
 }
@@ -208,29 +208,29 @@ fn no_page_and_no_fragment_shows_what_a_client_hid() {
     let mut spelled = 0;
     for page in &pages {
         let answer = server.get_with(page, "accept: text/html");
-        check_page(page, &answer.body);
+        check_page_text(page, &answer.body);
         spelled += usize::from(answer.body.contains("\\u{1b}"));
     }
     assert!(spelled >= 9, "only {spelled} pages show an escape: the hostile text is not on them");
     for which in
         ["job", "barriers", "timeline", "devices", "keys", "exclusions", "drain", "task&task=0", "transfers"]
     {
-        check_page(which, &first_parts(&server, &format!("{job}/live?page={which}")));
+        check_page_text(which, &first_live_parts(&server, &format!("{job}/live?page={which}")));
     }
     for which in ["overview", "audit"] {
-        check_page(which, &first_parts(&server, &format!("/live?page={which}")));
+        check_page_text(which, &first_live_parts(&server, &format!("/live?page={which}")));
     }
 }
 
 /// Returns the first parts of the live stream of a page.
-fn first_parts(server: &MusterServer, path: &str) -> String {
+fn first_live_parts(server: &MusterServer, path: &str) -> String {
     let mut stream = TcpStream::connect(server.http).expect("it connects");
     stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout can be set");
     write!(stream, "GET {path} HTTP/1.1\r\nhost: localhost\r\naccept: text/event-stream\r\n\r\n")
         .expect("sent");
     let lines = BufReader::new(stream).lines().map(|line| line.expect("it can be read"));
     let data = lines.filter_map(|line| line.strip_prefix("data: ").map(str::to_owned)).next().expect("parts");
-    check(path, &data);
+    check_terminal_text(path, &data);
     let said: serde_json::Value = serde_json::from_str(&data).expect("JSON");
     let parts = said["parts"].as_array().expect("a list");
     assert!(!parts.is_empty(), "{path}: {said}");
@@ -292,8 +292,8 @@ fn an_invalid_response_is_shown_escaped() {
         for arguments in [&["status"][..], &["job", "list"], &["audit"], &["events", "--job", "a"]] {
             let ended = run(muster(arguments).args(["--server", &liar.url]));
             assert_eq!(ended.code, Some(1), "{arguments:?}: {ended:?}");
-            check(&format!("{arguments:?}"), &ended.err);
-            check(&format!("{arguments:?}"), &ended.out);
+            check_terminal_text(&format!("{arguments:?}"), &ended.err);
+            check_terminal_text(&format!("{arguments:?}"), &ended.out);
             shown += usize::from(ended.err.contains(SPELLED));
         }
     }
@@ -304,34 +304,34 @@ fn an_invalid_response_is_shown_escaped() {
 fn a_launch_and_a_worker_show_foreign_text_escaped() {
     // The first cause of the last run, which another process reported.
     let server = MusterServer::start(&["--tasks", "2"]);
-    let clients = Clients::of(&server);
+    let clients = Clients::connect_to(&server);
     clients.register(2);
     clients.fail(1, HOSTILE);
     wait_until("it has failed", || server.get("/api/v1/jobs").body.contains("\"failed\""));
     let mut launch = muster(["launch", "-n", "2", "--server", &server.url(), "--", "sh", "-c", "exit 3"]);
     let ended = run(&mut launch);
     assert!(ended.code == Some(3) && ended.err.contains("first cause"), "{ended:?}");
-    check("launch", &ended.err);
+    check_terminal_text("launch", &ended.err);
     assert!(ended.err.contains(SPELLED), "{ended:?}");
 
     // A notice that any client may write.
     let server = MusterServer::start(&["--tasks", "1", "--recoverable"]);
-    let clients = Clients::of(&server);
+    let clients = Clients::connect_to(&server);
     let service = server.grpc.to_string();
     let mut worker =
         Process::start(&mut muster(["worker", "--service", &service, "--task", "0", "--log", "debug"]));
     let line = worker.out_line("Registered");
     let run = line.rsplit(' ').next().and_then(|run| u64::from_str_radix(run, 16).ok());
-    clients.belong_to(run.expect("it says its run"));
+    clients.set_service_incarnation(run.expect("it says its run"));
     clients.insert("RECEIVED_PREEMPTION_NOTICE", HOSTILE);
     let line = worker.out_line("preemption notice");
-    check("worker", &line);
+    check_terminal_text("worker", &line);
     assert!(line.contains(SPELLED), "{line}");
     // Another thread writes the log, later than the program its line.
     let logged = worker.err_line("a preemption notice");
     assert!(logged.contains(SPELLED), "{logged}");
     worker.signal(Signal::KILL);
     let ended = worker.end();
-    check("worker", &ended.out);
-    check("worker", &ended.err);
+    check_terminal_text("worker", &ended.out);
+    check_terminal_text("worker", &ended.err);
 }

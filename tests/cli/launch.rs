@@ -7,21 +7,21 @@ use crate::harness::{
 };
 
 /// Returns the command that launches a shell script.
-fn launch(arguments: &[&str], script: &str) -> Command {
+fn launch_command(arguments: &[&str], script: &str) -> Command {
     let mut command = muster(["launch"]);
     command.args(arguments).args(["--", "sh", "-c", script]);
     command
 }
 
-fn ran(arguments: &[&str], script: &str) -> CommandOutput {
-    run(&mut launch(arguments, script))
+fn run_launch(arguments: &[&str], script: &str) -> CommandOutput {
+    run(&mut launch_command(arguments, script))
 }
 
 #[test]
 fn every_process_knows_its_place_and_its_lines_carry_its_number() {
     let script = "echo out $MUSTER_PROCESS_ID/$MUSTER_NUM_PROCESSES $JAX_COORDINATOR_ADDRESS \
                   $JAX_COORDINATOR_BIND_ADDRESS; echo err >&2; printf unfinished";
-    let ended = ran(&["-n", "2"], script);
+    let ended = run_launch(&["-n", "2"], script);
     assert_eq!(ended.code, Some(0), "{ended:?}");
     for task in 0..2 {
         let line =
@@ -41,20 +41,20 @@ fn every_process_knows_its_place_and_its_lines_carry_its_number() {
 fn a_process_finds_its_server_and_jax_finds_its_place() {
     let script = "echo $OMPI_COMM_WORLD_RANK/$OMPI_COMM_WORLD_SIZE/$OMPI_COMM_WORLD_LOCAL_RANK/$MUSTER_LOCAL_PROCESS_ID \
                   ${OMPI_MCA_orte_hnp_uri-none} ${OMPI_VERSION-none} $MUSTER_JOB $MUSTER_SERVER";
-    let mut command = launch(&["-n", "2", "--job", "train"], script);
+    let mut command = launch_command(&["-n", "2", "--job", "train"], script);
     let ended = run(command.env("OMPI_VERSION", "5.0.1"));
     for task in 0..2 {
         let place = format!("[{task}] {task}/2/{task}/{task} muster none train http://127.0.0.1:");
         assert!(ended.out.lines().any(|line| line.starts_with(&place)), "{ended:?}");
     }
-    let ended = run(launch(&["-n", "1"], script).env("MUSTER_JAX_DETECTION", "0"));
+    let ended = run(launch_command(&["-n", "1"], script).env("MUSTER_JAX_DETECTION", "0"));
     assert!(ended.out.starts_with("[0] ///0 none none default http://"), "{ended:?}");
 }
 
 #[test]
 fn lines_of_many_processes_are_never_mixed() {
     let script = "for i in $(seq 300); do printf 'aaaaaaaaaaaaaaaaaaaa'; echo \"bbbbbbbbbb $i\"; done";
-    let ended = ran(&["-n", "4"], script);
+    let ended = run_launch(&["-n", "4"], script);
     assert_eq!(ended.out.lines().count(), 1200);
     for line in ended.out.lines() {
         let rest = line.get(4..).expect("a line has its number");
@@ -69,7 +69,7 @@ fn lines_of_many_processes_are_never_mixed() {
 fn the_code_is_that_of_the_first_process_that_failed() {
     let script =
         "case $MUSTER_PROCESS_ID in 1) exit 3;; *) trap 'exit 4' TERM; while :; do sleep 0.1; done;; esac";
-    let ended = ran(&["-n", "3"], script);
+    let ended = run_launch(&["-n", "3"], script);
     assert_eq!(ended.code, Some(3), "{ended:?}");
     assert!(ended.err.contains("task 1 failed (exit code 3)"), "{ended:?}");
     assert!(ended.err.contains("2 with exit code 4"), "{ended:?}");
@@ -77,7 +77,7 @@ fn the_code_is_that_of_the_first_process_that_failed() {
 
 #[test]
 fn a_process_that_died_of_a_signal_counts_as_128_and_its_number() {
-    let ended = ran(&["-n", "1"], "kill -KILL $$");
+    let ended = run_launch(&["-n", "1"], "kill -KILL $$");
     assert_eq!(ended.code, Some(137), "{ended:?}");
     assert!(ended.err.contains("SIGKILL"), "{ended:?}");
 }
@@ -94,13 +94,13 @@ fn an_unknown_command_is_reported_before_any_start() {
 }
 
 /// Returns a file to which each start of a process appends a line.
-fn journal(name: &str) -> std::path::PathBuf {
+fn new_start_log(name: &str) -> std::path::PathBuf {
     let path = std::path::PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
     let _ = std::fs::remove_file(&path);
     path
 }
 
-fn starts(path: &std::path::Path) -> Vec<String> {
+fn logged_starts(path: &std::path::Path) -> Vec<String> {
     let text = std::fs::read_to_string(path).unwrap_or_default();
     let mut starts: Vec<String> = text.lines().map(str::to_owned).collect();
     starts.sort();
@@ -109,38 +109,38 @@ fn starts(path: &std::path::Path) -> Vec<String> {
 
 #[test]
 fn a_failed_run_is_started_again_as_a_whole() {
-    let path = journal("again");
+    let path = new_start_log("again");
     let script = format!(
         "echo $MUSTER_PROCESS_ID >> {0}; sleep 0.2; [ $MUSTER_PROCESS_ID = 0 ] || [ $(wc -l < {0}) -ge 4 ]",
         path.display()
     );
-    let ended = ran(&["-n", "2", "--max-restarts", "5"], &script);
+    let ended = run_launch(&["-n", "2", "--max-restarts", "5"], &script);
     assert_eq!(ended.code, Some(0), "{ended:?}");
-    assert_eq!(starts(&path), ["0", "0", "1", "1"]);
+    assert_eq!(logged_starts(&path), ["0", "0", "1", "1"]);
     assert!(ended.err.contains("starting all 2 again (restart 1 of 5)"), "{ended:?}");
     assert!(ended.err.contains("2 run(s), 1 restart(s)"), "{ended:?}");
 }
 
 #[test]
 fn only_the_dead_process_of_a_recoverable_job_is_started_again() {
-    let path = journal("alone");
+    let path = new_start_log("alone");
     let script = format!(
         "echo $MUSTER_PROCESS_ID >> {0}; [ $MUSTER_PROCESS_ID = 0 ] || [ $(grep -c 1 {0}) -ge 3 ]",
         path.display()
     );
-    let ended = ran(&["-n", "2", "--recoverable", "--max-restarts", "5"], &script);
+    let ended = run_launch(&["-n", "2", "--recoverable", "--max-restarts", "5"], &script);
     assert_eq!(ended.code, Some(0), "{ended:?}");
-    assert_eq!(starts(&path), ["0", "1", "1", "1"]);
+    assert_eq!(logged_starts(&path), ["0", "1", "1", "1"]);
     assert!(ended.err.contains("starting it again (restart 2 of 5)"), "{ended:?}");
     assert!(ended.err.contains("1 run(s), 2 restart(s)"), "{ended:?}");
 }
 
 #[test]
 fn restarts_are_counted() {
-    let ended = ran(&["-n", "1", "--max-restarts", "2"], "exit 9");
+    let ended = run_launch(&["-n", "1", "--max-restarts", "2"], "exit 9");
     assert_eq!(ended.code, Some(9), "{ended:?}");
     assert!(ended.err.contains("3 run(s), 2 restart(s)"), "{ended:?}");
-    let ended = ran(&["-n", "1", "--max-restarts", "2", "--recoverable"], "exit 9");
+    let ended = run_launch(&["-n", "1", "--max-restarts", "2", "--recoverable"], "exit 9");
     assert_eq!(ended.code, Some(9), "{ended:?}");
     assert!(ended.err.contains("no restarts are left"), "{ended:?}");
 }
@@ -148,7 +148,7 @@ fn restarts_are_counted() {
 #[test]
 fn signals_are_passed_on() {
     let script = "trap 'echo one' USR1; trap 'echo end; exit 0' TERM; echo up; while :; do sleep 0.1; done";
-    let mut running = Process::start(&mut launch(&["-n", "2"], script));
+    let mut running = Process::start(&mut launch_command(&["-n", "2"], script));
     running.out_line("up");
     running.out_line("up");
     running.signal(Signal::USR1);
@@ -197,14 +197,14 @@ fn the_end_of_the_terminal_is_passed_on_except_under_nohup() {
 fn a_process_that_ignores_sigterm_is_killed() {
     let script = "trap '' INT TERM; echo up; while :; do sleep 0.1; done";
     // After the time for the exit is over,
-    let mut running = Process::start(&mut launch(&["-n", "1", "--kill-after", "100ms"], script));
+    let mut running = Process::start(&mut launch_command(&["-n", "1", "--kill-after", "100ms"], script));
     running.out_line("up");
     running.signal(Signal::TERM);
     let ended = running.end();
     assert_eq!(ended.code, Some(143), "{ended:?}");
     assert!(ended.err.contains("SIGKILL"), "{ended:?}");
     // or after a second signal.
-    let mut running = Process::start(&mut launch(&["-n", "1", "--kill-after", "1h"], script));
+    let mut running = Process::start(&mut launch_command(&["-n", "1", "--kill-after", "1h"], script));
     running.out_line("up");
     running.signal(Signal::INT);
     running.err_line("passed SIGINT on");
@@ -216,7 +216,7 @@ fn a_process_that_ignores_sigterm_is_killed() {
 fn no_process_outlives_a_launch_that_is_killed() {
     // The shell's own child would survive if only the shell were killed.
     let script = "sleep 1000 & echo $$ $!; wait";
-    let mut running = Process::start(&mut launch(&["-n", "2"], script));
+    let mut running = Process::start(&mut launch_command(&["-n", "2"], script));
     let mut pids: Vec<i32> = Vec::new();
     for _ in 0..2 {
         let line = running.out_line("] ");
@@ -229,7 +229,7 @@ fn no_process_outlives_a_launch_that_is_killed() {
 
 #[test]
 fn orphans_of_a_task_end_with_it() {
-    let ended = ran(&["-n", "1"], "sleep 1000 >/dev/null 2>&1 & echo left $!");
+    let ended = run_launch(&["-n", "1"], "sleep 1000 >/dev/null 2>&1 & echo left $!");
     assert_eq!(ended.code, Some(0), "{ended:?}");
     let pid =
         ended.out.trim().rsplit(' ').next().and_then(|pid| pid.parse().ok()).expect("it says its number");
@@ -238,7 +238,8 @@ fn orphans_of_a_task_end_with_it() {
 
 #[test]
 fn unread_output_ends_no_launch() {
-    let mut command = launch(&["-n", "1"], "for i in $(seq 20000); do echo line $i; done; echo end >&2");
+    let mut command =
+        launch_command(&["-n", "1"], "for i in $(seq 20000); do echo line $i; done; echo end >&2");
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
     drop(child.stdout.take());
     let output = child.wait_with_output().expect("it ends");
@@ -260,12 +261,12 @@ fn a_server_that_runs_already_is_used() {
     let about = server.get("/api/v1/server").json();
     let own = about["grpc"][1]["address"].as_str().expect("it has an address").to_owned();
     let url = server.url();
-    let ended = ran(&["-n", "3", "--server", &url, "--job", "b"], "echo at $JAX_COORDINATOR_ADDRESS");
+    let ended = run_launch(&["-n", "3", "--server", &url, "--job", "b"], "echo at $JAX_COORDINATOR_ADDRESS");
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert!(ended.out.contains(&format!("[2] at {own}\n")), "{ended:?}");
 
     let refused = |arguments: &[&str], said: &[&str]| {
-        let ended = ran(&[&["--server", &url], arguments].concat(), "true");
+        let ended = run_launch(&[&["--server", &url], arguments].concat(), "true");
         assert_eq!(ended.code, Some(125), "{ended:?}");
         for part in said {
             assert!(ended.err.contains(part), "{part:?} is not in {ended:?}");
@@ -287,9 +288,9 @@ fn a_launch_shows_a_server_the_token_that_it_asks_for() {
     std::fs::write(&token, shown).expect("it can be written");
     let server = MusterServer::start(&["--job", "a=1", "--tokens-file", &tokens]);
     let url = server.url();
-    let ended = ran(&["-n", "1", "--server", &url, "--job", "a"], "true");
+    let ended = run_launch(&["-n", "1", "--server", &url, "--job", "a"], "true");
     assert!(ended.code == Some(125) && ended.err.contains("--token-file"), "{ended:?}");
-    let ended = ran(&["-n", "1", "--server", &url, "--token-file", &token, "--job", "a"], "echo here");
+    let ended = run_launch(&["-n", "1", "--server", &url, "--token-file", &token, "--job", "a"], "echo here");
     assert_eq!((ended.code, ended.out.as_str()), (Some(0), "[0] here\n"), "{ended:?}");
 }
 
@@ -302,7 +303,7 @@ fn launches_on_several_hosts_get_the_tasks_of_their_hosts() {
     let url = server.url();
     let start = |host: &str| {
         let flags = ["-n", "2", "--server", &url, "--claim-ids", "--host-id", host];
-        Process::start(&mut launch(&flags, script))
+        Process::start(&mut launch_command(&flags, script))
     };
     // The host that comes first is the second by its name.
     let launches = [("node-b", start("node-b")), ("node-a", start("node-a"))];

@@ -3,27 +3,27 @@
 use serde_json::{Value, json};
 
 use crate::harness::{CommandOutput, HttpResponse, MusterServer, TempFolder, muster, run, wait_until};
-use crate::status::register;
+use crate::status::register_task;
 
-fn cli(server: &MusterServer, arguments: &[&str]) -> CommandOutput {
+fn run_subcommand(server: &MusterServer, arguments: &[&str]) -> CommandOutput {
     run(muster(arguments).args(["--server", &server.url()]))
 }
 
 /// Returns the output of a subcommand that must succeed.
-fn said(server: &MusterServer, arguments: &[&str]) -> String {
-    let ended = cli(server, arguments);
+fn successful_output(server: &MusterServer, arguments: &[&str]) -> String {
+    let ended = run_subcommand(server, arguments);
     assert_eq!((ended.code, ended.err.as_str()), (Some(0), ""), "{arguments:?}: {ended:?}");
     ended.out
 }
 
-fn running(server: &MusterServer, tasks: i32) -> tokio::runtime::Runtime {
+fn register_until_running(server: &MusterServer, tasks: i32) -> tokio::runtime::Runtime {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
-    (0..tasks).for_each(|task| register(server, &runtime, task));
+    (0..tasks).for_each(|task| register_task(server, &runtime, task));
     wait_until("the run is running", || server.get("/api/v1/jobs").body.contains("\"running\""));
     runtime
 }
 
-fn problem(answer: &HttpResponse, status: u16, kind: &str) -> String {
+fn problem_detail(answer: &HttpResponse, status: u16, kind: &str) -> String {
     assert_eq!(answer.status, status, "{answer:?}");
     assert!(answer.head.contains("content-type: application/problem+json"), "{answer:?}");
     let problem = answer.json();
@@ -36,7 +36,7 @@ const EXCLUSIONS: &str = "/api/v1/jobs/default/exclusions";
 #[test]
 fn an_exclusion_is_made_shown_and_lifted() {
     let server = MusterServer::start(&["--tasks", "3", "--recoverable"]);
-    let _tasks = running(&server, 3);
+    let _tasks = register_until_running(&server, 3);
     let made =
         server.send("POST", EXCLUSIONS, r#"{"task": 2, "reason": "flaky NIC", "expires_in_seconds": 600}"#);
     assert_eq!(made.status, 201, "{made:?}");
@@ -70,14 +70,14 @@ fn an_exclusion_is_made_shown_and_lifted() {
     assert_eq!(server.get(EXCLUSIONS).json()["exclusions"], json!([]));
     let over = server.get(&format!("{EXCLUSIONS}?state=over")).json();
     assert_eq!(over["exclusions"][0]["ended"]["reason"], "replaced");
-    problem(&server.send("DELETE", &format!("{EXCLUSIONS}/1?reason=again"), ""), 409, "already-over");
-    problem(&server.send("DELETE", &format!("{EXCLUSIONS}/7?reason=x"), ""), 404, "no-such-exclusion");
+    problem_detail(&server.send("DELETE", &format!("{EXCLUSIONS}/1?reason=again"), ""), 409, "already-over");
+    problem_detail(&server.send("DELETE", &format!("{EXCLUSIONS}/7?reason=x"), ""), 404, "no-such-exclusion");
 }
 
 #[test]
 fn invalid_requests_are_explained() {
     let server = MusterServer::start(&["--tasks", "2"]);
-    let _tasks = running(&server, 2);
+    let _tasks = register_until_running(&server, 2);
     let post = |body: &str| server.send("POST", EXCLUSIONS, body);
     for (body, status, kind, part) in [
         (r#"{"task": 1, "reason": "r", "until": 3}"#, 422, "bad-body", "unknown field `until`"),
@@ -91,15 +91,15 @@ fn invalid_requests_are_explained() {
         (r#"{"task": 1, "reason": "r"}"#, 409, "ends-run", "its tasks share their fate"),
         ("no json", 400, "bad-body", "expected"),
     ] {
-        let detail = problem(&post(body), status, kind);
+        let detail = problem_detail(&post(body), status, kind);
         assert!(detail.contains(part), "{body}: {detail}");
     }
-    problem(&post(&format!(r#"{{"task": 1, "reason": "{}"}}"#, "x".repeat(501))), 422, "bad-body");
-    problem(&post(&"x".repeat(300 << 10)), 413, "bad-body");
-    problem(&server.send("DELETE", &format!("{EXCLUSIONS}/1"), ""), 400, "bad-query");
-    problem(&server.send("DELETE", &format!("{EXCLUSIONS}/x?reason=r"), ""), 400, "bad-path");
-    problem(&server.get("/api/v1/jobs/default/tasks?standing=x"), 400, "bad-query");
-    problem(&server.get("/api/v1/jobs/nobody/live"), 404, "no-such-job");
+    problem_detail(&post(&format!(r#"{{"task": 1, "reason": "{}"}}"#, "x".repeat(501))), 422, "bad-body");
+    problem_detail(&post(&"x".repeat(300 << 10)), 413, "bad-body");
+    problem_detail(&server.send("DELETE", &format!("{EXCLUSIONS}/1"), ""), 400, "bad-query");
+    problem_detail(&server.send("DELETE", &format!("{EXCLUSIONS}/x?reason=r"), ""), 400, "bad-path");
+    problem_detail(&server.get("/api/v1/jobs/default/tasks?standing=x"), 400, "bad-query");
+    problem_detail(&server.get("/api/v1/jobs/nobody/live"), 404, "no-such-job");
     let preview = post(r#"{"task": 1, "reason": "r", "dry_run": true}"#);
     assert_eq!((preview.status, &preview.json()["ends_run"]), (200, &"failed".into()));
     assert_eq!(server.get("/api/v1/jobs/default").json()["run"]["live"], 2, "nothing has happened");
@@ -112,47 +112,47 @@ fn invalid_requests_are_explained() {
 #[test]
 fn the_command_line_excludes_and_readmits() {
     let server = MusterServer::start(&["--tasks", "3", "--recoverable"]);
-    let _tasks = running(&server, 3);
-    assert_eq!(said(&server, &["exclude"]), "Nobody is excluded.\n");
-    let text = said(&server, &["exclude", "2", "--reason", "flaky NIC", "--dry-run"]);
+    let _tasks = register_until_running(&server, 3);
+    assert_eq!(successful_output(&server, &["exclude"]), "Nobody is excluded.\n");
+    let text = successful_output(&server, &["exclude", "2", "--reason", "flaky NIC", "--dry-run"]);
     assert!(text.contains("take out task 2") && text.contains("leave 2 task(s) live"), "{text}");
-    let text = said(&server, &["exclude", "2", "--reason", "flaky NIC", "--for", "10m"]);
+    let text = successful_output(&server, &["exclude", "2", "--reason", "flaky NIC", "--for", "10m"]);
     assert!(text.contains("Exclusion 1: task 2 takes no part until "), "{text}");
     assert!(text.contains("muster readmit 1 --reason"), "{text}");
-    let text = said(&server, &["status"]);
+    let text = successful_output(&server, &["status"]);
     assert!(text.contains("EXCLUDED  task 2 since ") && text.contains("flaky NIC (number 1)"), "{text}");
     assert!(text.contains("anonymous (by the command line from 127.0.0.1)"), "{text}");
-    let all = said(&server, &["exclude", "--json"]);
+    let all = successful_output(&server, &["exclude", "--json"]);
     let all: Value = serde_json::from_str(&all).expect("it is JSON");
     assert_eq!(all["exclusions"][0]["id"], 1);
 
-    let again = cli(&server, &["exclude", "2", "--reason", "x"]);
+    let again = run_subcommand(&server, &["exclude", "2", "--reason", "x"]);
     assert_eq!(again.code, Some(1));
     assert!(
         again.err.contains("Already excluded") && again.err.contains("muster readmit NUMBER"),
         "{again:?}"
     );
-    let last = cli(&server, &["exclude", "127.0.0.1", "--reason", "x"]);
+    let last = run_subcommand(&server, &["exclude", "127.0.0.1", "--reason", "x"]);
     assert!(last.err.contains("nobody would be left") && last.err.contains("--end-run"), "{last:?}");
-    let silent = cli(&server, &["exclude", "1"]);
+    let silent = run_subcommand(&server, &["exclude", "1"]);
     assert!(silent.err.contains("--reason"), "{silent:?}");
 
-    let text = said(&server, &["readmit", "--task", "2", "--reason", "replaced"]);
+    let text = successful_output(&server, &["readmit", "--task", "2", "--reason", "replaced"]);
     assert!(text.contains("Exclusion 1 is lifted: task 2 may register again"), "{text}");
-    let gone = cli(&server, &["readmit", "1", "--reason", "x"]);
+    let gone = run_subcommand(&server, &["readmit", "1", "--reason", "x"]);
     assert!(gone.err.contains("has already ended") && gone.err.contains("muster exclude"), "{gone:?}");
 
-    let text = said(&server, &["audit"]);
+    let text = successful_output(&server, &["audit"]);
     for part in
         ["exclude task 2 in job default", "(flaky NIC)  done: exclusion 1", "REFUSED", "readmit exclusion 1"]
     {
         assert!(text.contains(part), "{part}: {text}");
     }
-    let text = said(&server, &["audit", "--refused"]);
+    let text = successful_output(&server, &["audit", "--refused"]);
     assert!(text.lines().all(|line| line.contains("REFUSED")) && text.lines().count() == 3, "{text}");
-    let text = said(&server, &["events"]);
+    let text = successful_output(&server, &["events"]);
     assert!(text.contains("  excluded  ") && text.contains("  readmitted  "), "{text}");
-    let lines = said(&server, &["events", "--json"]);
+    let lines = successful_output(&server, &["events", "--json"]);
     let kinds: Vec<Value> =
         lines.lines().map(|line| serde_json::from_str(line).expect("JSON a line")).collect();
     assert!(kinds.iter().any(|event| event["kind"] == "excluded" && event["target"]["task"] == 2));
@@ -161,13 +161,13 @@ fn the_command_line_excludes_and_readmits() {
 #[test]
 fn a_run_is_drained_once() {
     let server = MusterServer::start(&["--tasks", "2"]);
-    let early = cli(&server, &["drain", "--reason", "x"]);
+    let early = run_subcommand(&server, &["drain", "--reason", "x"]);
     assert!(
         early.err.contains("still waits for its tasks") && early.err.contains("muster status"),
         "{early:?}"
     );
-    let _tasks = running(&server, 2);
-    let text = said(&server, &["drain", "--reason", "kernel update"]);
+    let _tasks = register_until_running(&server, 2);
+    let text = successful_output(&server, &["drain", "--reason", "kernel update"]);
     assert!(text.contains("Run 1 is asked to save: 0 task(s) have acknowledged, 2 have not"), "{text}");
     let view = server.get("/api/v1/jobs/default/drain").json();
     assert_eq!(view["preemption"]["requested"]["reason"], "kernel update");
@@ -175,54 +175,57 @@ fn a_run_is_drained_once() {
     let key = server.get("/api/v1/jobs/default/keys/RECEIVED_PREEMPTION_NOTICE").json();
     assert!(key["text"].as_str().is_some_and(|at| at.ends_with("+00:00")), "{key}");
     let again = server.send("POST", "/api/v1/jobs/default/drain", r#"{"reason": "x"}"#);
-    problem(&again, 409, "drain-under-way");
-    let late = cli(&server, &["drain", "--reason", "x", "--wait=1ms"]);
+    problem_detail(&again, 409, "drain-under-way");
+    let late = run_subcommand(&server, &["drain", "--reason", "x", "--wait=1ms"]);
     assert!(late.err.contains("under way"), "{late:?}");
 }
 
 #[test]
 fn jobs_are_made_changed_and_deleted() {
     let server = MusterServer::start(&["--tasks", "2"]);
-    let text =
-        said(&server, &["job", "create", "eval", "--tasks", "4", "--recoverable", "--reason", "nightly"]);
+    let text = successful_output(
+        &server,
+        &["job", "create", "eval", "--tasks", "4", "--recoverable", "--reason", "nightly"],
+    );
     assert!(text.contains("Made: eval  run 1 forming, 0 of 4 task(s) connected, recoverable"), "{text}");
-    let list = said(&server, &["job", "list"]);
+    let list = successful_output(&server, &["job", "list"]);
     assert!(list.starts_with("NAME  ") && list.lines().count() == 3, "{list}");
     assert_eq!(server.get("/api/v1/server").json()["grpc"][0]["jobs"], json!(["default", "eval"]));
-    let twice = cli(&server, &["job", "create", "eval", "--tasks", "4", "--reason", "x"]);
+    let twice = run_subcommand(&server, &["job", "create", "eval", "--tasks", "4", "--reason", "x"]);
     assert!(twice.err.contains("there is a job named eval already"), "{twice:?}");
 
     let set = ["job", "set", "eval", "--heartbeat-timeout", "20s", "--bound", "keys=10", "--reason", "x"];
-    let text = said(&server, &set);
+    let text = successful_output(&server, &set);
     assert!(text.contains("heartbeat_timeout = 20s") && text.contains("bound keys = 10"), "{text}");
     assert!(text.starts_with("name = eval\n"), "{text}");
-    let text = said(&server, &["job", "show", "eval"]);
+    let text = successful_output(&server, &["job", "show", "eval"]);
     assert!(text.starts_with("name = eval\n"), "{text}");
     assert!(text.contains("heartbeat_timeout = 20s") && text.contains("disconnect_grace = 500ms"), "{text}");
-    let wrong = cli(&server, &["job", "set", "eval", "--heartbeat-timeout", "20", "--reason", "x"]);
+    let wrong =
+        run_subcommand(&server, &["job", "set", "eval", "--heartbeat-timeout", "20", "--reason", "x"]);
     assert!(wrong.err.contains("heartbeat_timeout: it has no unit"), "{wrong:?}");
-    let wrong = cli(&server, &["job", "set", "eval", "--bound", "kees=1", "--reason", "x"]);
+    let wrong = run_subcommand(&server, &["job", "set", "eval", "--bound", "kees=1", "--reason", "x"]);
     assert!(wrong.err.contains("unknown field `kees`"), "{wrong:?}");
 
-    let _tasks = running(&server, 2);
-    let reshaped = cli(&server, &["job", "set", "default", "--tasks", "3", "--reason", "x"]);
+    let _tasks = register_until_running(&server, 2);
+    let reshaped = run_subcommand(&server, &["job", "set", "default", "--tasks", "3", "--reason", "x"]);
     assert!(reshaped.err.contains("cannot change while run 1 is in progress"), "{reshaped:?}");
-    let refused = cli(&server, &["job", "delete", "default", "--reason", "x"]);
+    let refused = run_subcommand(&server, &["job", "delete", "default", "--reason", "x"]);
     assert!(refused.err.contains("2 task(s)") && refused.err.contains("--force"), "{refused:?}");
-    said(&server, &["job", "delete", "default", "--force", "--reason", "x"]);
-    problem(&server.get("/api/v1/jobs/default"), 404, "no-such-job");
-    said(&server, &["job", "delete", "eval", "--reason", "x"]);
-    assert!(said(&server, &["job", "list"]).starts_with("There is no job."));
+    successful_output(&server, &["job", "delete", "default", "--force", "--reason", "x"]);
+    problem_detail(&server.get("/api/v1/jobs/default"), 404, "no-such-job");
+    successful_output(&server, &["job", "delete", "eval", "--reason", "x"]);
+    assert!(successful_output(&server, &["job", "list"]).starts_with("There is no job."));
 }
 
 #[test]
 fn jobs_are_bounded() {
     let server = MusterServer::start(&["--tasks", "2", "--jobs-max", "2"]);
-    said(&server, &["job", "create", "second", "--tasks", "1", "--reason", "x"]);
-    let third = cli(&server, &["job", "create", "third", "--tasks", "1", "--reason", "x"]);
+    successful_output(&server, &["job", "create", "second", "--tasks", "1", "--reason", "x"]);
+    let third = run_subcommand(&server, &["job", "create", "third", "--tasks", "1", "--reason", "x"]);
     assert!(third.err.contains("there are 2 jobs") && third.err.contains("jobs-max"), "{third:?}");
-    said(&server, &["job", "delete", "second", "--reason", "x"]);
-    said(&server, &["job", "create", "third", "--tasks", "1", "--reason", "x"]);
+    successful_output(&server, &["job", "delete", "second", "--reason", "x"]);
+    successful_output(&server, &["job", "create", "third", "--tasks", "1", "--reason", "x"]);
 }
 
 #[test]
@@ -255,7 +258,7 @@ fn the_store_is_seen_as_a_tree_and_can_be_written() {
         assert!(hidden.body.contains("\"redacted\":true") && !hidden.body.contains("hush"), "{hidden:?}");
     }
     assert_eq!(server.send("DELETE", &format!("{keys}/a?reason=r"), "").status, 204);
-    problem(&server.get(&format!("{keys}/a/b")), 404, "no-such-key");
+    problem_detail(&server.get(&format!("{keys}/a/b")), 404, "no-such-key");
 }
 
 #[test]
@@ -264,8 +267,8 @@ fn every_act_stands_in_the_audit_file() {
     let file = folder.path("audit.jsonl");
     {
         let server = MusterServer::start(&["--tasks", "2", "--recoverable", "--audit-file", &file]);
-        said(&server, &["exclude", "1", "--reason", "first"]);
-        cli(&server, &["exclude", "1", "--reason", "second"]);
+        successful_output(&server, &["exclude", "1", "--reason", "first"]);
+        run_subcommand(&server, &["exclude", "1", "--reason", "second"]);
         let page = server.get("/api/v1/audit?limit=1").json();
         assert_eq!((&page["lines"][0]["act"], &page["next"]), (&"exclude".into(), &1.into()));
         let page = server.get("/api/v1/audit?after=1").json();
@@ -273,7 +276,7 @@ fn every_act_stands_in_the_audit_file() {
     }
     // Another server continues the numbers of the file.
     let server = MusterServer::start(&["--tasks", "2", "--recoverable", "--audit-file", &file]);
-    said(&server, &["exclude", "0", "--reason", "third"]);
+    successful_output(&server, &["exclude", "0", "--reason", "third"]);
     let text = std::fs::read_to_string(&file).expect("the file is there");
     let lines: Vec<Value> =
         text.lines().map(|line| serde_json::from_str(line).expect("JSON a line")).collect();
@@ -294,7 +297,7 @@ fn an_answer_that_was_seen_is_not_sent_again() {
     let header = format!("if-none-match: {tag}");
     let second = server.get_with("/api/v1/jobs/default", &header);
     assert_eq!((second.status, second.body.as_str()), (304, ""));
-    said(&server, &["exclude", "1", "--reason", "x"]);
+    successful_output(&server, &["exclude", "1", "--reason", "x"]);
     assert_eq!(server.get_with("/api/v1/jobs/default", &header).status, 200);
 }
 
@@ -321,7 +324,7 @@ fn the_audit_is_kept_within_its_setting_and_what_is_dropped_is_counted() {
         let body = format!(r#"{{"task": {task}, "reason": "r"}}"#);
         assert_eq!(server.send("POST", EXCLUSIONS, &body).status, 201);
     }
-    problem(&server.send("POST", EXCLUSIONS, r#"{"task": 3}"#), 422, "bad-body");
+    problem_detail(&server.send("POST", EXCLUSIONS, r#"{"task": 3}"#), 422, "bad-body");
     let audit = server.get("/api/v1/audit").json();
     let of =
         |line: &Value| [&line["act"], &line["outcome"], &line["role"], &line["times"]].map(Value::to_string);
@@ -349,11 +352,11 @@ fn a_job_that_is_made_again_has_its_own_listener_again() {
     let mut server = MusterServer::start(&["--tasks", "1", "--job", "eval=1@127.0.0.1:0"]);
     let own = server.get("/api/v1/server").json()["grpc"][1]["address"].clone();
     server.grpc = own.as_str().and_then(|own| own.parse().ok()).expect("an address");
-    said(&server, &["job", "delete", "eval", "--reason", "x"]);
-    said(&server, &["job", "create", "eval", "--tasks", "1", "--reason", "again"]);
+    successful_output(&server, &["job", "delete", "eval", "--reason", "x"]);
+    successful_output(&server, &["job", "create", "eval", "--tasks", "1", "--reason", "again"]);
     assert_eq!(server.get("/api/v1/server").json()["grpc"][1], json!({"address": own, "jobs": ["eval"]}));
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
-    register(&server, &runtime, 0);
+    register_task(&server, &runtime, 0);
     wait_until("the job is reached", || server.get("/api/v1/jobs/eval").json()["run"]["state"] == "running");
     let events = server.get("/api/v1/jobs/eval/events").json();
     let declared = &events["events"][0];

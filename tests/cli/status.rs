@@ -5,19 +5,24 @@ use wire::coordination_service_client::CoordinationServiceClient;
 
 use crate::harness::{MusterServer, muster, run, wait_until};
 
-fn status(server: &MusterServer, arguments: &[&str]) -> String {
+fn successful_status_output(server: &MusterServer, arguments: &[&str]) -> String {
     let ended = run(muster(["status", "--server", &server.url()]).args(arguments));
     assert_eq!((ended.code, ended.err.as_str()), (Some(0), ""), "{ended:?}");
     ended.out
 }
 
 /// Registers a task and keeps its connection for as long as the runtime lives.
-pub fn register(server: &MusterServer, runtime: &tokio::runtime::Runtime, task: i32) {
-    register_as(server, runtime, task, 100 + task as u64);
+pub fn register_task(server: &MusterServer, runtime: &tokio::runtime::Runtime, task: i32) {
+    register_task_as(server, runtime, task, 100 + task as u64);
 }
 
 /// Registers a task with this incarnation.
-pub fn register_as(server: &MusterServer, runtime: &tokio::runtime::Runtime, task: i32, incarnation: u64) {
+pub fn register_task_as(
+    server: &MusterServer,
+    runtime: &tokio::runtime::Runtime,
+    task: i32,
+    incarnation: u64,
+) {
     let address = format!("http://{}", server.grpc);
     runtime.spawn(async move {
         let channel = tonic::transport::Endpoint::from_shared(address).expect("an address").connect().await;
@@ -31,33 +36,34 @@ pub fn register_as(server: &MusterServer, runtime: &tokio::runtime::Runtime, tas
 #[test]
 fn status_shows_a_job_without_tasks() {
     let server = MusterServer::start(&["--job", "a=2", "--job", "b=5"]);
-    let text = status(&server, &[]);
+    let text = successful_status_output(&server, &[]);
     assert!(text.contains("JOB a") && text.contains("JOB b") && text.contains("FORMING"), "{text}");
     assert!(text.contains("no task has registered yet, 5 expected"), "{text}");
-    assert!(!status(&server, &["--job", "b"]).contains("JOB a"));
+    assert!(!successful_status_output(&server, &["--job", "b"]).contains("JOB a"));
 }
 
 #[test]
 fn status_names_missing_tasks_with_start_and_deadline() {
     let server = MusterServer::start(&["--tasks", "3", "--register-timeout", "10m"]);
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
-    register(&server, &runtime, 0);
-    register(&server, &runtime, 2);
-    wait_until("both have come", || status(&server, &[]).contains("2 of 3 arrived"));
-    let text = status(&server, &[]);
+    register_task(&server, &runtime, 0);
+    register_task(&server, &runtime, 2);
+    wait_until("both have come", || successful_status_output(&server, &[]).contains("2 of 3 arrived"));
+    let text = successful_status_output(&server, &[]);
     assert!(text.contains("BARRIER  registration: 2 of 3 arrived, waiting for "), "{text}");
     assert!(text.contains("; first arrival: task ") && text.contains("; latest: task "), "{text}");
     assert!(text.contains("; times out in 9 min "), "{text}");
     assert!(text.contains("MISSING  task 1: has not registered"), "{text}");
     assert!(!text.contains("MISSING  task 0") && !text.contains('\u{1b}'), "{text}");
 
-    let seen: serde_json::Value = serde_json::from_str(&status(&server, &["--json"])).expect("it is JSON");
+    let seen: serde_json::Value =
+        serde_json::from_str(&successful_status_output(&server, &["--json"])).expect("it is JSON");
     assert_eq!(seen["server"]["name"], "muster");
     assert_eq!(seen["jobs"][0]["run"]["barriers"][0]["missing"], serde_json::json!([1]));
 
-    register(&server, &runtime, 1);
-    wait_until("the run is running", || status(&server, &[]).contains("RUNNING"));
-    assert!(status(&server, &[]).contains("3 of 3 task(s) connected"));
+    register_task(&server, &runtime, 1);
+    wait_until("the run is running", || successful_status_output(&server, &[]).contains("RUNNING"));
+    assert!(successful_status_output(&server, &[]).contains("3 of 3 task(s) connected"));
 }
 
 #[test]
@@ -65,19 +71,20 @@ fn the_first_cause_comes_first() {
     let server = MusterServer::start(&["--tasks", "2", "--disconnect-grace", "0s"]);
     let stays = tokio::runtime::Runtime::new().expect("a runtime");
     let leaves = tokio::runtime::Runtime::new().expect("a runtime");
-    register(&server, &stays, 0);
-    register(&server, &leaves, 1);
-    wait_until("the run is running", || status(&server, &[]).contains("RUNNING"));
+    register_task(&server, &stays, 0);
+    register_task(&server, &leaves, 1);
+    wait_until("the run is running", || successful_status_output(&server, &[]).contains("RUNNING"));
     leaves.shutdown_background();
-    wait_until("its end is noticed", || status(&server, &[]).contains("FIRST CAUSE"));
-    let text = status(&server, &[]);
+    wait_until("its end is noticed", || successful_status_output(&server, &[]).contains("FIRST CAUSE"));
+    let text = successful_status_output(&server, &[]);
     let line = text.lines().position(|line| line.contains("FIRST CAUSE  task 1 at 127.0.0.1:"));
     assert_eq!(line, Some(3), "{text}");
     assert!(text.contains("FAILED  task 1"), "{text}");
     // Texts for people differ from the errors that clients match; REST has those.
     assert!(text.contains("connection closed"), "{text}");
     assert!(!text.contains("UNAVAILABLE") && !text.contains("to debug further"), "{text}");
-    let json: serde_json::Value = serde_json::from_str(&status(&server, &["--json"])).expect("it is JSON");
+    let json: serde_json::Value =
+        serde_json::from_str(&successful_status_output(&server, &["--json"])).expect("it is JSON");
     let told = json["jobs"][0]["run"]["first_cause"]["error"].as_str().unwrap_or_default();
     assert!(told.contains("The following tasks are unhealthy (connection lost)"), "{told}");
     assert!(text.contains("following the first cause: the run has failed"), "{text}");
@@ -87,9 +94,9 @@ fn the_first_cause_comes_first() {
 fn a_large_job_is_summarised() {
     let server = MusterServer::start(&["--tasks", "10000"]);
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
-    register(&server, &runtime, 17);
-    wait_until("it has come", || status(&server, &[]).contains("1 of 10000 arrived"));
-    let text = status(&server, &[]);
+    register_task(&server, &runtime, 17);
+    wait_until("it has come", || successful_status_output(&server, &[]).contains("1 of 10000 arrived"));
+    let text = successful_status_output(&server, &[]);
     assert!(text.lines().count() < 30, "{text}");
     assert!(text.contains("… 9999 in all: 0-16, 18-9999"), "{text}");
     assert!(text.contains("TASKS  9999 missing, 1 registering"), "{text}");
@@ -119,18 +126,23 @@ fn status_explains_errors() {
 fn status_shows_findings_with_advice() {
     let jobs = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/metrics/jobs.toml");
     let server = MusterServer::start(&["--config", jobs]);
-    assert!(!status(&server, &["--job", "full"]).contains("  ISSUE  "));
+    assert!(!successful_status_output(&server, &["--job", "full"]).contains("  ISSUE  "));
     for key in 0..10 {
         let path = format!("/api/v1/jobs/full/keys/k{key}");
         let put = server.send("PUT", &path, r#"{"text": "v", "reason": "to fill it"}"#);
         assert!((200..300).contains(&put.status), "{put:?}");
     }
-    wait_until("the full store is found", || status(&server, &["--job", "full"]).contains("  ISSUE  "));
-    let text = status(&server, &["--job", "full"]);
+    wait_until("the full store is found", || {
+        successful_status_output(&server, &["--job", "full"]).contains("  ISSUE  ")
+    });
+    let text = successful_status_output(&server, &["--job", "full"]);
     assert!(text.contains("A limit is nearly reached") && text.contains("bounds.keys"), "{text}");
     assert!(text.contains("to do  Raise the setting"), "{text}");
     let json: serde_json::Value =
-        serde_json::from_str(&status(&server, &["--job", "full", "--json"])).unwrap();
+        serde_json::from_str(&successful_status_output(&server, &["--job", "full", "--json"])).unwrap();
     assert_eq!(json["findings"][0]["id"], "nearly-full-bounds", "{json}");
-    assert!(!status(&server, &["--job", "train"]).contains("  ISSUE  "), "it is another job's");
+    assert!(
+        !successful_status_output(&server, &["--job", "train"]).contains("  ISSUE  "),
+        "it is another job's"
+    );
 }

@@ -23,7 +23,7 @@ impl EventSubscriber {
     }
 
     /// Returns the next line with this beginning; `None` at the end.
-    fn line(&mut self, start: &str) -> Option<String> {
+    fn read_line_starting_with(&mut self, start: &str) -> Option<String> {
         let mut line = String::new();
         loop {
             line.clear();
@@ -37,7 +37,7 @@ impl EventSubscriber {
     }
 }
 
-fn exclude(server: &MusterServer, task: u32) {
+fn exclude_task(server: &MusterServer, task: u32) {
     let body = format!(r#"{{"task": {task}, "reason": "r"}}"#);
     assert_eq!(server.send("POST", "/api/v1/jobs/default/exclusions", &body).status, 201);
 }
@@ -46,19 +46,19 @@ fn exclude(server: &MusterServer, task: u32) {
 fn a_stream_delivers_events_at_once_and_resumes_after_a_break() {
     let server = MusterServer::start(&["--tasks", "3", "--job", "other=1", "--recoverable"]);
     let mut stream = EventSubscriber::open(&server, "");
-    assert!(stream.line("HTTP/1.1 ").is_some_and(|status| status.starts_with("200")));
-    assert_eq!(stream.line("event: ").as_deref(), Some("job-declared"));
-    assert_eq!(stream.line("event: ").as_deref(), Some("run-opened"));
-    exclude(&server, 2);
-    let id = stream.line("id: ").expect("an event");
-    assert_eq!(stream.line("event: ").as_deref(), Some("excluded"));
+    assert!(stream.read_line_starting_with("HTTP/1.1 ").is_some_and(|status| status.starts_with("200")));
+    assert_eq!(stream.read_line_starting_with("event: ").as_deref(), Some("job-declared"));
+    assert_eq!(stream.read_line_starting_with("event: ").as_deref(), Some("run-opened"));
+    exclude_task(&server, 2);
+    let id = stream.read_line_starting_with("id: ").expect("an event");
+    assert_eq!(stream.read_line_starting_with("event: ").as_deref(), Some("excluded"));
     let data: serde_json::Value =
-        serde_json::from_str(&stream.line("data: ").expect("its data")).expect("JSON");
+        serde_json::from_str(&stream.read_line_starting_with("data: ").expect("its data")).expect("JSON");
     assert_eq!((&data["kind"], data["number"].to_string()), (&"excluded".into(), id.clone()));
     drop(stream);
-    exclude(&server, 1);
+    exclude_task(&server, 1);
     let mut stream = EventSubscriber::open(&server, &format!("last-event-id: {id}\r\n"));
-    let next = stream.line("data: ").expect("an event");
+    let next = stream.read_line_starting_with("data: ").expect("an event");
     assert!(next.contains("\"target\":{\"task\":1}"), "{next}");
 }
 
@@ -67,18 +67,18 @@ fn streams_are_bounded_and_end_with_the_server() {
     let server = MusterServer::start(&["--tasks", "1", "--http-streams", "5"]);
     let mut open: Vec<EventSubscriber> = (0..5).map(|_| EventSubscriber::open(&server, "")).collect();
     for stream in &mut open {
-        assert!(stream.line("HTTP/1.1 ").is_some_and(|status| status.starts_with("200")));
+        assert!(stream.read_line_starting_with("HTTP/1.1 ").is_some_and(|status| status.starts_with("200")));
     }
     let mut refused = EventSubscriber::open(&server, "connection: close\r\n");
-    assert!(refused.line("HTTP/1.1 ").is_some_and(|status| status.starts_with("503")));
+    assert!(refused.read_line_starting_with("HTTP/1.1 ").is_some_and(|status| status.starts_with("503")));
     open.pop();
     wait_until("there is room again", || {
         let mut stream = EventSubscriber::open(&server, "connection: close\r\n");
-        stream.line("HTTP/1.1 ").is_some_and(|status| status.starts_with("200"))
+        stream.read_line_starting_with("HTTP/1.1 ").is_some_and(|status| status.starts_with("200"))
     });
     server.signal(Signal::TERM);
     for stream in &mut open {
-        while stream.line("data: ").is_some() {}
+        while stream.read_line_starting_with("data: ").is_some() {}
     }
     assert_eq!(server.end().code, Some(0));
 }
@@ -88,7 +88,7 @@ fn the_command_line_follows() {
     let server = MusterServer::start(&["--tasks", "2", "--recoverable"]);
     let mut following = Process::start(&mut muster(["events", "--follow", "--server", &server.url()]));
     following.out_line("run-opened");
-    exclude(&server, 1);
+    exclude_task(&server, 1);
     following.out_line("  excluded  ");
     let mut watching = Process::start(&mut muster(["status", "--watch=50ms", "--server", &server.url()]));
     watching.out_line("EXCLUDED  task 1");
@@ -101,7 +101,7 @@ fn events_follow_resumes_when_the_server_returns() {
     let server = MusterServer::start(&["--tasks", "2", "--recoverable"]);
     let address = server.http.to_string();
     let mut following = Process::start(&mut muster(["events", "--follow", "--server", &server.url()]));
-    exclude(&server, 1);
+    exclude_task(&server, 1);
     following.out_line("  excluded  ");
     server.signal(Signal::TERM);
     assert_eq!(server.end().code, Some(0));
@@ -111,7 +111,7 @@ fn events_follow_resumes_when_the_server_returns() {
     // The server is another one with events of its own, none of which the client has seen.
     following.out_line("no longer kept");
     following.out_line("  job-declared  ");
-    exclude(&server, 0);
+    exclude_task(&server, 0);
     following.out_line("task 0 is excluded");
     // The deletion of the job ends the stream.
     let gone = r#"/api/v1/jobs/default?reason=r&force=true"#;

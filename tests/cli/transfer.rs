@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::harness::{CommandOutput, muster, run};
 
 /// Returns an array over two rows of devices, each of which holds every row of the matrix or every column.
-fn array(devices: &[i32], spec: &Value) -> String {
+fn array_description_json(devices: &[i32], spec: &Value) -> String {
     json!({
         "shape": [1024, 512],
         "dtype": "bfloat16",
@@ -18,13 +18,15 @@ fn array(devices: &[i32], spec: &Value) -> String {
 }
 
 fn plan(more: &[&str]) -> CommandOutput {
-    let (source, destination) =
-        (array(&[0, 1, 2, 3], &json!(["x"])), array(&[4, 5, 6, 7], &json!([null, "x"])));
+    let (source, destination) = (
+        array_description_json(&[0, 1, 2, 3], &json!(["x"])),
+        array_description_json(&[4, 5, 6, 7], &json!([null, "x"])),
+    );
     let arguments = ["transfer", "plan", "--source", &source, "--destination", &destination];
     run(&mut muster(arguments.iter().chain(more)))
 }
 
-fn file(name: &str, text: &str) -> PathBuf {
+fn write_json_file(name: &str, text: &str) -> PathBuf {
     let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("transfer-{name}.json"));
     std::fs::write(&path, text).expect("the file can be written");
     path
@@ -58,8 +60,8 @@ fn more_pairs_of_tasks_than_can_be_listed_are_not_gathered() {
         json!({"shape": [4200, 4200], "dtype": "uint8", "sharding": sharding}).to_string()
     };
     let (source, destination) = (
-        file("rows", &array(0..2100, json!(["x"]))),
-        file("columns", &array(2100..4200, json!([null, "x"]))),
+        write_json_file("rows", &array(0..2100, json!(["x"]))),
+        write_json_file("columns", &array(2100..4200, json!([null, "x"]))),
     );
     let shown = run(muster(["transfer", "plan", "--devices-per-task", "1"])
         .arg("--source")
@@ -91,7 +93,7 @@ fn the_plan_as_json_is_a_plan_that_can_be_read_again() {
         "platform": "cpu", "kind": "cpu", "global_id": device, "local_id": 0, "task": device / 4, "partition": null,
         "boot_id": format!("boot-{}", device / 4),
     })).collect::<Vec<_>>(), "next": null});
-    let placement = file("devices", &devices.to_string());
+    let placement = write_json_file("devices", &devices.to_string());
     let placement = placement.to_str().expect("it is text");
     let shown = plan(&["--placement", placement, "--timeout", "90s", "--fan-out", "3", "--json"]);
     let read = Plan::from_json(shown.out.trim_end()).expect("it is a plan");
@@ -106,7 +108,7 @@ fn the_plan_as_json_is_a_plan_that_can_be_read_again() {
 #[test]
 fn a_plan_that_was_printed_is_read_again_and_checked() {
     let text = plan(&["--devices-per-task", "2", "--timeout", "90s", "--fan-out", "3", "--json"]).out;
-    let path = file("handed-on", &text);
+    let path = write_json_file("handed-on", &text);
     let path = path.to_str().expect("it is text");
     let from = |arguments: &[&str]| run(&mut muster([&["transfer", "plan", "--from"], arguments].concat()));
     let again = from(&[path, "--json"]);
@@ -129,7 +131,7 @@ fn a_plan_that_was_printed_is_read_again_and_checked() {
 fn a_plan_that_is_none_or_was_changed_is_refused_with_what_is_wrong() {
     let good = plan(&["--json"]).out;
     let wrong = |name: &str, text: &str| {
-        let path = file(name, text);
+        let path = write_json_file(name, text);
         let path = path.to_str().expect("it is text");
         let ended = run(&mut muster(["transfer", "plan", "--from", path]));
         assert_eq!((ended.code, ended.out.as_str()), (Some(1), ""));
@@ -166,16 +168,16 @@ fn errors_name_the_argument() {
         assert_eq!((ended.code, ended.out.as_str()), (Some(1), ""));
         ended.err
     };
-    let good = array(&[0, 1], &json!(["x"]));
-    let twice = array(&[0, 0], &json!(["x"]));
+    let good = array_description_json(&[0, 1], &json!(["x"]));
+    let twice = array_description_json(&[0, 0], &json!(["x"]));
     assert_eq!(
         wrong(&["--source", &good, "--destination", &twice]),
         "muster: --destination: the mesh lists device 0 twice\n"
     );
-    let forged = array(&[0, 1], &json!(["x\u{1b}[31m\u{202e}"]));
+    let forged = array_description_json(&[0, 1], &json!(["x\u{1b}[31m\u{202e}"]));
     let said = wrong(&["--source", &forged, "--destination", &good]);
     assert!(!said.trim_end().contains(char::is_control) && !said.contains('\u{202e}'), "{said:?}");
-    let path = file("damaged", "{\"shape\": [1,");
+    let path = write_json_file("damaged", "{\"shape\": [1,");
     let path = path.to_str().expect("it is text");
     let said = wrong(&["--source", path, "--destination", &good]);
     assert!(

@@ -7,14 +7,14 @@ use serde_json::Value;
 use crate::harness::{Process, Signal, TempFolder, is_alive, muster, run, signal, wait_until};
 
 /// Returns the lines of a short benchmark.
-fn lines(arguments: &[&str]) -> Vec<Value> {
+fn bench_json_lines(arguments: &[&str]) -> Vec<Value> {
     let quick = ["transfer", "bench", "--json", "--seconds", "0.01", "--repeat", "2"];
     let ended = run(&mut muster(quick.iter().chain(arguments)));
     assert_eq!((ended.code, ended.err.as_str()), (Some(0), ""), "{}", ended.out);
     ended.out.lines().map(|line| serde_json::from_str(line).expect("every line is JSON")).collect()
 }
 
-fn children(pid: i32) -> Vec<i32> {
+fn child_process_ids(pid: i32) -> Vec<i32> {
     let list = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
     list.split_whitespace().map(|pid| pid.parse().expect("process ids are numbers")).collect()
 }
@@ -22,10 +22,11 @@ fn children(pid: i32) -> Vec<i32> {
 #[test]
 fn a_benchmark_says_for_each_size_what_was_moved_and_that_it_was_right() {
     for transport in ["shm", "pvm", "unix", "tcp"] {
-        let lines = lines(&["--transport", transport, "--size", "1B,3KiB,100KiB"]);
-        let sizes: Vec<_> = lines.iter().map(|line| line["size_bytes"].as_u64().unwrap()).collect();
+        let bench_json_lines = bench_json_lines(&["--transport", transport, "--size", "1B,3KiB,100KiB"]);
+        let sizes: Vec<_> =
+            bench_json_lines.iter().map(|line| line["size_bytes"].as_u64().unwrap()).collect();
         assert_eq!(sizes, [1, 3072, 102_400], "{transport}");
-        for line in &lines {
+        for line in &bench_json_lines {
             assert_eq!(
                 (&line["verified"], &line["asked"]),
                 (&Value::Bool(true), &transport.into()),
@@ -42,38 +43,50 @@ fn a_benchmark_says_for_each_size_what_was_moved_and_that_it_was_right() {
             assert!(spread["median"].as_f64() <= spread["max"].as_f64(), "{spread}");
         }
         // At least the large buffers use the requested transport.
-        assert_eq!(lines[2]["transport"], transport);
+        assert_eq!(bench_json_lines[2]["transport"], transport);
         // Transports within a host have no checksums, although they are on by default.
-        assert_eq!(lines[2]["checksums"], Value::Bool(transport == "tcp"), "{transport}");
+        assert_eq!(bench_json_lines[2]["checksums"], Value::Bool(transport == "tcp"), "{transport}");
     }
 }
 
 #[test]
 fn transfers_that_are_not_prepared_are_measured_too() {
     for transport in ["shm", "pvm", "tcp"] {
-        let lines = lines(&["--transport", transport, "--unprepared", "--size", "3KiB,1MiB", "--batch", "2"]);
-        assert_eq!(lines.len(), 2);
-        for line in &lines {
+        let bench_json_lines = bench_json_lines(&[
+            "--transport",
+            transport,
+            "--unprepared",
+            "--size",
+            "3KiB,1MiB",
+            "--batch",
+            "2",
+        ]);
+        assert_eq!(bench_json_lines.len(), 2);
+        for line in &bench_json_lines {
             assert_eq!((&line["unprepared"], &line["verified"]), (&true.into(), &true.into()), "{line}");
             assert!(line["gbytes_per_second"].as_f64() > Some(0.0) && line["p50_us"].as_f64() > Some(0.0));
         }
-        assert_eq!(lines[1]["transport"], transport);
+        assert_eq!(bench_json_lines[1]["transport"], transport);
     }
-    assert_eq!(lines(&["--size", "3KiB"])[0]["unprepared"], Value::Bool(false));
+    assert_eq!(bench_json_lines(&["--size", "3KiB"])[0]["unprepared"], Value::Bool(false));
 }
 
 #[test]
 fn tcp_is_measured_under_tls_too() {
     let folder = TempFolder::new("bench-tls");
     let certificates = folder.path("certs");
-    muster::tls::issue::write_trial_certificates(certificates.as_ref(), &["engines".to_owned()])
-        .expect("certificates can be made");
+    muster::tls::certificate_authority::write_trial_certificates(
+        certificates.as_ref(),
+        &["engines".to_owned()],
+    )
+    .expect("certificates can be made");
     let [cert, key, ca] =
         ["server", "server-key", "ca"].map(|name| folder.path(&format!("certs/{name}.pem")));
     let files = ["--transfer-cert", &cert, "--transfer-key", &key, "--transfer-ca", &ca];
-    let lines = lines(&[&["--transport", "tcp", "--size", "3KiB,1MiB"][..], &files].concat());
-    assert_eq!(lines.len(), 2);
-    for line in lines {
+    let bench_json_lines =
+        bench_json_lines(&[&["--transport", "tcp", "--size", "3KiB,1MiB"][..], &files].concat());
+    assert_eq!(bench_json_lines.len(), 2);
+    for line in bench_json_lines {
         assert_eq!((&line["verified"], &line["transport"]), (&Value::Bool(true), &"tcp".into()), "{line}");
     }
 }
@@ -94,8 +107,8 @@ fn batches_pairs_lanes_and_checksums_are_as_asked() {
         "--checksums",
         "off",
     ];
-    let lines = lines(&asked);
-    let line = &lines[0];
+    let bench_json_lines = bench_json_lines(&asked);
+    let line = &bench_json_lines[0];
     assert_eq!((&line["batch"], &line["pairs"], &line["lanes"]), (&100.into(), &2.into(), &3.into()));
     assert_eq!((&line["checksums"], &line["verified"]), (&false.into(), &true.into()));
 }
@@ -103,11 +116,14 @@ fn batches_pairs_lanes_and_checksums_are_as_asked() {
 #[test]
 fn latency_alone_moves_nothing_else() {
     for spin in ["0s", "1ms"] {
-        let lines = lines(&["--size", "4KiB", "--latency", "--spin", spin]);
-        assert_eq!((&lines[0]["gbytes_per_second"], &lines[0]["verified"]), (&Value::Null, &true.into()));
-        assert!(lines[0]["p50_us"].as_f64() > Some(0.0));
-        let by = lines[0]["transport"].as_str().unwrap();
-        assert!(["shm", "pvm", "unix", "tcp"].contains(&by), "{}", lines[0]);
+        let bench_json_lines = bench_json_lines(&["--size", "4KiB", "--latency", "--spin", spin]);
+        assert_eq!(
+            (&bench_json_lines[0]["gbytes_per_second"], &bench_json_lines[0]["verified"]),
+            (&Value::Null, &true.into())
+        );
+        assert!(bench_json_lines[0]["p50_us"].as_f64() > Some(0.0));
+        let by = bench_json_lines[0]["transport"].as_str().unwrap();
+        assert!(["shm", "pvm", "unix", "tcp"].contains(&by), "{}", bench_json_lines[0]);
     }
 }
 
@@ -116,7 +132,7 @@ fn a_benchmark_reports_a_dead_task_and_leaves_no_process() {
     let mut bench = Process::start(&mut muster(["transfer", "bench", "--seconds", "600"]));
     let mut tasks = Vec::new();
     wait_until("the benchmark measures", || {
-        tasks = children(bench.pid());
+        tasks = child_process_ids(bench.pid());
         tasks.len() == 2
     });
     bench.out_line("prepare: first");
@@ -133,7 +149,7 @@ fn a_benchmark_whose_task_is_stopped_says_which_and_ends() {
     let quick = ["transfer", "bench", "--seconds", "0.05", "--repeat", "1000", "--grace", "1s"];
     let mut bench = Process::start(&mut muster(quick));
     bench.out_line("prepare: first");
-    let tasks = children(bench.pid());
+    let tasks = child_process_ids(bench.pid());
     signal(tasks[1], Signal::STOP);
     let ended = bench.end();
     assert_eq!(ended.code, Some(1));

@@ -50,7 +50,7 @@ impl Difference {
     ];
 
     /// Returns the name of its row.
-    pub fn id(self) -> &'static str {
+    pub fn row_name(self) -> &'static str {
         match self {
             Self::BarrierBeginsAtZero => "barrier-begins-at-zero",
             Self::NoNamelessBarrier => "no-nameless-barrier",
@@ -78,20 +78,20 @@ impl Difference {
 ///
 /// # Errors
 /// In words, if they are not.
-pub fn check() -> Result<(), String> {
+pub fn check_rows_and_scripts() -> Result<(), String> {
     let rows: Vec<&str> = include_str!("DIFFERENCES.md")
         .lines()
         .filter_map(|line| line.strip_prefix("| ")?.split(" |").next())
         .filter(|id| !matches!(*id, "difference" | "---"))
         .collect();
-    let known = Difference::ALL.map(Difference::id);
+    let known = Difference::ALL.map(Difference::row_name);
     if rows != known {
         return Err(format!("DIFFERENCES.md has the rows {rows:?}, the scripts know {known:?}"));
     }
-    let scripts = Release::ALL.into_iter().flat_map(crate::scripts::all);
+    let scripts = Release::ALL.into_iter().flat_map(crate::scripts::all_scripts);
     let shown: BTreeSet<Difference> = scripts.flat_map(|script| script.differences()).collect();
     match Difference::ALL.into_iter().find(|difference| !shown.contains(difference)) {
-        Some(difference) => Err(format!("no script shows {:?}", difference.id())),
+        Some(difference) => Err(format!("no script shows {:?}", difference.row_name())),
         None => Ok(()),
     }
 }

@@ -8,25 +8,25 @@ use crate::support::{Answer, Body, Generation};
 #[derive(Debug, Clone)]
 pub enum Expected {
     /// Both services do this, and their complete answers are compared too.
-    Same(Outcome),
+    Same(ExpectedOutcome),
     /// The services differ on purpose.
-    Differs { difference: Difference, cxx: Outcome, muster: Outcome },
+    Differs { difference: Difference, cxx: ExpectedOutcome, muster: ExpectedOutcome },
 }
 
 /// The state of a call.
 #[derive(Debug, Clone)]
-pub enum Outcome {
+pub enum ExpectedOutcome {
     /// The call waits.
     Waits,
     /// The call is answered like this.
-    Answered(Pattern),
+    Answered(AnswerPattern),
     /// The service has ended without an answer.
     ServiceDied,
 }
 
 /// The required properties of an answer.
 #[derive(Debug, Clone)]
-pub struct Pattern {
+pub struct AnswerPattern {
     code: i32,
     says: Vec<&'static str>,
     /// Whether the error has the mark of the service's own statements.
@@ -45,13 +45,13 @@ enum BodyPattern {
     Entries(Vec<(&'static str, &'static str)>),
     Counter(i64),
     Alive(Vec<(i32, u64)>),
-    States(Vec<(i32, State)>),
+    States(Vec<(i32, ExpectedTaskState)>),
     Devices(Vec<&'static str>),
 }
 
 /// The task states that clients know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum State {
+pub enum ExpectedTaskState {
     Disconnected = 2,
     Connected = 3,
     Error = 4,
@@ -75,13 +75,13 @@ pub enum Code {
 }
 
 /// Returns the expectation of a waiting call.
-pub fn waits() -> Outcome {
-    Outcome::Waits
+pub fn waits() -> ExpectedOutcome {
+    ExpectedOutcome::Waits
 }
 
 /// Returns the expectation of success.
-pub fn ok() -> Outcome {
-    Outcome::Answered(Pattern {
+pub fn ok() -> ExpectedOutcome {
+    ExpectedOutcome::Answered(AnswerPattern {
         code: 0,
         says: Vec::new(),
         service_error: false,
@@ -94,25 +94,25 @@ pub fn ok() -> Outcome {
 }
 
 /// Returns the expectation of an error that the service states about the caller's own call.
-pub fn error(code: Code) -> Outcome {
-    ok().with(|pattern| {
+pub fn error(code: Code) -> ExpectedOutcome {
+    ok().with_pattern_change(|pattern| {
         pattern.code = code as i32;
         pattern.service_error = true;
     })
 }
 
 /// Returns the expectation of a heartbeat of another incarnation in a fate-sharing job.
-pub fn another_life() -> Outcome {
-    error(Code::Aborted).says("Incarnation ID mismatch")
+pub fn incarnation_mismatch_error() -> ExpectedOutcome {
+    error(Code::Aborted).with_message_part("Incarnation ID mismatch")
 }
 
 /// Returns the expectation of an error without payloads, which clients read like a transport failure.
-pub fn plain_error(code: Code) -> Outcome {
-    ok().with(|pattern| pattern.code = code as i32)
+pub fn plain_error(code: Code) -> ExpectedOutcome {
+    ok().with_pattern_change(|pattern| pattern.code = code as i32)
 }
 
-impl Outcome {
-    fn with(mut self, change: impl FnOnce(&mut Pattern)) -> Self {
+impl ExpectedOutcome {
+    fn with_pattern_change(mut self, change: impl FnOnce(&mut AnswerPattern)) -> Self {
         if let Self::Answered(pattern) = &mut self {
             change(pattern);
         }
@@ -120,32 +120,32 @@ impl Outcome {
     }
 
     fn body(self, body: BodyPattern) -> Self {
-        self.with(|pattern| pattern.body = Some(body))
+        self.with_pattern_change(|pattern| pattern.body = Some(body))
     }
 
     /// Requires these words in the message; people search their logs for them.
-    pub fn says(self, words: &'static str) -> Self {
-        self.with(|pattern| pattern.says.push(words))
+    pub fn with_message_part(self, words: &'static str) -> Self {
+        self.with_pattern_change(|pattern| pattern.says.push(words))
     }
 
     /// Requires that the error names the task that caused it.
     pub fn about_task(self, task: i32) -> Self {
-        self.with(|pattern| pattern.source = Some(task))
+        self.with_pattern_change(|pattern| pattern.source = Some(task))
     }
 
     /// Requires that a task reported the error itself.
-    pub fn reported(self) -> Self {
-        self.with(|pattern| pattern.reported = true)
+    pub fn reported_by_task(self) -> Self {
+        self.with_pattern_change(|pattern| pattern.reported = true)
     }
 
     /// Requires that the error names the failed barrier instance.
     pub fn of_barrier(self, id: &'static str, counter: i64) -> Self {
-        self.with(|pattern| pattern.barrier = Some((id, counter)))
+        self.with_pattern_change(|pattern| pattern.barrier = Some((id, counter)))
     }
 
     /// Requires that the error names the present service incarnation.
-    pub fn mismatch(self) -> Self {
-        self.with(|pattern| pattern.mismatch = true)
+    pub fn naming_service_incarnation(self) -> Self {
+        self.with_pattern_change(|pattern| pattern.mismatch = true)
     }
 
     pub fn value(self, value: impl AsRef<[u8]>) -> Self {
@@ -171,7 +171,7 @@ impl Outcome {
         self.body(BodyPattern::Alive(alive.collect()))
     }
 
-    pub fn states(self, states: &[(i32, State)]) -> Self {
+    pub fn states(self, states: &[(i32, ExpectedTaskState)]) -> Self {
         self.body(BodyPattern::States(states.to_vec()))
     }
 
@@ -180,25 +180,25 @@ impl Outcome {
     }
 
     /// Returns what is wrong with this answer, or with its absence.
-    pub fn objection(&self, generation: Generation, answer: Option<&Answer>) -> Option<String> {
+    pub fn mismatch_text(&self, generation: Generation, answer: Option<&Answer>) -> Option<String> {
         match (self, answer) {
             (Self::Waits, None) => None,
             (Self::Waits, Some(answer)) => {
-                Some(format!("should wait, but was answered {}", describe(answer)))
+                Some(format!("should wait, but was answered {}", describe_answer(answer)))
             }
             (_, None) => Some("should have been answered, but waits".into()),
             (Self::ServiceDied, Some(answer)) => (!answer.transport).then(|| {
-                format!("should have found the service dead, but was answered {}", describe(answer))
+                format!("should have found the service dead, but was answered {}", describe_answer(answer))
             }),
             (Self::Answered(pattern), Some(answer)) => pattern
-                .objection(generation, answer)
-                .map(|why| format!("{why}; the answer was {}", describe(answer))),
+                .mismatch_text(generation, answer)
+                .map(|why| format!("{why}; the answer was {}", describe_answer(answer))),
         }
     }
 }
 
-impl Pattern {
-    fn objection(&self, generation: Generation, answer: &Answer) -> Option<String> {
+impl AnswerPattern {
+    fn mismatch_text(&self, generation: Generation, answer: &Answer) -> Option<String> {
         if answer.transport {
             return Some("no service answered".into());
         }
@@ -239,12 +239,12 @@ impl Pattern {
         if payloads.mismatch.is_some() != self.mismatch {
             return Some("a ServiceMismatchError is missing or too many".into());
         }
-        self.body.as_ref().and_then(|body| body.objection(&answer.body))
+        self.body.as_ref().and_then(|body| body.mismatch_text(&answer.body))
     }
 }
 
 impl BodyPattern {
-    fn objection(&self, body: &Body) -> Option<String> {
+    fn mismatch_text(&self, body: &Body) -> Option<String> {
         let agrees = match (self, body) {
             (Self::Value(wanted), Body::Value { value, .. }) => wanted == value,
             (Self::Key(wanted), Body::Value { key, .. }) => wanted == key,
@@ -274,7 +274,7 @@ impl BodyPattern {
 }
 
 /// Returns an answer in one line.
-pub fn describe(answer: &Answer) -> String {
+pub fn describe_answer(answer: &Answer) -> String {
     let transport = if answer.transport { " (by the transport)" } else { "" };
     let code = code_name(answer.code);
     if answer.is_ok() {

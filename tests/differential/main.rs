@@ -15,9 +15,9 @@
 
 mod differences;
 mod expect;
-mod random;
-mod run;
+mod random_calls;
 mod script;
+mod script_runner;
 mod scripts;
 mod service;
 #[path = "../support/mod.rs"]
@@ -28,8 +28,8 @@ use std::sync::Arc;
 
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 
-use run::ServicesUnderTest;
-use script::{Release, Script, SideKind};
+use script::{Release, Script, ServiceKind};
+use script_runner::ServicesUnderTest;
 use support::skip::{Lacking, skip_named};
 
 /// The number of scripts that run at once: they spend nearly all of their time waiting.
@@ -43,31 +43,31 @@ fn main() {
     let mut arguments = Arguments::from_args();
     arguments.test_threads.get_or_insert(AT_ONCE);
     let runtime = Arc::new(tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap());
-    let sides = sides();
+    let sides = services_from_environment();
     let mut trials = Vec::new();
     for release in Release::ALL {
-        for script in scripts::all(release) {
-            trials.push(trial(script, release, sides, &runtime));
+        for script in scripts::all_scripts(release) {
+            trials.push(trial_of_script(script, release, sides, &runtime));
         }
     }
     if sides == ServicesUnderTest::Both {
         trials.extend(random_trials(&runtime));
     }
     trials.push(Trial::test("every_difference_has_a_row_and_a_script", || {
-        differences::check().map_err(Failed::from)
+        differences::check_rows_and_scripts().map_err(Failed::from)
     }));
     libtest_mimic::run(&arguments, trials).exit();
 }
 
-fn sides() -> ServicesUnderTest {
+fn services_from_environment() -> ServicesUnderTest {
     match std::env::var("MUSTER_DIFFERENTIAL_SIDES").as_deref() {
-        Ok("jaxlib") => ServicesUnderTest::Only(SideKind::Cxx),
-        Ok("muster") => ServicesUnderTest::Only(SideKind::Muster),
+        Ok("jaxlib") => ServicesUnderTest::Only(ServiceKind::Cxx),
+        Ok("muster") => ServicesUnderTest::Only(ServiceKind::Muster),
         _ => ServicesUnderTest::Both,
     }
 }
 
-fn trial(
+fn trial_of_script(
     script: Script,
     release: Release,
     sides: ServicesUnderTest,
@@ -77,7 +77,7 @@ fn trial(
     let name = format!("{}::{}", release.name(), script.name.replace(' ', "_"));
     Trial::ignorable_test(name.clone(), move || {
         with_environment(&name, release, sides, |environment| {
-            runtime.block_on(run::compare(&script, release, environment, sides))
+            runtime.block_on(script_runner::compare_services(&script, release, environment, sides))
         })
     })
 }
@@ -95,7 +95,13 @@ fn random_trials(runtime: &Arc<tokio::runtime::Runtime>) -> Vec<Trial> {
                 let name = format!("{}::random_calls_in_a_{kind}_job_from_seed_{seed}", release.name());
                 trials.push(Trial::ignorable_test(name.clone(), move || {
                     with_environment(&name, release, ServicesUnderTest::Both, |environment| {
-                        runtime.block_on(random::compare(release, environment, recoverable, seed, steps))
+                        runtime.block_on(random_calls::compare_with_random_calls(
+                            release,
+                            environment,
+                            recoverable,
+                            seed,
+                            steps,
+                        ))
                     })
                 }));
             }
@@ -113,7 +119,7 @@ fn with_environment(
     compare: impl FnOnce(&Path) -> Result<(), String>,
 ) -> Result<Completion, Failed> {
     let environment = match sides {
-        ServicesUnderTest::Only(SideKind::Muster) => Some(PathBuf::new()),
+        ServicesUnderTest::Only(ServiceKind::Muster) => Some(PathBuf::new()),
         _ => support::harness::jax_environment(release.name()),
     };
     let what = format!("JAX {}, which tests/jax/setup installs,", release.name());

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use crate::differences::Difference;
-use crate::expect::{Expected, Outcome};
+use crate::expect::{Expected, ExpectedOutcome};
 use crate::support::{Call, Generation, JobOptions};
 
 /// A jaxlib release whose service is the reference.
@@ -51,14 +51,14 @@ impl Release {
     }
 
     /// Returns whether states can be watched; earlier releases can only read them.
-    pub fn watches(self) -> bool {
+    pub fn can_watch_states(self) -> bool {
         self != Self::V0_6_2
     }
 
     /// Returns whether the release can run a script.
-    pub fn knows(self, script: &Script) -> bool {
+    pub fn can_run(self, script: &Script) -> bool {
         self != Self::V0_6_2
-            || !(script.job.recoverable || script.steps.iter().any(Step::is_newer_than_0_6_2))
+            || !(script.job.recoverable || script.steps.iter().any(ScriptStep::is_newer_than_0_6_2))
     }
 
     /// Returns whether the service pairs each live task with its own incarnation. 0.6.2 confuses them.
@@ -77,7 +77,7 @@ impl Release {
 pub struct Script {
     pub name: &'static str,
     pub job: JobOptions,
-    pub steps: Vec<Step>,
+    pub steps: Vec<ScriptStep>,
     /// Whether the states of the tasks and the store are compared at the end. They are not if a difference
     /// has led to different situations.
     pub compare_end: bool,
@@ -89,7 +89,7 @@ pub struct Script {
 
 /// One step of a script.
 #[derive(Debug, Clone)]
-pub enum Step {
+pub enum ScriptStep {
     /// Start a call, and continue once the service has received it.
     Start { handle: String, who: CallerSpec, ask: ScriptCall },
     /// Check that a call ends in this way, or waits.
@@ -101,15 +101,15 @@ pub enum Step {
     /// Let time pass for timeouts that no answer reports.
     Sleep(Duration),
     /// Steps for one service only, where a difference has led to different situations.
-    Only { side: SideKind, difference: Difference, steps: Vec<Step> },
+    Only { side: ServiceKind, difference: Difference, steps: Vec<ScriptStep> },
 }
 
-impl Step {
+impl ScriptStep {
     fn is_newer_than_0_6_2(&self) -> bool {
         match self {
             Self::Start { ask: ScriptCall::Call(call), .. } => matches!(call, Call::Increment { .. }),
             // That release reads the present states in another way, but supports it.
-            Self::Start { ask: ScriptCall::Watch(version), .. } => *version != Version::None,
+            Self::Start { ask: ScriptCall::Watch(version), .. } => *version != TaskStatesVersion::None,
             Self::Only { steps, .. } => steps.iter().any(Self::is_newer_than_0_6_2),
             _ => false,
         }
@@ -118,7 +118,7 @@ impl Step {
 
 /// The two services.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum SideKind {
+pub enum ServiceKind {
     Cxx,
     Muster,
 }
@@ -128,12 +128,12 @@ pub enum SideKind {
 pub enum ScriptCall {
     Call(Call),
     /// The states of the tasks, relative to the last seen version.
-    Watch(Version),
+    Watch(TaskStatesVersion),
 }
 
 /// The version of the states that a caller states.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Version {
+pub enum TaskStatesVersion {
     None,
     LastSeen,
     OneOlder,
@@ -152,14 +152,14 @@ pub struct CallerSpec {
     pub task: i32,
     /// `None` until the script is built: the task's latest life.
     pub life: Option<usize>,
-    pub claim: Claim,
+    pub claim: StatedServiceIncarnation,
     /// Whether it names its job, as clients up to 0.8.3 do.
     pub named: bool,
 }
 
 /// The service incarnation that a caller states, if its generation states one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Claim {
+pub enum StatedServiceIncarnation {
     /// The one with which it registered; if it never did, the newest that any caller has.
     Registered,
     /// One that never existed.
@@ -170,7 +170,7 @@ pub enum Claim {
 
 /// Returns the task with this number, in its latest life.
 pub fn t(task: i32) -> CallerSpec {
-    CallerSpec { task, life: None, claim: Claim::Registered, named: false }
+    CallerSpec { task, life: None, claim: StatedServiceIncarnation::Registered, named: false }
 }
 
 /// Returns a caller that is no task.
@@ -184,11 +184,11 @@ impl CallerSpec {
         Self { life: Some(life), ..self }
     }
 
-    pub fn claiming(self, claim: Claim) -> Self {
+    pub fn stating(self, claim: StatedServiceIncarnation) -> Self {
         Self { claim, ..self }
     }
 
-    pub fn named(self) -> Self {
+    pub fn naming_its_job(self) -> Self {
         Self { named: true, ..self }
     }
 }
@@ -235,7 +235,7 @@ impl Script {
         self
     }
 
-    pub fn heeding_connections(mut self) -> Self {
+    pub fn detecting_lost_connections(mut self) -> Self {
         self.heeds_connections = true;
         self
     }
@@ -244,47 +244,53 @@ impl Script {
 
     /// Starts a call under a handle.
     pub fn start(mut self, handle: &str, who: CallerSpec, ask: impl Into<ScriptCall>) -> Self {
-        let who = self.settle(who);
-        self.steps.push(Step::Start { handle: handle.into(), who, ask: ask.into() });
+        let who = self.with_latest_life(who);
+        self.steps.push(ScriptStep::Start { handle: handle.into(), who, ask: ask.into() });
         self
     }
 
     /// Starts a registration of the task's present life.
     pub fn start_register(self, handle: &str, who: CallerSpec) -> Self {
-        let who = self.settle(who);
+        let who = self.with_latest_life(who);
         let incarnation = incarnation(who.task, who.life.unwrap_or_default());
         self.start(handle, who, Call::Register { incarnation, recoverable: false })
     }
 
     /// Sends a heartbeat of this life.
-    pub fn heartbeat(self, who: CallerSpec, outcome: Outcome) -> Self {
-        let settled = self.settle(who);
+    pub fn heartbeat(self, who: CallerSpec, outcome: ExpectedOutcome) -> Self {
+        let settled = self.with_latest_life(who);
         let incarnation = incarnation(settled.task, settled.life.unwrap_or_default());
         self.call(who, Call::Heartbeat { incarnation }, outcome)
     }
 
     /// Expects that the call `handle` ends like this, or waits.
-    pub fn then(self, handle: &str, outcome: Outcome) -> Self {
-        self.expect(handle, Expected::Same(outcome))
+    pub fn expect_outcome(self, handle: &str, outcome: ExpectedOutcome) -> Self {
+        self.push_expectation(handle, Expected::Same(outcome))
     }
 
     /// Expects that each of these calls ends like this.
-    pub fn all(mut self, handles: &[&str], outcome: &Outcome) -> Self {
+    pub fn expect_all(mut self, handles: &[&str], outcome: &ExpectedOutcome) -> Self {
         for handle in handles {
-            self = self.then(handle, outcome.clone());
+            self = self.expect_outcome(handle, outcome.clone());
         }
         self
     }
 
     /// Makes a call and expects this outcome.
-    pub fn call(mut self, who: CallerSpec, ask: impl Into<ScriptCall>, outcome: Outcome) -> Self {
-        let handle = self.anonymous();
-        self.start(&handle, who, ask).then(&handle, outcome)
+    pub fn call(mut self, who: CallerSpec, ask: impl Into<ScriptCall>, outcome: ExpectedOutcome) -> Self {
+        let handle = self.next_anonymous_handle();
+        self.start(&handle, who, ask).expect_outcome(&handle, outcome)
     }
 
     /// Expects that the call `handle` ends differently, on purpose.
-    pub fn differs(self, handle: &str, difference: Difference, cxx: Outcome, muster: Outcome) -> Self {
-        self.expect(handle, Expected::Differs { difference, cxx, muster })
+    pub fn expect_difference(
+        self,
+        handle: &str,
+        difference: Difference,
+        cxx: ExpectedOutcome,
+        muster: ExpectedOutcome,
+    ) -> Self {
+        self.push_expectation(handle, Expected::Differs { difference, cxx, muster })
     }
 
     /// Makes a call that ends differently, on purpose.
@@ -293,30 +299,35 @@ impl Script {
         who: CallerSpec,
         ask: impl Into<ScriptCall>,
         difference: Difference,
-        cxx: Outcome,
-        muster: Outcome,
+        cxx: ExpectedOutcome,
+        muster: ExpectedOutcome,
     ) -> Self {
-        let handle = self.anonymous();
-        self.start(&handle, who, ask).differs(&handle, difference, cxx, muster)
+        let handle = self.next_anonymous_handle();
+        self.start(&handle, who, ask).expect_difference(&handle, difference, cxx, muster)
     }
 
     /// Adds steps for one service only.
-    pub fn only(mut self, side: SideKind, difference: Difference, steps: impl FnOnce(Self) -> Self) -> Self {
+    pub fn only_for_service(
+        mut self,
+        side: ServiceKind,
+        difference: Difference,
+        steps: impl FnOnce(Self) -> Self,
+    ) -> Self {
         let before = std::mem::take(&mut self.steps);
         let mut inner = steps(self);
         let steps = std::mem::replace(&mut inner.steps, before);
-        inner.steps.push(Step::Only { side, difference, steps });
+        inner.steps.push(ScriptStep::Only { side, difference, steps });
         inner
     }
 
     pub fn hang_up(mut self, handle: &str) -> Self {
-        self.steps.push(Step::HangUp { handle: handle.into() });
+        self.steps.push(ScriptStep::HangUp { handle: handle.into() });
         self
     }
 
     pub fn disconnect(mut self, who: CallerSpec) -> Self {
-        let who = self.settle(who);
-        self.steps.push(Step::Disconnect { who });
+        let who = self.with_latest_life(who);
+        self.steps.push(ScriptStep::Disconnect { who });
         self
     }
 
@@ -327,67 +338,67 @@ impl Script {
     }
 
     pub fn sleep_ms(mut self, ms: u64) -> Self {
-        self.steps.push(Step::Sleep(Duration::from_millis(ms)));
+        self.steps.push(ScriptStep::Sleep(Duration::from_millis(ms)));
         self
     }
 
     /// Registers and connects all tasks of the job.
-    pub fn registered(mut self) -> Self {
+    pub fn register_all_tasks(mut self) -> Self {
         let ids = 0..i32::try_from(self.job.tasks).expect("few tasks");
         let handles: Vec<String> = ids.clone().map(|id| format!("registration of {id}")).collect();
         for (id, handle) in ids.zip(&handles) {
             self = self.start_register(handle, t(id));
         }
         for handle in &handles {
-            self = self.then(handle, crate::expect::ok());
+            self = self.expect_outcome(handle, crate::expect::ok());
         }
         self
     }
 
     /// Registers a task that is answered at once.
-    pub fn registers(mut self, who: CallerSpec, outcome: Outcome) -> Self {
-        let handle = self.anonymous();
-        self.start_register(&handle, who).then(&handle, outcome)
+    pub fn register_and_expect(mut self, who: CallerSpec, outcome: ExpectedOutcome) -> Self {
+        let handle = self.next_anonymous_handle();
+        self.start_register(&handle, who).expect_outcome(&handle, outcome)
     }
 
     /// Omits the comparison at the end, because the services are in different situations.
-    pub fn parted(mut self) -> Self {
+    pub fn without_comparison_at_end(mut self) -> Self {
         self.compare_end = false;
         self
     }
 
     /// Returns every difference that the script names.
     pub fn differences(&self) -> Vec<Difference> {
-        fn of(steps: &[Step], found: &mut Vec<Difference>) {
+        fn collect_differences(steps: &[ScriptStep], found: &mut Vec<Difference>) {
             for step in steps {
                 match step {
-                    Step::Expect { expected: Expected::Differs { difference, .. }, .. } => {
+                    ScriptStep::Expect { expected: Expected::Differs { difference, .. }, .. } => {
                         found.push(*difference);
                     }
-                    Step::Only { difference, steps, .. } => {
+                    ScriptStep::Only { difference, steps, .. } => {
                         found.push(*difference);
-                        of(steps, found);
+                        collect_differences(steps, found);
                     }
                     _ => {}
                 }
             }
         }
         let mut found = Vec::new();
-        of(&self.steps, &mut found);
+        collect_differences(&self.steps, &mut found);
         found
     }
 
-    fn expect(mut self, handle: &str, expected: Expected) -> Self {
-        self.steps.push(Step::Expect { handle: handle.into(), expected });
+    fn push_expectation(mut self, handle: &str, expected: Expected) -> Self {
+        self.steps.push(ScriptStep::Expect { handle: handle.into(), expected });
         self
     }
 
-    fn settle(&self, who: CallerSpec) -> CallerSpec {
+    fn with_latest_life(&self, who: CallerSpec) -> CallerSpec {
         let latest = self.lives.get(&who.task).copied().unwrap_or_default();
         CallerSpec { life: Some(who.life.unwrap_or(latest)), ..who }
     }
 
-    fn anonymous(&mut self) -> String {
+    fn next_anonymous_handle(&mut self) -> String {
         self.anonymous += 1;
         format!("call {}", self.anonymous)
     }

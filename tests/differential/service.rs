@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::script::{CallerSpec, Claim, Release, ScriptCall, SideKind, Version, incarnation};
+use crate::script::{
+    CallerSpec, Release, ScriptCall, ServiceKind, StatedServiceIncarnation, TaskStatesVersion, incarnation,
+};
 use crate::support::{
     Answer, Body, Call, Caller, Client, Cxx, Generation, JobOptions, MusterServer, Pending,
 };
@@ -20,13 +22,13 @@ const UNSEEN: Duration = Duration::from_millis(50);
 
 /// A service and its clients.
 pub struct ServiceUnderTest {
-    pub kind: SideKind,
+    pub kind: ServiceKind,
     pub generation: Generation,
     release: Release,
-    service: Service,
+    service: RunningService,
     /// The lives, by task and number.
     lives: HashMap<(i32, usize), CallerLife>,
-    calls: BTreeMap<String, InFlight>,
+    calls: BTreeMap<String, StartedCall>,
     /// The newest service incarnation in any answer; 0 before the first.
     newest: Arc<AtomicU64>,
     /// The version of the states in the last answer to a watch.
@@ -35,13 +37,13 @@ pub struct ServiceUnderTest {
     runs: Vec<u64>,
 }
 
-enum Service {
+enum RunningService {
     Cxx(Cxx),
     Muster(MusterServer),
 }
 
 /// A started call and the life that made it.
-struct InFlight {
+struct StartedCall {
     life: (i32, usize),
     client: Client,
     pending: Pending,
@@ -56,7 +58,7 @@ struct CallerLife {
 impl ServiceUnderTest {
     /// Starts the service of the jaxlib in this environment.
     pub fn cxx(environment: &Path, release: Release, job: &JobOptions) -> Self {
-        Self::new(SideKind::Cxx, release, Service::Cxx(Cxx::start(environment, job)))
+        Self::new(ServiceKind::Cxx, release, RunningService::Cxx(Cxx::start(environment, job)))
     }
 
     /// Starts a Muster that behaves like the C++ service wherever it has a choice: polls are held, and the
@@ -64,10 +66,10 @@ impl ServiceUnderTest {
     pub fn muster(release: Release, job: &JobOptions, heeds_connections: bool) -> Self {
         let grace = if heeds_connections { "100ms" } else { "off" };
         let further = ["--error-delivery", "hold", "--disconnect-grace", grace, "--log", "warn"];
-        Self::new(SideKind::Muster, release, Service::Muster(MusterServer::of_job(job, &further)))
+        Self::new(ServiceKind::Muster, release, RunningService::Muster(MusterServer::of_job(job, &further)))
     }
 
-    fn new(kind: SideKind, release: Release, service: Service) -> Self {
+    fn new(kind: ServiceKind, release: Release, service: RunningService) -> Self {
         Self {
             kind,
             generation: release.generation(),
@@ -83,27 +85,27 @@ impl ServiceUnderTest {
 
     fn address(&self) -> SocketAddr {
         match &self.service {
-            Service::Cxx(cxx) => cxx.address(),
-            Service::Muster(muster) => muster.grpc,
+            RunningService::Cxx(cxx) => cxx.address(),
+            RunningService::Muster(muster) => muster.grpc,
         }
     }
 
     /// Returns the last lines that the service printed.
-    pub fn said(&self) -> String {
+    pub fn printed_lines(&self) -> String {
         match &self.service {
-            Service::Cxx(cxx) => cxx.said(),
-            Service::Muster(muster) => muster.said(),
+            RunningService::Cxx(cxx) => cxx.said(),
+            RunningService::Muster(muster) => muster.said(),
         }
     }
 
     /// Starts a call, and returns once the service has received it.
-    pub async fn start(&mut self, handle: &str, who: CallerSpec, ask: &ScriptCall) {
-        let call = self.resolve(ask);
+    pub async fn start_call(&mut self, handle: &str, who: CallerSpec, ask: &ScriptCall) {
+        let call = self.concrete_call(ask);
         let caller = self.caller(who);
         let newest = Arc::clone(&self.newest);
         let version = Arc::clone(&self.version);
         let registering = matches!(call, Call::Register { .. });
-        let life = self.life(who);
+        let life = self.caller_life(who);
         let own = Arc::clone(&life.service);
         let client = life.client.clone();
         let pending = client.start(caller, call, move |answer| {
@@ -119,24 +121,24 @@ impl ServiceUnderTest {
                 newest.store(service, Ordering::SeqCst);
             }
         });
-        see_through(&client, &caller, &pending).await;
-        self.calls.insert(handle.to_owned(), InFlight { life: key(who), client, pending });
+        wait_until_received(&client, &caller, &pending).await;
+        self.calls.insert(handle.to_owned(), StartedCall { life: key_of_life(who), client, pending });
     }
 
     /// Returns the call with this handle.
-    pub fn pending(&self, handle: &str) -> &Pending {
-        &self.in_flight(handle).pending
+    pub fn pending_call(&self, handle: &str) -> &Pending {
+        &self.started_call(handle).pending
     }
 
     /// Returns all answered calls with their answers, by handle.
-    pub fn answered(&self) -> BTreeMap<String, Answer> {
-        let answered = |(name, call): (&String, &InFlight)| Some((name.clone(), call.pending.answer()?));
+    pub fn answered_calls(&self) -> BTreeMap<String, Answer> {
+        let answered = |(name, call): (&String, &StartedCall)| Some((name.clone(), call.pending.answer()?));
         self.calls.iter().filter_map(answered).collect()
     }
 
     /// Cancels a call, and returns once the service can be expected to know.
     pub async fn hang_up(&mut self, handle: &str) {
-        let call = self.in_flight(handle);
+        let call = self.started_call(handle);
         call.pending.hang_up();
         call.client.ask(&Caller::new(-1, 0, 0), &Call::try_get("")).await;
         tokio::time::sleep(UNSEEN).await;
@@ -145,25 +147,25 @@ impl ServiceUnderTest {
     /// Closes the connection of a life, with all calls that wait on it.
     pub async fn disconnect(&mut self, who: CallerSpec) {
         let fresh = Client::new(self.generation, self.address());
-        if let Some(life) = self.lives.get_mut(&key(who)) {
+        if let Some(life) = self.lives.get_mut(&key_of_life(who)) {
             life.client = fresh;
         }
         // The connection ends with the last of its owners.
-        for call in self.calls.values().filter(|call| call.life == key(who)) {
+        for call in self.calls.values().filter(|call| call.life == key_of_life(who)) {
             call.pending.hang_up();
         }
-        self.calls.retain(|_, call| call.life != key(who));
+        self.calls.retain(|_, call| call.life != key_of_life(who));
         tokio::time::sleep(UNSEEN).await;
     }
 
-    fn in_flight(&self, handle: &str) -> &InFlight {
+    fn started_call(&self, handle: &str) -> &StartedCall {
         self.calls.get(handle).unwrap_or_else(|| panic!("no step starts {handle:?}"))
     }
 
     /// Returns the answer without the defects of the C++ service that only obscure the comparison.
-    pub fn tidied(&self, mut answer: Answer) -> Answer {
+    pub fn without_defects_of_cxx_service(&self, mut answer: Answer) -> Answer {
         if let Body::Alive(alive) = &mut answer.body
-            && self.kind == SideKind::Cxx
+            && self.kind == ServiceKind::Cxx
             && !self.release.pairs_incarnations()
         {
             // The incarnations of scripts ascend with their tasks.
@@ -177,10 +179,10 @@ impl ServiceUnderTest {
     }
 
     /// Returns the answer without the service's random numbers, its clock and its wording.
-    pub fn normalised(&mut self, mut answer: Answer) -> Answer {
+    pub fn without_random_parts(&mut self, mut answer: Answer) -> Answer {
         answer.message.clear();
         match &mut answer.body {
-            Body::Service(service) => *service = self.run(*service),
+            Body::Service(service) => *service = self.number_of_run(*service),
             // 0.6.2 sends a number that it sends nowhere else.
             Body::Devices { service, .. } => *service = 0,
             Body::States { version, tasks } => {
@@ -193,21 +195,21 @@ impl ServiceUnderTest {
         }
         let payloads = &mut answer.payloads;
         if let Some(service) = &mut payloads.mismatch {
-            *service = self.run(*service);
+            *service = self.number_of_run(*service);
             payloads.raw.clear();
         }
         if let Some((id, _)) = &mut payloads.barrier
             && let Some((name, service)) = id.split_once("::")
             && let Ok(service) = service.parse()
         {
-            *id = format!("{name}::run {}", self.run(service));
+            *id = format!("{name}::run {}", self.number_of_run(service));
             payloads.raw.clear();
         }
         answer
     }
 
     /// Returns the number of a run in the order of appearance.
-    fn run(&mut self, service: u64) -> u64 {
+    fn number_of_run(&mut self, service: u64) -> u64 {
         let known = self.runs.iter().position(|run| *run == service);
         let place = known.unwrap_or_else(|| {
             self.runs.push(service);
@@ -216,33 +218,33 @@ impl ServiceUnderTest {
         place as u64 + 1
     }
 
-    fn resolve(&self, ask: &ScriptCall) -> Call {
+    fn concrete_call(&self, ask: &ScriptCall) -> Call {
         match ask {
             ScriptCall::Call(call) => call.clone(),
-            ScriptCall::Watch(Version::None) if !self.release.watches() => Call::JobState,
+            ScriptCall::Watch(TaskStatesVersion::None) if !self.release.can_watch_states() => Call::JobState,
             ScriptCall::Watch(version) => {
                 let seen = self.version.load(Ordering::SeqCst);
                 Call::watch(match version {
-                    Version::None => -1,
-                    Version::LastSeen => seen,
-                    Version::OneOlder => seen - 1,
-                    Version::Future => seen + 1000,
+                    TaskStatesVersion::None => -1,
+                    TaskStatesVersion::LastSeen => seen,
+                    TaskStatesVersion::OneOlder => seen - 1,
+                    TaskStatesVersion::Future => seen + 1000,
                 })
             }
         }
     }
 
     fn caller(&mut self, who: CallerSpec) -> Caller {
-        let own = self.life(who).service.load(Ordering::SeqCst);
+        let own = self.caller_life(who).service.load(Ordering::SeqCst);
         let service = match who.claim {
-            Claim::Registered if own != 0 => Some(own),
+            StatedServiceIncarnation::Registered if own != 0 => Some(own),
             // A caller that has not registered can have learnt it from others, or from the error that states
             // it.
-            Claim::Registered => Some(self.newest.load(Ordering::SeqCst)),
-            Claim::Wrong => Some(NO_SERVICE),
-            Claim::Absent => None,
+            StatedServiceIncarnation::Registered => Some(self.newest.load(Ordering::SeqCst)),
+            StatedServiceIncarnation::Wrong => Some(NO_SERVICE),
+            StatedServiceIncarnation::Absent => None,
         };
-        let (task, life) = key(who);
+        let (task, life) = key_of_life(who);
         Caller {
             task,
             incarnation: incarnation(task, life),
@@ -251,16 +253,16 @@ impl ServiceUnderTest {
         }
     }
 
-    fn life(&mut self, who: CallerSpec) -> &CallerLife {
+    fn caller_life(&mut self, who: CallerSpec) -> &CallerLife {
         let (generation, address) = (self.generation, self.address());
-        self.lives.entry(key(who)).or_insert_with(|| CallerLife {
+        self.lives.entry(key_of_life(who)).or_insert_with(|| CallerLife {
             client: Client::new(generation, address),
             service: Arc::default(),
         })
     }
 }
 
-fn key(who: CallerSpec) -> (i32, usize) {
+fn key_of_life(who: CallerSpec) -> (i32, usize) {
     (who.task, who.life.unwrap_or_default())
 }
 
@@ -269,7 +271,7 @@ fn key(who: CallerSpec) -> (i32, usize) {
 /// Nothing acknowledges a waiting call. But the calls of one connection reach the service in their order, so
 /// once later calls that never wait are answered, it has been received. The C++ service hands calls to four
 /// threads: one answered call proves little there, several in a row and a moment more prove enough.
-async fn see_through(client: &Client, caller: &Caller, pending: &Pending) {
+async fn wait_until_received(client: &Client, caller: &Caller, pending: &Pending) {
     for _ in 0..3 {
         if pending.answer().is_some() {
             return;

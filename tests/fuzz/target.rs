@@ -21,7 +21,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::OnceLock;
 
-use muster::fuzzing::{FuzzTarget, MEMORY, targets};
+use muster::fuzzing::{FuzzTarget, MEMORY, fuzz_targets};
 
 /// Counts the memory that this thread holds, and the most that it held.
 struct Counting;
@@ -73,8 +73,8 @@ fn target() -> &'static FuzzTarget {
     static CHOSEN: OnceLock<&FuzzTarget> = OnceLock::new();
     CHOSEN.get_or_init(|| {
         let name = std::env::var("MUSTER_FUZZ").unwrap_or_default();
-        targets().find(|target| target.name == name).unwrap_or_else(|| {
-            let names: Vec<_> = targets().map(|target| target.name).collect();
+        fuzz_targets().find(|target| target.name == name).unwrap_or_else(|| {
+            let names: Vec<_> = fuzz_targets().map(|target| target.name).collect();
             panic!("MUSTER_FUZZ names no target; the targets are {}", names.join(" "))
         })
     })

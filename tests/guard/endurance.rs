@@ -10,16 +10,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use muster::http::{NewToken, append_token};
-use muster::service::Role;
+use muster::http::{NewToken, append_token_to_file};
+use muster::service::AccessRole;
 
 use crate::harness::{PATIENCE, Process, Signal, TempFolder, http, muster, run, wait_until};
-use crate::service::{HeartbeatClient, answer, connect, start_after, start_service};
+use crate::service::{
+    HeartbeatClient, connect, read_response_status, start_service, start_service_after_shell_command,
+};
 
 const READY: &str = "/healthz/ready";
 
 /// Waits until the server closes a connection.
-fn is_closed(stream: &mut TcpStream) -> bool {
+fn wait_for_close(stream: &mut TcpStream) -> bool {
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     matches!(stream.read_to_end(&mut Vec::new()), Ok(_) | Err(_)) && stream.read(&mut [0]).unwrap_or(0) == 0
 }
@@ -53,11 +55,11 @@ async fn a_body_that_comes_byte_by_byte_takes_no_more_memory_than_its_bytes() {
     let json = (0..4).map(|_| dribble("/api/v1/jobs", "application/json"));
     let login = (0..2).map(|_| dribble("/login", "application/x-www-form-urlencoded"));
     let all: Vec<_> = json.chain(login).collect();
-    heart.beats_on().await;
-    assert!(service.text(READY).contains("ready"));
+    heart.expect_further_heartbeats().await;
+    assert!(service.get_response_text(READY).contains("ready"));
     let mut streams: Vec<TcpStream> = all.into_iter().map(|one| one.join().unwrap()).collect();
     // The whole body arrived and is no JSON, or this machine was too busy for it to arrive in time.
-    assert!(matches!(answer(&mut streams[0]), 400 | 408));
+    assert!(matches!(read_response_status(&mut streams[0]), 400 | 408));
     let grown = service.peak_resident_bytes() - before;
     assert!(grown < 32 << 20, "{grown} bytes more for {} of bodies", 6 * LENGTH);
 }
@@ -74,12 +76,12 @@ async fn connections_without_a_request_take_nothing_from_anybody() {
         }
         hostile.push(stream);
         if number % 50 == 49 {
-            assert!(service.text(READY).ends_with("ready\n"));
-            assert!(service.text("/api/v1/jobs").starts_with("HTTP/1.1 200"));
+            assert!(service.get_response_text(READY).ends_with("ready\n"));
+            assert!(service.get_response_text("/api/v1/jobs").starts_with("HTTP/1.1 200"));
         }
     }
-    heart.beats_on().await;
-    let page = service.text("/metrics");
+    heart.expect_further_heartbeats().await;
+    let page = service.get_response_text("/metrics");
     let evicted = page.lines().find(|line| line.contains("listener=\"http\",reason=\"evicted\"")).unwrap();
     assert!(!evicted.ends_with(" 0"), "{evicted}");
     // Connections with a slot lose it soon, although they send a byte now and then.
@@ -90,7 +92,7 @@ async fn connections_without_a_request_take_nothing_from_anybody() {
             std::thread::sleep(Duration::from_millis(200));
         }
     });
-    assert!(is_closed(&mut last));
+    assert!(wait_for_close(&mut last));
     // While all slots are busy, health probes are answered and other requests are refused.
     let mut streams: Vec<TcpStream> = Vec::new();
     for _ in 0..100 {
@@ -100,9 +102,9 @@ async fn connections_without_a_request_take_nothing_from_anybody() {
         stream.read_exact(&mut [0; 12]).unwrap();
         streams.push(stream);
     }
-    assert!(service.text("/api/v1/jobs").contains("too-many-connections"));
-    assert!(service.text(READY).ends_with("ready\n"));
-    heart.beats_on().await;
+    assert!(service.get_response_text("/api/v1/jobs").contains("too-many-connections"));
+    assert!(service.get_response_text(READY).ends_with("ready\n"));
+    heart.expect_further_heartbeats().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -126,12 +128,12 @@ async fn a_handshake_has_one_deadline_however_its_bytes_come() {
             std::thread::sleep(Duration::from_millis(200));
         }
     });
-    heart.beats_on().await;
-    assert!(service.text(READY).ends_with("ready\n"));
+    heart.expect_further_heartbeats().await;
+    assert!(service.get_response_text(READY).ends_with("ready\n"));
     for stream in &mut slow {
-        assert!(is_closed(stream));
+        assert!(wait_for_close(stream));
     }
-    let failed = service.text("/api/v1/handshakes");
+    let failed = service.get_response_text("/api/v1/handshakes");
     assert!(failed.contains("did not finish the handshake"), "{failed}");
 }
 
@@ -152,7 +154,7 @@ async fn health_has_a_listener_of_its_own_if_asked_for() {
 }
 
 /// Creates a named pipe, and keeps one end open so that it has a reader.
-fn pipe(path: &str) -> std::fs::File {
+fn create_named_pipe(path: &str) -> std::fs::File {
     assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
     let flags = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
     OpenOptions::new().read(true).write(true).custom_flags(flags).open(path).unwrap()
@@ -162,13 +164,13 @@ fn pipe(path: &str) -> std::fs::File {
 async fn an_unread_audit_pipe_blocks_nothing_and_losses_are_recorded() {
     let folder = TempFolder::new("endurance-fifo");
     let path = folder.path("audit");
-    let mut reader = pipe(&path);
+    let mut reader = create_named_pipe(&path);
     let service = start_service(&["--audit-file", &path]);
     let heart = HeartbeatClient::start(&service).await;
-    assert_eq!(service.put_keys(600), [204; 600]);
-    heart.beats_on().await;
+    assert_eq!(service.put_keys_repeatedly(600), [204; 600]);
+    heart.expect_further_heartbeats().await;
     wait_until("readiness tells of it", || {
-        let ready = service.text(READY);
+        let ready = service.get_response_text(READY);
         ready.starts_with("HTTP/1.1 200") && ready.contains("the reader of the pipe does not read")
     });
     assert!(service.metric("muster_audit_lines_queued") > 0.0);
@@ -182,9 +184,9 @@ async fn an_unread_audit_pipe_blocks_nothing_and_losses_are_recorded() {
     let lines = String::from_utf8(text).unwrap();
     let number = |line: &str| serde_json::from_str::<serde_json::Value>(line).unwrap()["number"].as_u64();
     assert!(lines.lines().map(|line| number(line).unwrap()).eq(1..=600), "all of them, in order");
-    wait_until("all is well again", || service.text(READY).ends_with("\r\n\r\nready\n"));
+    wait_until("all is well again", || service.get_response_text(READY).ends_with("\r\n\r\nready\n"));
     // The pipe is full again, which does not delay the exit.
-    service.put_keys(600);
+    service.put_keys_repeatedly(600);
     service.signal(Signal::TERM);
     assert_eq!(service.end().code, Some(0));
 }
@@ -193,33 +195,33 @@ async fn an_unread_audit_pipe_blocks_nothing_and_losses_are_recorded() {
 async fn a_full_disk_stops_changes_only_where_that_is_asked_for() {
     let service = start_service(&["--audit-file", "/dev/full"]);
     let heart = HeartbeatClient::start(&service).await;
-    assert_eq!(service.put_keys(100), [204; 100]);
-    heart.beats_on().await;
-    wait_until("readiness tells of it", || service.text(READY).contains("No space left"));
+    assert_eq!(service.put_keys_repeatedly(100), [204; 100]);
+    heart.expect_further_heartbeats().await;
+    wait_until("readiness tells of it", || service.get_response_text(READY).contains("No space left"));
 
     let service = start_service(&["--audit-file", "/dev/full", "--audit-failure", "refuse"]);
     let heart = HeartbeatClient::start(&service).await;
     // The first change is made before the failure is known.
-    service.put_keys(1);
-    wait_until("it is known", || service.text(READY).contains("No space left"));
-    assert_eq!(service.put_keys(3), [503; 3]);
-    let keys = service.text("/api/v1/jobs/default/keys");
+    service.put_keys_repeatedly(1);
+    wait_until("it is known", || service.get_response_text(READY).contains("No space left"));
+    assert_eq!(service.put_keys_repeatedly(3), [503; 3]);
+    let keys = service.get_response_text("/api/v1/jobs/default/keys");
     assert!(keys.contains("\"k0\"") && !keys.contains("\"k1\""), "{keys}");
-    assert!(service.text("/api/v1/audit").contains("so changes are refused"));
-    heart.beats_on().await;
+    assert!(service.get_response_text("/api/v1/audit").contains("so changes are refused"));
+    heart.expect_further_heartbeats().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unread_log_pipe_blocks_nothing() {
     let (mut log, writer) = std::io::pipe().unwrap();
-    let service = start_after("true", &["--log", "info"], writer.into());
+    let service = start_service_after_shell_command("true", &["--log", "info"], writer.into());
     let heart = HeartbeatClient::start(&service).await;
     wait_until("lines are dropped", || {
-        assert_eq!(service.put_keys(500), [204; 500]);
+        assert_eq!(service.put_keys_repeatedly(500), [204; 500]);
         service.metric("muster_log_lines_dropped_total") > 0.0
     });
-    heart.beats_on().await;
-    assert!(service.text(READY).ends_with("ready\n"));
+    heart.expect_further_heartbeats().await;
+    assert!(service.get_response_text(READY).ends_with("ready\n"));
     service.signal(Signal::TERM);
     assert_eq!(service.end().code, Some(0), "the end does not wait for a reader");
     drop(heart);
@@ -232,9 +234,9 @@ async fn an_unread_log_pipe_blocks_nothing() {
         Stdio::from(OpenOptions::new().write(true).open("/dev/full").unwrap()),
         Stdio::from(std::io::pipe().unwrap().1),
     ] {
-        let service = start_after("true", &["--log", "info"], log);
-        assert_eq!(service.put_keys(20), [204; 20]);
-        HeartbeatClient::start(&service).await.beats_on().await;
+        let service = start_service_after_shell_command("true", &["--log", "info"], log);
+        assert_eq!(service.put_keys_repeatedly(20), [204; 20]);
+        HeartbeatClient::start(&service).await.expect_further_heartbeats().await;
     }
 }
 
@@ -242,7 +244,7 @@ async fn an_unread_log_pipe_blocks_nothing() {
 async fn a_low_limit_on_open_files_lowers_the_bounds_and_is_never_hit() {
     let folder = TempFolder::new("endurance-nofile");
     let log = folder.path("log");
-    let service = start_after(
+    let service = start_service_after_shell_command(
         "ulimit -n 256",
         &["--health", "127.0.0.1:0"],
         std::fs::File::create(&log).unwrap().into(),
@@ -250,11 +252,11 @@ async fn a_low_limit_on_open_files_lowers_the_bounds_and_is_never_hit() {
     let heart = HeartbeatClient::start(&service).await;
     let hostile: Vec<TcpStream> =
         (0..400).map(|n| connect(if n % 2 == 0 { service.http } else { service.grpc })).collect();
-    heart.beats_on().await;
+    heart.expect_further_heartbeats().await;
     for _ in 0..10 {
-        assert!(service.text(READY).ends_with("ready\n"));
+        assert!(service.get_response_text(READY).ends_with("ready\n"));
     }
-    assert!(service.text("/api/v1/jobs").starts_with("HTTP/1.1 200"));
+    assert!(service.get_response_text("/api/v1/jobs").starts_with("HTTP/1.1 200"));
     let open = std::fs::read_dir(format!("/proc/{}/fd", service.pid())).unwrap().count();
     assert!(open < 256, "{open}");
     drop(hostile);
@@ -283,10 +285,10 @@ async fn a_clock_that_jumps_by_a_day_changes_nothing() {
          FAKETIME_DONT_FAKE_MONOTONIC=1",
         library.trim()
     );
-    let service = start_after(&fake, &["--heartbeat-timeout", "10s"], Stdio::null());
+    let service = start_service_after_shell_command(&fake, &["--heartbeat-timeout", "10s"], Stdio::null());
     let heart = HeartbeatClient::start(&service).await;
     let moment = || -> u64 {
-        let page = service.text("/api/v1/jobs/default");
+        let page = service.get_response_text("/api/v1/jobs/default");
         page.split_once("\"seen_at\":")
             .unwrap()
             .1
@@ -302,10 +304,10 @@ async fn a_clock_that_jumps_by_a_day_changes_nothing() {
     for jump in ["+1d", "-1d", "+0s"] {
         std::fs::write(&offset, format!("{jump}\n")).unwrap();
         let date = |text: &str| text.lines().find(|line| line.starts_with("date:")).map(str::to_owned);
-        heart.beats_on().await;
-        assert!(service.text(READY).ends_with("ready\n"));
-        assert!(date(&service.text(READY)).is_some());
-        assert_eq!(service.put_keys(5), [204; 5], "rates go by the monotonic clock");
+        heart.expect_further_heartbeats().await;
+        assert!(service.get_response_text(READY).ends_with("ready\n"));
+        assert!(date(&service.get_response_text(READY)).is_some());
+        assert_eq!(service.put_keys_repeatedly(5), [204; 5], "rates go by the monotonic clock");
         let now = moment();
         assert!(now >= before, "{jump}: {before} {now}");
         before = now;
@@ -314,7 +316,7 @@ async fn a_clock_that_jumps_by_a_day_changes_nothing() {
     assert!(passed < PATIENCE, "its clock follows no jump: {passed:?}");
     // The clock change did not time out the connection.
     write!(idle, "GET {READY} HTTP/1.1\r\nhost: {}\r\n\r\n", service.http).ok();
-    let job = service.text("/api/v1/jobs/default");
+    let job = service.get_response_text("/api/v1/jobs/default");
     assert!(job.contains("\"connected\""), "the task was not found silent: {job}");
 }
 
@@ -323,8 +325,8 @@ async fn a_hangup_takes_a_rotated_audit_and_new_tokens_and_ends_nothing() {
     let folder = TempFolder::new("endurance-hangup");
     let (audit, tokens) = (folder.path("audit"), folder.path("tokens.toml"));
     let token = |name: &str| {
-        let made = NewToken::generate(name, Role::Operator).unwrap();
-        append_token(tokens.as_ref(), name, &made.line).unwrap();
+        let made = NewToken::generate(name, AccessRole::Operator).unwrap();
+        append_token_to_file(tokens.as_ref(), name, &made.line).unwrap();
         made.token
     };
     let first = token("first");
@@ -340,7 +342,7 @@ async fn a_hangup_takes_a_rotated_audit_and_new_tokens_and_ends_nothing() {
             service.http
         )
         .unwrap();
-        answer(&mut stream)
+        read_response_status(&mut stream)
     };
     assert_eq!((ask(&first, false), ask(&first, true)), (200, 403));
     wait_until("it is in the audit", || std::fs::read_to_string(&audit).unwrap().lines().count() == 1);
@@ -357,7 +359,7 @@ async fn a_hangup_takes_a_rotated_audit_and_new_tokens_and_ends_nothing() {
     let third = token("third");
     Command::new("chmod").args(["666", &tokens]).status().unwrap();
     service.signal(Signal::HUP);
-    heart.beats_on().await;
+    heart.expect_further_heartbeats().await;
     assert_eq!((ask(&second, false), ask(&third, false)), (200, 401));
     drop(service);
     let ended = run(&mut muster(["serve", "--tasks", "1", "--tokens-file", &tokens, "--check-config"]));
@@ -400,7 +402,7 @@ async fn a_stop_under_load_ends_in_its_time_with_its_code() {
             })
         })
         .collect();
-    heart.beats_on().await;
+    heart.expect_further_heartbeats().await;
     service.signal(Signal::TERM);
     let code = service.end().code;
     stop.store(true, Ordering::Relaxed);

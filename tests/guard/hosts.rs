@@ -2,7 +2,7 @@
 
 use std::io::Write as _;
 
-use crate::service::{answer, connect, start_service};
+use crate::service::{connect, read_response_status, start_service};
 
 #[test]
 fn a_host_that_could_be_read_in_two_ways_is_refused() {
@@ -12,7 +12,7 @@ fn a_host_that_could_be_read_in_two_ways_is_refused() {
         let mut stream = connect(service.http);
         let hosts: String = hosts.iter().map(|host| format!("host: {host}\r\n")).collect();
         write!(stream, "GET {target} HTTP/1.1\r\n{hosts}connection: close\r\n\r\n").unwrap();
-        answer(&mut stream)
+        read_response_status(&mut stream)
     };
     for path in ["/api/v1/jobs", "/healthz/ready"] {
         let absolute = |host: &str| format!("http://{host}{path}");

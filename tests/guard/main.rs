@@ -8,7 +8,7 @@ mod bodies;
 mod endurance;
 mod every_route;
 mod hosts;
-mod in_process;
+mod in_process_http_port;
 mod login;
 mod service;
 mod startup;

@@ -13,18 +13,18 @@ use crate::support::{Body, Call, Caller, Client, Generation};
 
 /// Starts a server with these further arguments. Its log is discarded.
 pub fn start_service(arguments: &[&str]) -> MusterServer {
-    start_by(muster(["serve"]), arguments, Stdio::null())
+    start_service_by_command(muster(["serve"]), arguments, Stdio::null())
 }
 
 /// Starts a server under a shell that first runs `before`.
-pub fn start_after(before: &str, arguments: &[&str], log: Stdio) -> MusterServer {
+pub fn start_service_after_shell_command(before: &str, arguments: &[&str], log: Stdio) -> MusterServer {
     let mut shell = Command::new("sh");
     let script = format!("{before}; exec \"$@\"");
     shell.args(["-c", &script, "sh", env!("CARGO_BIN_EXE_muster"), "serve"]).stdin(Stdio::null());
-    start_by(shell, arguments, log)
+    start_service_by_command(shell, arguments, log)
 }
 
-fn start_by(mut command: Command, arguments: &[&str], log: Stdio) -> MusterServer {
+fn start_service_by_command(mut command: Command, arguments: &[&str], log: Stdio) -> MusterServer {
     if !arguments.contains(&"--heartbeat-timeout") {
         command.args(["--heartbeat-timeout", "1h"]);
     }
@@ -34,13 +34,13 @@ fn start_by(mut command: Command, arguments: &[&str], log: Stdio) -> MusterServe
 
 impl MusterServer {
     /// Sends a GET request and returns the response, head and body.
-    pub fn text(&self, path: &str) -> String {
+    pub fn get_response_text(&self, path: &str) -> String {
         self.get(path).text()
     }
 
     /// Returns the value of a metric without labels.
     pub fn metric(&self, name: &str) -> f64 {
-        let page = self.text("/metrics");
+        let page = self.get_response_text("/metrics");
         let line =
             page.lines().find(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(' ')));
         let value = line.and_then(|line| line.rsplit_once(' ')).map(|(_, value)| value.parse().unwrap());
@@ -48,7 +48,7 @@ impl MusterServer {
     }
 
     /// Changes a key this many times over one connection. Returns the statuses.
-    pub fn put_keys(&self, times: usize) -> Vec<u16> {
+    pub fn put_keys_repeatedly(&self, times: usize) -> Vec<u16> {
         let mut stream = connect(self.http);
         let mut closes = false;
         let body = r#"{"text":"v","overwrite":true,"reason":"a reason that takes some room in a line of the audit and of the log"}"#;
@@ -66,7 +66,7 @@ impl MusterServer {
                 body.len()
             )
             .unwrap();
-            let status = answer(&mut stream);
+            let status = read_response_status(&mut stream);
             // A refusal before the body was read closes the connection.
             closes = status >= 400;
             statuses.push(status);
@@ -81,7 +81,7 @@ pub fn connect(address: SocketAddr) -> TcpStream {
 }
 
 /// Reads one whole response and returns its status.
-pub fn answer(stream: &mut TcpStream) -> u16 {
+pub fn read_response_status(stream: &mut TcpStream) -> u16 {
     let mut text = Vec::new();
     let mut byte = [0; 1];
     while !text.ends_with(b"\r\n\r\n") {
@@ -124,7 +124,7 @@ impl HeartbeatClient {
     }
 
     /// Waits for the answers to further heartbeats, all of which were sent after this call.
-    pub async fn beats_on(&self) {
+    pub async fn expect_further_heartbeats(&self) {
         let until = self.beats.load(Ordering::Relaxed) + 5;
         let further = async {
             while self.beats.load(Ordering::Relaxed) < until {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use muster::clock::Clock;
 use muster::engine::Engine;
 use muster::grpc::{self, GrpcLimits, ListenerJobRule};
-use muster::tls::issue::{Authority, CertificatePurpose, IssuedCertificate};
+use muster::tls::certificate_authority::{CertificateAuthority, CertificatePurpose, IssuedCertificate};
 use muster::tls::{self, HandshakeFailures, HandshakeFailuresView, TlsFiles, TlsMode, TransportPolicy};
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -23,43 +23,43 @@ const GET: &[u8] = b"GET /api/v1/handshakes HTTP/1.1\r\nhost: localhost\r\nconne
 /// A folder of certificates and the authority that issues them.
 struct CertificateFolder {
     folder: TempFolder,
-    ours: Authority,
+    ours: CertificateAuthority,
 }
 
 impl CertificateFolder {
     fn new(name: &str) -> Self {
         let folder = TempFolder::new(&format!("tls-{name}"));
-        let desk = Self { folder, ours: Authority::new(&format!("authority of {name}")).unwrap() };
-        std::fs::write(desk.path("ca"), desk.ours.certificate_pem()).unwrap();
-        desk.write(
+        let desk = Self { folder, ours: CertificateAuthority::new(&format!("authority of {name}")).unwrap() };
+        std::fs::write(desk.certificate_path("ca"), desk.ours.certificate_pem()).unwrap();
+        desk.write_certificate_and_key(
             "server",
             desk.ours.issue_certificate(CertificatePurpose::Server, &["localhost".into()], 90).unwrap(),
         );
-        desk.write(
+        desk.write_certificate_and_key(
             "client",
             desk.ours.issue_certificate(CertificatePurpose::Client, &["right".into()], 90).unwrap(),
         );
         desk
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    fn certificate_path(&self, name: &str) -> PathBuf {
         self.folder.0.join(format!("{name}.pem"))
     }
 
-    fn write(&self, name: &str, made: IssuedCertificate) {
+    fn write_certificate_and_key(&self, name: &str, made: IssuedCertificate) {
         // The files are replaced atomically, as tools that renew certificates do.
         for (name, text) in [(format!("{name}-key"), made.key), (name.into(), made.cert)] {
-            let new = self.path(&format!("{name}-new"));
+            let new = self.certificate_path(&format!("{name}-new"));
             std::fs::write(&new, text).unwrap();
-            std::fs::rename(new, self.path(&name)).unwrap();
+            std::fs::rename(new, self.certificate_path(&name)).unwrap();
         }
     }
 
     /// Returns the settings of a listener.
-    fn settings(&self, edge: &str, mode: &str) -> Vec<String> {
+    fn listener_tls_arguments(&self, edge: &str, mode: &str) -> Vec<String> {
         let all = [("cert", "server"), ("key", "server-key"), ("client-ca", "ca")];
         let file = |(key, name): (&str, &str)| {
-            [format!("--{edge}-tls-{key}"), self.path(name).display().to_string()]
+            [format!("--{edge}-tls-{key}"), self.certificate_path(name).display().to_string()]
         };
         let mut settings: Vec<String> = all.into_iter().flat_map(file).collect();
         settings.extend([format!("--{edge}-tls-mode"), mode.to_owned()]);
@@ -67,7 +67,7 @@ impl CertificateFolder {
     }
 
     /// Sends a request over TLS and returns the response.
-    async fn speak(
+    async fn send_request_over_tls(
         &self,
         address: &str,
         client: Option<&str>,
@@ -75,11 +75,11 @@ impl CertificateFolder {
         words: &[u8],
     ) -> Result<Vec<u8>, String> {
         let (cert, key) = (
-            self.path(client.unwrap_or("client")),
-            self.path(&format!("{}-key", client.unwrap_or("client"))),
+            self.certificate_path(client.unwrap_or("client")),
+            self.certificate_path(&format!("{}-key", client.unwrap_or("client"))),
         );
         let own: Option<(&Path, &Path)> = client.map(|_| (&*cert, &*key));
-        let config = tls::client_config(&self.path("ca"), own, &[protocol]).unwrap();
+        let config = tls::client_config(&self.certificate_path("ca"), own, &[protocol]).unwrap();
         let stream = TcpStream::connect(address).await.unwrap();
         let name = ServerName::try_from("localhost").unwrap();
         let talk = async {
@@ -105,7 +105,7 @@ impl CertificateFolder {
 }
 
 /// Returns a self-signed certificate without names.
-fn signs_itself(name: &str) -> IssuedCertificate {
+fn self_signed_certificate(name: &str) -> IssuedCertificate {
     let mut params = rcgen::CertificateParams::default();
     params.distinguished_name.push(rcgen::DnType::CommonName, name);
     params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
@@ -115,14 +115,14 @@ fn signs_itself(name: &str) -> IssuedCertificate {
 }
 
 /// Starts a server. Returns it with its addresses.
-fn start(settings: &[String]) -> (MusterServer, String, String) {
+fn start_server(settings: &[String]) -> (MusterServer, String, String) {
     let settings = settings.iter().map(String::as_str);
     let server = MusterServer::start(&["--tasks", "1"].into_iter().chain(settings).collect::<Vec<_>>());
     let (grpc, http) = (server.grpc.to_string(), server.http.to_string());
     (server, grpc, http)
 }
 
-async fn plain(address: &str, words: &[u8]) -> Vec<u8> {
+async fn send_plaintext_request(address: &str, words: &[u8]) -> Vec<u8> {
     let mut stream = TcpStream::connect(address).await.unwrap();
     stream.write_all(words).await.unwrap();
     let mut answer = Vec::new();
@@ -139,11 +139,11 @@ async fn plain(address: &str, words: &[u8]) -> Vec<u8> {
     answer
 }
 
-async fn failures(http: &str) -> HandshakeFailuresView {
-    page(&plain(http, GET).await)
+async fn fetch_handshake_failures(http: &str) -> HandshakeFailuresView {
+    parse_handshake_failures(&send_plaintext_request(http, GET).await)
 }
 
-fn page(answer: &[u8]) -> HandshakeFailuresView {
+fn parse_handshake_failures(answer: &[u8]) -> HandshakeFailuresView {
     let text = String::from_utf8_lossy(answer).into_owned();
     let body = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no answer: {text:?}")).1;
     serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {text}"))
@@ -152,19 +152,22 @@ fn page(answer: &[u8]) -> HandshakeFailuresView {
 #[tokio::test]
 async fn only_the_right_certificate_gets_in_and_the_server_says_what_is_wrong_with_others() {
     let desk = CertificateFolder::new("right");
-    let theirs = Authority::new("another authority").unwrap();
-    desk.write(
+    let theirs = CertificateAuthority::new("another authority").unwrap();
+    desk.write_certificate_and_key(
         "foreign",
         theirs.issue_certificate(CertificatePurpose::Client, &["foreign".into()], 90).unwrap(),
     );
-    desk.write("old", desk.ours.issue_certificate(CertificatePurpose::Client, &["old".into()], -1).unwrap());
-    desk.write(
+    desk.write_certificate_and_key(
+        "old",
+        desk.ours.issue_certificate(CertificatePurpose::Client, &["old".into()], -1).unwrap(),
+    );
+    desk.write_certificate_and_key(
         "wrong-use",
         desk.ours.issue_certificate(CertificatePurpose::Server, &["wrong-use".into()], 90).unwrap(),
     );
-    desk.write("itself", signs_itself("itself"));
-    let (mut running, grpc, http) = start(&desk.settings("grpc", "required"));
-    assert!(desk.speak(&grpc, Some("client"), b"h2", HTTP2).await.is_ok());
+    desk.write_certificate_and_key("itself", self_signed_certificate("itself"));
+    let (mut running, grpc, http) = start_server(&desk.listener_tls_arguments("grpc", "required"));
+    assert!(desk.send_request_over_tls(&grpc, Some("client"), b"h2", HTTP2).await.is_ok());
     for (client, reason) in [
         (Some("foreign"), "no authority that this port trusts has issued it"),
         (Some("old"), "it has expired"),
@@ -172,10 +175,10 @@ async fn only_the_right_certificate_gets_in_and_the_server_says_what_is_wrong_wi
         (Some("itself"), "refused: it is the certificate of an authority"),
         (None, "the client showed no certificate"),
     ] {
-        desk.speak(&grpc, client, b"h2", HTTP2).await.unwrap_err();
+        desk.send_request_over_tls(&grpc, client, b"h2", HTTP2).await.unwrap_err();
         let line = running.err_line(reason);
         assert!(line.contains("localhost"), "the name that was dialled: {line}");
-        let page = failures(&http).await;
+        let page = fetch_handshake_failures(&http).await;
         let latest = &page.handshakes[0];
         assert!(latest.reason.contains(reason), "{latest:?}");
         assert_eq!(latest.name.as_deref(), Some("localhost"));
@@ -183,17 +186,17 @@ async fn only_the_right_certificate_gets_in_and_the_server_says_what_is_wrong_wi
         assert!(client.is_none_or(|name| shown.contains(&format!("CN={name}"))), "{shown:?}");
         assert_eq!(shown.contains(", no names,"), client == Some("itself"), "{shown:?}");
     }
-    desk.speak(&grpc, Some("client"), b"smtp", HTTP2).await.unwrap_err();
-    assert_eq!(plain(&grpc, HTTP2).await, b"");
+    desk.send_request_over_tls(&grpc, Some("client"), b"smtp", HTTP2).await.unwrap_err();
+    assert_eq!(send_plaintext_request(&grpc, HTTP2).await, b"");
     running.err_line("the client speaks plaintext");
-    plain(&grpc, b"\x16\x03\x01\x00\x05garbage and more of it").await;
+    send_plaintext_request(&grpc, b"\x16\x03\x01\x00\x05garbage and more of it").await;
     running.err_line("what the client sent is no TLS");
-    let page = failures(&http).await;
+    let page = fetch_handshake_failures(&http).await;
     assert!((page.succeeded, page.failed) >= (1, 8), "{page:?}");
-    assert!(desk.speak(&grpc, Some("client"), b"h2", HTTP2).await.is_ok());
+    assert!(desk.send_request_over_tls(&grpc, Some("client"), b"h2", HTTP2).await.is_ok());
 
     let check = |arguments: &[&str]| {
-        let path = |name: &str| desk.path(name).display().to_string();
+        let path = |name: &str| desk.certificate_path(name).display().to_string();
         let mut command = muster(["tls", "check", "--ca", &path("ca")]);
         run(command.args(arguments.iter().map(|argument| match argument.strip_prefix('@') {
             Some(name) => path(name),
@@ -221,26 +224,26 @@ async fn only_the_right_certificate_gets_in_and_the_server_says_what_is_wrong_wi
 #[tokio::test]
 async fn both_listeners_tell_tls_from_plaintext_by_the_first_byte() {
     let desk = CertificateFolder::new("both");
-    let mut settings = desk.settings("grpc", "optional");
-    settings.extend(desk.settings("http", "optional"));
-    let (_running, grpc, http) = start(&settings);
-    assert!(!plain(&grpc, HTTP2).await.is_empty());
-    assert!(desk.speak(&grpc, Some("client"), b"h2", HTTP2).await.is_ok());
-    assert_eq!(failures(&http).await.succeeded, 1);
-    let answer = desk.speak(&http, Some("client"), b"http/1.1", GET).await.unwrap();
+    let mut settings = desk.listener_tls_arguments("grpc", "optional");
+    settings.extend(desk.listener_tls_arguments("http", "optional"));
+    let (_running, grpc, http) = start_server(&settings);
+    assert!(!send_plaintext_request(&grpc, HTTP2).await.is_empty());
+    assert!(desk.send_request_over_tls(&grpc, Some("client"), b"h2", HTTP2).await.is_ok());
+    assert_eq!(fetch_handshake_failures(&http).await.succeeded, 1);
+    let answer = desk.send_request_over_tls(&http, Some("client"), b"http/1.1", GET).await.unwrap();
     assert!(String::from_utf8_lossy(&answer).to_lowercase().contains("strict-transport-security"));
-    assert_eq!(page(&answer).failed, 0);
+    assert_eq!(parse_handshake_failures(&answer).failed, 0);
 
-    let (_running, _, http) = start(&desk.settings("http", "required"));
-    let told = String::from_utf8_lossy(&plain(&http, GET).await).into_owned();
+    let (_running, _, http) = start_server(&desk.listener_tls_arguments("http", "required"));
+    let told = String::from_utf8_lossy(&send_plaintext_request(&http, GET).await).into_owned();
     assert!(told.contains("400") && told.contains("https://"), "{told}");
-    let answer = desk.speak(&http, Some("client"), b"http/1.1", GET).await.unwrap();
-    assert_eq!(page(&answer).handshakes[0].listener, "http");
+    let answer = desk.send_request_over_tls(&http, Some("client"), b"http/1.1", GET).await.unwrap();
+    assert_eq!(parse_handshake_failures(&answer).handshakes[0].listener, "http");
     let status = |arguments: &[&str]| {
         let port = http.rsplit(':').next().unwrap();
         run(muster(["status", "--server", &format!("https://localhost:{port}")]).args(arguments))
     };
-    let path = |name: &str| desk.path(name).display().to_string();
+    let path = |name: &str| desk.certificate_path(name).display().to_string();
     let seen = status(&["--ca", &path("ca"), "--cert", &path("client"), "--key", &path("client-key")]);
     assert_eq!(seen.code, Some(0), "{seen:?}");
 }
@@ -248,19 +251,19 @@ async fn both_listeners_tell_tls_from_plaintext_by_the_first_byte() {
 #[tokio::test]
 async fn new_certificates_are_taken_without_a_restart_and_broken_ones_are_not() {
     let desk = CertificateFolder::new("rotation");
-    let (mut running, grpc, _http) = start(&desk.settings("grpc", "required"));
-    assert!(desk.speak(&grpc, Some("client"), b"h2", HTTP2).await.is_ok());
-    desk.write(
+    let (mut running, grpc, _http) = start_server(&desk.listener_tls_arguments("grpc", "required"));
+    assert!(desk.send_request_over_tls(&grpc, Some("client"), b"h2", HTTP2).await.is_ok());
+    desk.write_certificate_and_key(
         "server",
         desk.ours.issue_certificate(CertificatePurpose::Server, &["elsewhere".into()], 90).unwrap(),
     );
     tokio::time::sleep(Duration::from_millis(1100)).await;
-    let error = desk.speak(&grpc, Some("client"), b"h2", HTTP2).await.unwrap_err();
+    let error = desk.send_request_over_tls(&grpc, Some("client"), b"h2", HTTP2).await.unwrap_err();
     assert!(error.contains("not valid for name"), "{error}");
     running.err_line("certificates were read again");
-    std::fs::write(desk.path("server"), "nonsense").unwrap();
+    std::fs::write(desk.certificate_path("server"), "nonsense").unwrap();
     tokio::time::sleep(Duration::from_millis(1100)).await;
-    let error = desk.speak(&grpc, Some("client"), b"h2", HTTP2).await.unwrap_err();
+    let error = desk.send_request_over_tls(&grpc, Some("client"), b"h2", HTTP2).await.unwrap_err();
     assert!(error.contains("not valid for name"), "{error}");
     running.err_line("the former ones stay in use");
 }
@@ -271,9 +274,9 @@ async fn a_stalled_tls_handshake_is_closed() {
     let engine = Engine::new(Clock::start());
     let failures = Arc::new(HandshakeFailures::new(*engine.clock()));
     let files = TlsFiles {
-        cert: desk.path("server"),
-        key: desk.path("server-key"),
-        client_ca: Some(desk.path("ca")),
+        cert: desk.certificate_path("server"),
+        key: desk.certificate_path("server-key"),
+        client_ca: Some(desk.certificate_path("ca")),
     };
     let kept = (*engine.clock(), Arc::clone(&failures));
     let entrance = TransportPolicy::new("grpc", TlsMode::Required, Some(files), &[b"h2"], kept).unwrap();

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use muster::coordination::RunState;
 use muster::tls::HandshakeFailuresView;
-use muster::tls::issue;
+use muster::tls::certificate_authority;
 
 use super::conformance::check;
 use super::fixture::JaxFixture;
@@ -25,7 +25,11 @@ pub const TESTS: &[Test] = &[
 /// Issues certificates in a folder of the fixture's, and returns the folder.
 fn certificates(scene: &JaxFixture, name: &str) -> String {
     let folder = scene.file(name);
-    issue::write_trial_certificates(Path::new(&folder), &["localhost".into(), "127.0.0.1".into()]).unwrap();
+    certificate_authority::write_trial_certificates(
+        Path::new(&folder),
+        &["localhost".into(), "127.0.0.1".into()],
+    )
+    .unwrap();
     folder
 }
 

@@ -6,7 +6,7 @@ use muster::telemetry::metrics::catalogue::{CATALOGUE, MetricKind};
 use serde_json::Value;
 
 use crate::DASHBOARDS;
-use crate::prometheus::read;
+use crate::prometheus::read_dashboards_file;
 
 /// One dashboard.
 pub struct Dashboard {
@@ -15,9 +15,10 @@ pub struct Dashboard {
 }
 
 impl Dashboard {
-    pub fn all() -> Vec<Self> {
+    pub fn load_all() -> Vec<Self> {
         let load = |file: &'static str| {
-            let json = serde_json::from_str(&read(file)).unwrap_or_else(|error| panic!("{file}: {error}"));
+            let json = serde_json::from_str(&read_dashboards_file(file))
+                .unwrap_or_else(|error| panic!("{file}: {error}"));
             Self { file, json }
         };
         DASHBOARDS.into_iter().map(load).collect()
@@ -59,14 +60,14 @@ impl Dashboard {
 }
 
 /// Returns an expression with the variables replaced as Grafana does.
-pub fn filled_in(expr: &str) -> String {
+pub fn fill_in_variables(expr: &str) -> String {
     let all = [("$__rate_interval", "15s"), ("$__range", "1m")];
     let some = [("$muster_job", ".+"), ("$job", ".+"), ("$instance", ".+")];
     all.iter().chain(&some).fold(expr.to_owned(), |expr, (name, value)| expr.replace(name, value))
 }
 
 /// Returns Muster's metrics in an expression, by their names in the catalogue.
-pub fn metrics_in(expr: &str) -> BTreeSet<String> {
+pub fn metric_names_in(expr: &str) -> BTreeSet<String> {
     let word = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';
     let mut names = BTreeSet::new();
     for name in expr.split(|c| !word(c)) {

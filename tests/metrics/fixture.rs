@@ -24,7 +24,7 @@ impl JobTasks {
                 .push((gang.client(task), Caller::new(task, 0xA000 + u64::from(task.unsigned_abs()), 0)));
         }
         let calls: Vec<Pending> =
-            gang.tasks.iter().map(|(client, caller)| register(client, *caller)).collect();
+            gang.tasks.iter().map(|(client, caller)| start_registration(client, *caller)).collect();
         for (call, (_, caller)) in calls.iter().zip(&mut gang.tasks) {
             let answer = call.within(PATIENCE).await.expect("the registration is answered");
             let Body::Service(service) = answer.body else { panic!("{answer:?}") };
@@ -45,12 +45,12 @@ impl JobTasks {
     }
 
     /// Makes a call as a task without waiting.
-    pub fn start(&self, task: usize, call: Call) -> Pending {
+    pub fn start_call(&self, task: usize, call: Call) -> Pending {
         let (client, caller) = &self.tasks[task];
         client.start(*caller, call, |_| {})
     }
 
-    async fn beat(&self, task: usize) {
+    async fn send_heartbeat(&self, task: usize) {
         let call = Call::Heartbeat { incarnation: self.tasks[task].1.incarnation };
         let answer = self.ask(task, &call).await;
         assert!(answer.is_ok(), "{answer:?}");
@@ -63,10 +63,10 @@ impl JobTasks {
     }
 
     /// Lets all tasks meet at a barrier, the last one late.
-    async fn round(&self, counter: i64) {
+    async fn pass_barrier_with_late_task(&self, counter: i64) {
         let barrier = Call::barrier("step", counter);
         let last = self.tasks.len() - 1;
-        let early: Vec<Pending> = (0..last).map(|task| self.start(task, barrier.clone())).collect();
+        let early: Vec<Pending> = (0..last).map(|task| self.start_call(task, barrier.clone())).collect();
         tokio::time::sleep(Duration::from_millis(60)).await;
         let answer = self.ask(last, &barrier).await;
         assert!(answer.is_ok(), "{answer:?}");
@@ -76,7 +76,7 @@ impl JobTasks {
     }
 }
 
-fn register(client: &Client, caller: Caller) -> Pending {
+fn start_registration(client: &Client, caller: Caller) -> Pending {
     client.start(caller, Call::Register { incarnation: caller.incarnation, recoverable: false }, |_| {})
 }
 
@@ -113,7 +113,7 @@ impl MetricsFixture {
         assert!(!flex.ask(0, &Call::try_get("nothing")).await.is_ok());
         let again = flex.client(1);
         let back = Caller::new(1, 0xBBBB, flex.tasks[1].1.service.expect("it is registered"));
-        assert!(register(&again, back).within(PATIENCE).await.is_some_and(|answer| answer.is_ok()));
+        assert!(start_registration(&again, back).within(PATIENCE).await.is_some_and(|answer| answer.is_ok()));
 
         // A client speaks TLS on a plaintext port, and an operator makes changes.
         let mut stranger = std::net::TcpStream::connect(service).expect("it connects");
@@ -124,19 +124,19 @@ impl MetricsFixture {
 
         let late = JobTasks { service, job: "late".into(), tasks: Vec::new() };
         let waiting = vec![
-            register(&late.client(0), Caller::new(0, 0xA000, 0)),
-            train.start(0, Call::PollForError),
-            train.start(1, Call::get("a key that nobody writes")),
-            train.start(2, Call::alive(&[0, 1, 2, 3])),
-            wide.start(0, Call::barrier("the-id-of-a-barrier", 0)),
+            start_registration(&late.client(0), Caller::new(0, 0xA000, 0)),
+            train.start_call(0, Call::PollForError),
+            train.start_call(1, Call::get("a key that nobody writes")),
+            train.start_call(2, Call::alive(&[0, 1, 2, 3])),
+            wide.start_call(0, Call::barrier("the-id-of-a-barrier", 0)),
         ];
         let mut reporter = train.reporter(0);
         reporter.connect(1, "unix", 4, 2);
         let working = tokio::spawn(async move {
             for counter in 0.. {
-                train.round(counter).await;
+                train.pass_barrier_with_late_task(counter).await;
                 for task in 0..4 {
-                    train.beat(task).await;
+                    train.send_heartbeat(task).await;
                 }
                 let hits = u64::try_from(counter).unwrap_or_default();
                 reporter.move_bytes(1, "shm", 1 << 20, 1 << 10);
@@ -162,7 +162,7 @@ impl MetricsFixture {
     }
 
     /// Returns a scrape after all delayed metrics have changed.
-    pub async fn settled(&self) -> String {
+    pub async fn scrape_when_settled(&self) -> String {
         let wanted = [
             "muster_findings{muster_job=\"full\",finding=\"nearly-full-bounds\"} 1",
             "muster_task_straggler_score{muster_job=\"train\",task=\"3\"}",
@@ -185,7 +185,7 @@ impl MetricsFixture {
     }
 
     /// Returns another JSON response of the server.
-    pub fn json(&self, path: &str) -> serde_json::Value {
+    pub fn get_json(&self, path: &str) -> serde_json::Value {
         let (_, body) = crate::prometheus::get(self.server.http, path).expect("it answers");
         serde_json::from_str(&body).unwrap_or_else(|error| panic!("{path}: {error}: {body}"))
     }

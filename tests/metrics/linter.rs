@@ -12,7 +12,7 @@ use crate::dashboards::Dashboard;
 struct LintErrors(Vec<String>);
 
 impl LintErrors {
-    fn unless(&mut self, holds: bool, what: impl Into<String>) {
+    fn add_unless(&mut self, holds: bool, what: impl Into<String>) {
         if !holds {
             self.0.push(what.into());
         }
@@ -25,9 +25,9 @@ impl Drop for LintErrors {
     }
 }
 
-fn each(check: impl Fn(&Dashboard, &mut LintErrors)) {
+fn lint_each_dashboard(check: impl Fn(&Dashboard, &mut LintErrors)) {
     let mut wrong = LintErrors(Vec::new());
-    for dashboard in Dashboard::all() {
+    for dashboard in Dashboard::load_all() {
         check(&dashboard, &mut wrong);
     }
 }
@@ -35,7 +35,7 @@ fn each(check: impl Fn(&Dashboard, &mut LintErrors)) {
 #[test]
 fn dashboards_have_names_of_their_own_and_are_not_edited_in_place() {
     let mut uids = BTreeSet::new();
-    for dashboard in Dashboard::all() {
+    for dashboard in Dashboard::load_all() {
         let json = &dashboard.json;
         let uid = json["uid"].as_str().unwrap_or_default().to_owned();
         assert!(!uid.is_empty() && uid.len() <= 40 && uids.insert(uid), "{}: its uid", dashboard.file);
@@ -59,47 +59,54 @@ fn dashboards_have_names_of_their_own_and_are_not_edited_in_place() {
 
 #[test]
 fn the_data_source_is_a_variable_and_every_panel_and_query_uses_it() {
-    each(|dashboard, wrong| {
+    lint_each_dashboard(|dashboard, wrong| {
         let file = dashboard.file;
         let variable = dashboard.variables().into_iter().find(|variable| variable["type"] == "datasource");
-        let Some(variable) = variable else { return wrong.unless(false, format!("{file}: no data source")) };
-        wrong.unless(variable["name"] == "datasource", format!("{file}: the variable is called datasource"));
-        wrong.unless(variable["label"] == "Data source", format!("{file}: its label is Data source"));
-        wrong.unless(variable["query"] == "prometheus", format!("{file}: it is a Prometheus"));
+        let Some(variable) = variable else {
+            return wrong.add_unless(false, format!("{file}: no data source"));
+        };
+        wrong.add_unless(
+            variable["name"] == "datasource",
+            format!("{file}: the variable is called datasource"),
+        );
+        wrong.add_unless(variable["label"] == "Data source", format!("{file}: its label is Data source"));
+        wrong.add_unless(variable["query"] == "prometheus", format!("{file}: it is a Prometheus"));
         let ours = |of: &Value| {
             of["datasource"]["uid"] == "${datasource}" && of["datasource"]["type"] == "prometheus"
         };
         for panel in dashboard.charts() {
-            wrong.unless(ours(panel), format!("{file}: {} has a data source of its own", panel["title"]));
+            wrong.add_unless(ours(panel), format!("{file}: {} has a data source of its own", panel["title"]));
             for target in panel["targets"].as_array().into_iter().flatten() {
-                wrong.unless(ours(target), format!("{file}: a query of {}", panel["title"]));
+                wrong.add_unless(ours(target), format!("{file}: a query of {}", panel["title"]));
             }
         }
         for variable in dashboard.variables().into_iter().filter(|variable| variable["type"] == "query") {
-            wrong.unless(ours(variable), format!("{file}: the variable {}", variable["name"]));
+            wrong.add_unless(ours(variable), format!("{file}: the variable {}", variable["name"]));
         }
     });
 }
 
 #[test]
 fn job_and_instance_are_variables_that_may_be_all_and_are_asked_for_again() {
-    each(|dashboard, wrong| {
+    lint_each_dashboard(|dashboard, wrong| {
         let file = dashboard.file;
         for name in ["job", "instance"] {
             let variable = dashboard.variables().into_iter().find(|variable| variable["name"] == name);
             let Some(variable) = variable else {
-                wrong.unless(false, format!("{file}: no variable {name}"));
+                wrong.add_unless(false, format!("{file}: no variable {name}"));
                 continue;
             };
-            wrong.unless(variable["type"] == "query", format!("{file}: {name} is asked for"));
-            wrong.unless(variable["label"] == name, format!("{file}: the label of {name}"));
-            wrong.unless(variable["multi"] == true, format!("{file}: {name} may be several"));
-            wrong.unless(variable["includeAll"] == true, format!("{file}: {name} may be all"));
-            wrong.unless(variable["allValue"] == ".+", format!("{file}: all of {name} is .+"));
+            wrong.add_unless(variable["type"] == "query", format!("{file}: {name} is asked for"));
+            wrong.add_unless(variable["label"] == name, format!("{file}: the label of {name}"));
+            wrong.add_unless(variable["multi"] == true, format!("{file}: {name} may be several"));
+            wrong.add_unless(variable["includeAll"] == true, format!("{file}: {name} may be all"));
+            wrong.add_unless(variable["allValue"] == ".+", format!("{file}: all of {name} is .+"));
         }
         for variable in dashboard.variables().into_iter().filter(|variable| variable["type"] == "query") {
-            wrong
-                .unless(variable["refresh"] == 2, format!("{file}: {} is asked for again", variable["name"]));
+            wrong.add_unless(
+                variable["refresh"] == 2,
+                format!("{file}: {} is asked for again", variable["name"]),
+            );
         }
         for (panel, expr) in dashboard.expressions() {
             let selectors = expr.matches('{').count();
@@ -107,7 +114,8 @@ fn job_and_instance_are_variables_that_may_be_all_and_are_asked_for_again() {
                 // `muster_job=~"$muster_job"` contains `job=~…` but is another matcher.
                 let found =
                     expr.match_indices(matcher).filter(|(at, _)| !expr[..*at].ends_with("muster_")).count();
-                wrong.unless(found == selectors && selectors > 0, format!("{panel}: {matcher} in {expr}"));
+                wrong
+                    .add_unless(found == selectors && selectors > 0, format!("{panel}: {matcher} in {expr}"));
             }
         }
     });
@@ -115,23 +123,23 @@ fn job_and_instance_are_variables_that_may_be_all_and_are_asked_for_again() {
 
 #[test]
 fn every_panel_has_a_title_a_description_a_unit_a_legend_and_a_query() {
-    each(|dashboard, wrong| {
+    lint_each_dashboard(|dashboard, wrong| {
         let mut titles = BTreeSet::new();
         for panel in dashboard.charts() {
             let place = format!("{}: {}", dashboard.file, panel["title"]);
             let text = |of: &Value| of.as_str().is_some_and(|text| !text.trim().is_empty());
-            wrong.unless(text(&panel["title"]), format!("{place}: no title"));
-            wrong.unless(titles.insert(panel["title"].to_string()), format!("{place}: twice"));
-            wrong.unless(text(&panel["description"]), format!("{place}: no description"));
-            wrong.unless(text(&panel["fieldConfig"]["defaults"]["unit"]), format!("{place}: no unit"));
+            wrong.add_unless(text(&panel["title"]), format!("{place}: no title"));
+            wrong.add_unless(titles.insert(panel["title"].to_string()), format!("{place}: twice"));
+            wrong.add_unless(text(&panel["description"]), format!("{place}: no description"));
+            wrong.add_unless(text(&panel["fieldConfig"]["defaults"]["unit"]), format!("{place}: no unit"));
             let targets = panel["targets"].as_array().cloned().unwrap_or_default();
-            wrong.unless(!targets.is_empty(), format!("{place}: no query"));
+            wrong.add_unless(!targets.is_empty(), format!("{place}: no query"));
             for target in targets {
-                wrong.unless(text(&target["legendFormat"]), format!("{place}: no legend"));
+                wrong.add_unless(text(&target["legendFormat"]), format!("{place}: no legend"));
             }
             if panel["type"] == "timeseries" {
                 let shown = &panel["options"]["legend"]["showLegend"];
-                wrong.unless(*shown == true, format!("{place}: the legend is hidden"));
+                wrong.add_unless(*shown == true, format!("{place}: the legend is hidden"));
             }
         }
     });
@@ -139,16 +147,16 @@ fn every_panel_has_a_title_a_description_a_unit_a_legend_and_a_query() {
 
 #[test]
 fn panels_have_their_own_numbers_and_do_not_lie_on_one_another() {
-    each(|dashboard, wrong| {
+    lint_each_dashboard(|dashboard, wrong| {
         let (mut ids, mut taken) = (BTreeSet::new(), BTreeSet::new());
         for panel in dashboard.panels() {
             let place = format!("{}: {}", dashboard.file, panel["title"]);
-            wrong.unless(ids.insert(panel["id"].to_string()), format!("{place}: its id"));
+            wrong.add_unless(ids.insert(panel["id"].to_string()), format!("{place}: its id"));
             let at = |name: &str| panel["gridPos"][name].as_u64().unwrap_or(99);
-            wrong.unless(at("x") + at("w") <= 24, format!("{place}: it is beyond the edge"));
+            wrong.add_unless(at("x") + at("w") <= 24, format!("{place}: it is beyond the edge"));
             for x in at("x")..at("x") + at("w") {
                 for y in at("y")..at("y") + at("h") {
-                    wrong.unless(taken.insert((x, y)), format!("{place}: something else is at {x}, {y}"));
+                    wrong.add_unless(taken.insert((x, y)), format!("{place}: something else is at {x}, {y}"));
                 }
             }
         }
@@ -157,12 +165,12 @@ fn panels_have_their_own_numbers_and_do_not_lie_on_one_another() {
 
 #[test]
 fn counters_are_shown_as_rates_over_the_interval_that_grafana_chooses() {
-    each(|dashboard, wrong| {
+    lint_each_dashboard(|dashboard, wrong| {
         for (panel, expr) in dashboard.expressions() {
             for (at, _) in expr.match_indices('[') {
                 let end = expr[at..].find(']').map_or(expr.len(), |end| at + end + 1);
                 let range = &expr[at..end];
-                wrong.unless(
+                wrong.add_unless(
                     matches!(range, "[$__rate_interval]" | "[$__range]"),
                     format!("{panel}: the interval {range}"),
                 );
@@ -170,7 +178,7 @@ fn counters_are_shown_as_rates_over_the_interval_that_grafana_chooses() {
             for metric in CATALOGUE.iter().filter(|metric| metric.kind != MetricKind::Gauge) {
                 for (at, _) in expr.match_indices(metric.name) {
                     let rated = expr[..at].ends_with("rate(") || expr[..at].ends_with("increase(");
-                    wrong.unless(rated, format!("{panel}: {} without a rate", metric.name));
+                    wrong.add_unless(rated, format!("{panel}: {} without a rate", metric.name));
                 }
             }
         }

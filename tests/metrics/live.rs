@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 use muster::service::findings;
 use muster::telemetry::metrics::catalogue::CATALOGUE;
 
-use crate::dashboards::{Dashboard, filled_in, metrics_in};
+use crate::dashboards::{Dashboard, fill_in_variables, metric_names_in};
 use crate::fixture::MetricsFixture;
-use crate::prometheus::{Prometheus, complaints, promtool};
+use crate::prometheus::{Prometheus, promtool, promtool_errors};
 
 /// Removes the threshold of an alert, so that the expression has a value whether the alert fires or not.
 fn without_threshold(expr: &str) -> String {
@@ -26,22 +26,24 @@ fn without_threshold(expr: &str) -> String {
 }
 
 /// Returns the names of the samples, as in the catalogue.
-fn exported(scrape: &str) -> BTreeSet<String> {
+fn exported_metric_names(scrape: &str) -> BTreeSet<String> {
     let samples = scrape.lines().filter(|line| !line.starts_with('#'));
-    samples.flat_map(|line| metrics_in(line.split(['{', ' ']).next().unwrap_or_default())).collect()
+    samples.flat_map(|line| metric_names_in(line.split(['{', ' ']).next().unwrap_or_default())).collect()
 }
 
-fn catalogue() -> BTreeSet<String> {
+fn catalogue_metric_names() -> BTreeSet<String> {
     CATALOGUE.iter().map(|metric| metric.name.to_owned()).collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_panel_and_every_rule_has_an_answer_on_a_server_where_everything_happens() {
     let world = MetricsFixture::start().await;
-    let prometheus = Prometheus::scrape(world.server.http);
-    prometheus.until("muster_job:muster_barrier_skew_seconds:p99_rate5m > 0").await;
+    let prometheus = Prometheus::start_scraping(world.server.http);
+    prometheus.wait_until_result("muster_job:muster_barrier_skew_seconds:p99_rate5m > 0").await;
     prometheus
-        .until("min_over_time(muster_scrapes_total[20s]) > 0 and changes(muster_scrapes_total[20s]) > 5")
+        .wait_until_result(
+            "min_over_time(muster_scrapes_total[20s]) > 0 and changes(muster_scrapes_total[20s]) > 5",
+        )
         .await;
 
     let mut empty = Vec::new();
@@ -50,9 +52,9 @@ async fn every_panel_and_every_rule_has_an_answer_on_a_server_where_everything_h
         Ok(_) => empty.push(format!("{place} has no answer: {expr}")),
         Err(error) => empty.push(format!("{place}: {error}: {expr}")),
     };
-    for dashboard in Dashboard::all() {
+    for dashboard in Dashboard::load_all() {
         for (panel, expr) in dashboard.expressions() {
-            ask(&panel, &filled_in(&expr));
+            ask(&panel, &fill_in_variables(&expr));
         }
     }
     let rules = prometheus.rules();
@@ -69,13 +71,13 @@ async fn every_panel_and_every_rule_has_an_answer_on_a_server_where_everything_h
     assert!(empty.is_empty(), "\n{}", empty.join("\n"));
 
     let mut used: BTreeSet<String> = BTreeSet::new();
-    for (_, expr) in Dashboard::all().iter().flat_map(Dashboard::expressions) {
-        used.extend(metrics_in(&expr));
+    for (_, expr) in Dashboard::load_all().iter().flat_map(Dashboard::expressions) {
+        used.extend(metric_names_in(&expr));
     }
     for rule in &rules {
-        used.extend(metrics_in(rule["query"].as_str().unwrap_or_default()));
+        used.extend(metric_names_in(rule["query"].as_str().unwrap_or_default()));
     }
-    assert_eq!(used, catalogue(), "what is used is exported, and what is exported is used");
+    assert_eq!(used, catalogue_metric_names(), "what is used is exported, and what is exported is used");
 
     let moved = "rate(muster_transfer_bytes_total{muster_job=\"train\", transport=\"shm\", direction=\"sent\"}[20s]) > 0";
     assert!(!prometheus.query(moved).expect("it answers").is_empty(), "bytes move");
@@ -91,10 +93,10 @@ async fn every_panel_and_every_rule_has_an_answer_on_a_server_where_everything_h
 #[tokio::test(flavor = "multi_thread")]
 async fn exported_metrics_and_the_catalogue_agree() {
     let world = MetricsFixture::start().await;
-    let scrape = world.settled().await;
-    assert_eq!(exported(&scrape), catalogue());
+    let scrape = world.scrape_when_settled().await;
+    assert_eq!(exported_metric_names(&scrape), catalogue_metric_names());
     let checked = promtool(&["check", "metrics"], &scrape);
-    assert_eq!(complaints(&checked), None, "{}", String::from_utf8_lossy(&checked.stderr));
+    assert_eq!(promtool_errors(&checked), None, "{}", String::from_utf8_lossy(&checked.stderr));
     for metric in CATALOGUE {
         let (name, kind) = (metric.name, metric.kind.name());
         assert!(scrape.contains(&format!("# TYPE {name} {kind}\n")), "the type of {name}");
@@ -167,17 +169,17 @@ async fn exported_metrics_and_the_catalogue_agree() {
 #[tokio::test(flavor = "multi_thread")]
 async fn findings_are_exported_logged_and_explained() {
     let world = MetricsFixture::start().await;
-    world.settled().await;
-    let page = world.json("/api/v1/jobs/full/findings");
+    world.scrape_when_settled().await;
+    let page = world.get_json("/api/v1/jobs/full/findings");
     let finding = &page["open"][0];
     assert_eq!(finding["id"], "nearly-full-bounds", "{page}");
     assert_eq!((&finding["job"], &finding["severity"]), (&"full".into(), &"warning".into()));
     assert_eq!(finding["evidence"][0]["what"], "bounds.keys");
     assert!(finding["advice"].as_str().is_some_and(|advice| !advice.is_empty()), "{finding}");
-    let all = world.json("/api/v1/findings");
+    let all = world.get_json("/api/v1/findings");
     assert_eq!(all["findings"][0]["job"], "full", "{all}");
-    assert_eq!(world.json("/api/v1/jobs/none/findings")["status"], 404);
-    let events = world.json("/api/v1/jobs/full/events");
+    assert_eq!(world.get_json("/api/v1/jobs/none/findings")["status"], 404);
+    let events = world.get_json("/api/v1/jobs/full/events");
     let told = |event: &serde_json::Value| {
         event["kind"] == "finding-opened" && event["finding"] == "nearly-full-bounds"
     };

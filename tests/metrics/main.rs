@@ -16,7 +16,7 @@ mod support;
 use std::path::PathBuf;
 
 /// Returns the folder of the dashboards and rules.
-fn folder() -> PathBuf {
+fn dashboards_folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("dashboards")
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::Value;
 
-use crate::folder;
+use crate::dashboards_folder;
 use crate::support::harness::http::{self, JSON};
 use crate::support::harness::{Process, run_with_input};
 
@@ -18,13 +18,13 @@ use crate::support::harness::{Process, run_with_input};
 /// If it is not installed, because a skipped test would look like a passed one.
 pub fn promtool(arguments: &[&str], stdin: &str) -> Output {
     let mut command = Command::new("promtool");
-    run_with_input(command.args(arguments).current_dir(folder()), stdin).unwrap_or_else(|error| {
+    run_with_input(command.args(arguments).current_dir(dashboards_folder()), stdin).unwrap_or_else(|error| {
         panic!("promtool cannot be run ({error}): install it with `apt-get install prometheus`, as tests/run does")
     })
 }
 
 /// Returns the errors of a run of promtool, if there are any.
-pub fn complaints(output: &Output) -> Option<String> {
+pub fn promtool_errors(output: &Output) -> Option<String> {
     let said = [&output.stdout[..], &output.stderr[..]].concat();
     (!output.status.success()).then(|| String::from_utf8_lossy(&said).into_owned())
 }
@@ -42,7 +42,7 @@ struct PrometheusFolder(PathBuf);
 
 impl Prometheus {
     /// Starts Prometheus with the rules of `dashboards/`.
-    pub fn scrape(target: SocketAddr) -> Self {
+    pub fn start_scraping(target: SocketAddr) -> Self {
         // A free port at an address that no other test uses, so that no other test takes the port.
         let free = TcpListener::bind("127.0.0.3:0").expect("a free port");
         let address = free.local_addr().expect("it is bound");
@@ -50,7 +50,7 @@ impl Prometheus {
         let place = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("prometheus-{}", address.port()));
         std::fs::create_dir_all(&place).expect("the place can be made");
         let config = place.join("prometheus.yml");
-        std::fs::write(&config, configuration(target)).expect("the configuration can be written");
+        std::fs::write(&config, configuration_text(target)).expect("the configuration can be written");
         let log = std::fs::File::create(place.join("log")).expect("the log can be written");
         let mut command = Command::new("prometheus");
         command
@@ -67,9 +67,9 @@ impl Prometheus {
     }
 
     /// Waits until a query has a result.
-    pub async fn until(&self, query: &str) {
+    pub async fn wait_until_result(&self, query: &str) {
         for _ in 0..600 {
-            if self.try_get(&path_of(query)).is_ok_and(|found| !samples(&found).is_empty()) {
+            if self.try_get(&query_path(query)).is_ok_and(|found| !sample_values(&found).is_empty()) {
                 return;
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
@@ -80,12 +80,12 @@ impl Prometheus {
 
     /// Returns the present samples of a query.
     pub fn query(&self, query: &str) -> Result<Vec<f64>, String> {
-        self.try_get(&path_of(query)).map(|found| samples(&found))
+        self.try_get(&query_path(query)).map(|found| sample_values(&found))
     }
 
     /// Returns the present values of a label in the result of a query; empty where the label is missing.
     pub fn labels(&self, query: &str, label: &str) -> Vec<String> {
-        let found = self.try_get(&path_of(query)).unwrap_or_else(|error| panic!("{query}: {error}"));
+        let found = self.try_get(&query_path(query)).unwrap_or_else(|error| panic!("{query}: {error}"));
         let result = found["data"]["result"].as_array().cloned().unwrap_or_default();
         let text = |series: &Value| series["metric"][label].as_str().unwrap_or_default().to_owned();
         result.iter().map(text).collect()
@@ -114,11 +114,11 @@ impl Drop for PrometheusFolder {
     }
 }
 
-fn path_of(query: &str) -> String {
+fn query_path(query: &str) -> String {
     format!("/api/v1/query?query={}", utf8_percent_encode(query, NON_ALPHANUMERIC))
 }
 
-fn samples(found: &Value) -> Vec<f64> {
+fn sample_values(found: &Value) -> Vec<f64> {
     let result = found["data"]["result"].as_array().cloned().unwrap_or_default();
     let number = |value: &Value| value.as_str()?.parse::<f64>().ok();
     match found["data"]["resultType"].as_str() {
@@ -127,8 +127,8 @@ fn samples(found: &Value) -> Vec<f64> {
     }
 }
 
-fn configuration(target: SocketAddr) -> String {
-    let rules = folder().join("rules");
+fn configuration_text(target: SocketAddr) -> String {
+    let rules = dashboards_folder().join("rules");
     let rule = |name: &str| rules.join(name).display().to_string();
     format!(
         "global:\n  scrape_interval: 1s\n  evaluation_interval: 1s\nrule_files: [{:?}, {:?}]\nscrape_configs:\n  - \
@@ -156,7 +156,7 @@ pub fn send(address: SocketAddr, method: &str, path: &str, body: &str) -> std::i
 }
 
 /// Reads a file of the folder.
-pub fn read(name: impl AsRef<Path>) -> String {
-    let path = folder().join(name);
+pub fn read_dashboards_file(name: impl AsRef<Path>) -> String {
+    let path = dashboards_folder().join(name);
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }

@@ -3,13 +3,13 @@
 use std::collections::BTreeSet;
 use std::process::Stdio;
 
-use crate::prometheus::{complaints, get_as, promtool, read};
+use crate::prometheus::{get_as, promtool, promtool_errors, read_dashboards_file};
 use crate::support::harness::{MusterServer, PATIENCE, muster};
 
 const FILES: [&str; 2] = ["rules/recording.yml", "rules/alerts.yml"];
 
 /// Returns the values of a key in a file of rules or tests.
-fn values<'a>(text: &'a str, key: &str) -> Vec<&'a str> {
+fn values_of_key<'a>(text: &'a str, key: &str) -> Vec<&'a str> {
     text.lines()
         .filter_map(|line| line.trim().trim_start_matches("- ").strip_prefix(key)?.strip_prefix(": "))
         .collect()
@@ -18,32 +18,36 @@ fn values<'a>(text: &'a str, key: &str) -> Vec<&'a str> {
 #[test]
 fn prometheus_takes_the_rules() {
     let checked = promtool(&[&["check", "rules"][..], &FILES[..]].concat(), "");
-    assert_eq!(complaints(&checked), None);
+    assert_eq!(promtool_errors(&checked), None);
 }
 
 #[test]
 fn alerts_fire_when_they_should_and_are_silent_when_they_should() {
     let tested = promtool(&["test", "rules", "rules/tests/alerts.yml"], "");
-    assert_eq!(complaints(&tested), None);
+    assert_eq!(promtool_errors(&tested), None);
 }
 
 #[test]
 fn prometheus_takes_the_configuration() {
     // Its paths are those of a container; the rest must be valid here.
-    let own = read("prometheus.yml").replace("/etc/prometheus/rules", "rules");
+    let own = read_dashboards_file("prometheus.yml").replace("/etc/prometheus/rules", "rules");
     let path = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("prometheus.yml");
     std::fs::write(&path, own).expect("it can be written");
     let checked = promtool(&["check", "config", &path.display().to_string()], "");
-    assert_eq!(complaints(&checked), None);
+    assert_eq!(promtool_errors(&checked), None);
 }
 
 #[test]
 fn every_alert_has_a_severity_a_runbook_and_a_case_in_which_it_fires_and_one_in_which_it_is_silent() {
-    let (rules, tests, book) = (read("rules/alerts.yml"), read("rules/tests/alerts.yml"), read("alerts.md"));
-    let alerts = values(&rules, "alert");
+    let (rules, tests, book) = (
+        read_dashboards_file("rules/alerts.yml"),
+        read_dashboards_file("rules/tests/alerts.yml"),
+        read_dashboards_file("alerts.md"),
+    );
+    let alerts = values_of_key(&rules, "alert");
     assert!(alerts.len() > 10, "{alerts:?}");
-    let cases: BTreeSet<&str> = values(&tests, "name").into_iter().collect();
-    let links: BTreeSet<&str> = values(&rules, "runbook_url").into_iter().collect();
+    let cases: BTreeSet<&str> = values_of_key(&tests, "name").into_iter().collect();
+    let links: BTreeSet<&str> = values_of_key(&rules, "runbook_url").into_iter().collect();
     for alert in &alerts {
         for case in ["fires", "is silent"] {
             assert!(cases.contains(format!("{alert} {case}").as_str()), "no case in which {alert} {case}");
@@ -60,27 +64,29 @@ fn every_alert_has_a_severity_a_runbook_and_a_case_in_which_it_fires_and_one_in_
         assert!(links.contains(link.as_str()), "no runbook address of {alert}");
         assert!(book.contains(&format!("\n## {slug}\n")), "no runbook of {alert}");
     }
-    let severities = values(&rules, "severity");
+    let severities = values_of_key(&rules, "severity");
     assert_eq!(severities.len(), alerts.len());
     assert!(severities.iter().all(|severity| ["critical", "warning", "info"].contains(severity)));
-    assert_eq!(values(&rules, "summary").len(), alerts.len());
-    assert_eq!(values(&rules, "description").len(), alerts.len());
+    assert_eq!(values_of_key(&rules, "summary").len(), alerts.len());
+    assert_eq!(values_of_key(&rules, "description").len(), alerts.len());
 }
 
 /// Returns a list in a line of a file: `key: ["one", "two"]`.
-fn list(text: &str, key: &str) -> Vec<String> {
-    let found = values(text, key);
+fn list_of_key(text: &str, key: &str) -> Vec<String> {
+    let found = values_of_key(text, key);
     let [list] = &found[..] else { panic!("{key} stands there once, and not as {found:?}") };
     serde_json::from_str(list).unwrap_or_else(|error| panic!("{key}: {error}: {list}"))
 }
 
 #[test]
 fn muster_starts_as_the_compose_file_says_and_prometheus_may_scrape_it_by_the_name_of_its_target() {
-    let command = list(&read("compose.yaml"), "command");
-    let [target] = &list(&read("prometheus.yml"), "targets")[..] else { panic!("one target") };
+    let command = list_of_key(&read_dashboards_file("compose.yaml"), "command");
+    let [target] = &list_of_key(&read_dashboards_file("prometheus.yml"), "targets")[..] else {
+        panic!("one target")
+    };
     let (host, port) = target.split_once(':').expect("a name and a port");
     assert!(
-        read("compose.yaml").contains(&format!("\n  {host}:\n    build:")),
+        read_dashboards_file("compose.yaml").contains(&format!("\n  {host}:\n    build:")),
         "a service has the name {host}"
     );
     assert!(command.iter().any(|argument| *argument == format!("0.0.0.0:{port}")), "it listens at {port}");

@@ -17,14 +17,14 @@ const TASKS: u32 = 10_000;
 /// The time limit of a scrape; longer in an unoptimized build.
 const LIMIT: Duration = Duration::from_millis(if cfg!(debug_assertions) { 500 } else { 50 });
 
-struct Nobody;
+struct DiscardingInbox;
 
-impl AnswerInbox for Nobody {
+impl AnswerInbox for DiscardingInbox {
     fn deliver(&self, _slot: u64, _outcome: CallOutcome) {}
 }
 
 /// Lets the engine finish its deferred work.
-async fn finish(engine: &Arc<Engine>) {
+async fn finish_deferred_work(engine: &Arc<Engine>) {
     let timers = tokio::spawn(Arc::clone(engine).run_timers());
     while engine.read_under_lock(|core| core.has_pending_work()) {
         tokio::task::yield_now().await;
@@ -33,11 +33,11 @@ async fn finish(engine: &Arc<Engine>) {
 }
 
 /// Returns an engine with a job whose tasks all poll for errors and have passed a barrier.
-async fn engine(tally: &Arc<EventCounters>) -> Arc<Engine> {
+async fn engine_with_polling_tasks(tally: &Arc<EventCounters>) -> Arc<Engine> {
     let engine = Engine::new(Clock::start());
     engine.set_observers(vec![Arc::clone(tally) as Arc<dyn Observer>]);
     let job = engine.declare_job(JobName::default(), JobSettings::new(TASKS)).expect("the first job");
-    let inbox: Arc<dyn AnswerInbox> = Arc::new(Nobody);
+    let inbox: Arc<dyn AnswerInbox> = Arc::new(DiscardingInbox);
     let id = |task: u32| TaskId(i32::try_from(task).expect("a task id"));
     let life = |task: u32| TaskIncarnation(u64::from(task) + 1);
     let connections: Vec<_> =
@@ -49,7 +49,7 @@ async fn engine(tally: &Arc<EventCounters>) -> Arc<Engine> {
     for task in 0..TASKS {
         ask(task, Request::Register { task: id(task), incarnation: life(task), recoverable: false });
     }
-    finish(&engine).await;
+    finish_deferred_work(&engine).await;
     for counter in 0..2 {
         for task in 0..TASKS {
             let id_ = "step".to_owned();
@@ -62,7 +62,7 @@ async fn engine(tally: &Arc<EventCounters>) -> Arc<Engine> {
                 "answers of so many are given one after the other"
             );
         }
-        finish(&engine).await;
+        finish_deferred_work(&engine).await;
         assert_eq!(engine.waiting_call_count(), 0, "the last one passes it");
     }
     for task in 0..TASKS {
@@ -77,7 +77,7 @@ async fn engine(tally: &Arc<EventCounters>) -> Arc<Engine> {
 #[tokio::test]
 async fn a_scrape_and_a_look_for_findings_of_ten_thousand_tasks_are_quick() {
     let tally = Arc::new(EventCounters::new(findings::finding_ids()));
-    let engine = engine(&tally).await;
+    let engine = engine_with_polling_tasks(&tally).await;
     let board = Arc::<FindingStore>::default();
     let edge = grpc::GrpcServer::new(Arc::clone(&engine), grpc::GrpcLimits::default());
     let metrics = |tasks_max: usize| {
@@ -136,5 +136,7 @@ async fn a_scrape_and_a_look_for_findings_of_ten_thousand_tasks_are_quick() {
     timed("the part of it under the lock", &|| {
         let _ = engine.read(|core, now| core.observe_job(job, now));
     });
-    timed("a look for findings", &|| drop(findings::check_all_jobs(&engine, edge.report_store(), &board)));
+    timed("a look for findings", &|| {
+        drop(findings::run_detectors_on_all_jobs(&engine, edge.report_store(), &board))
+    });
 }

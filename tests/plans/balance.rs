@@ -25,7 +25,7 @@ fn sent(plan: &Plan) -> [Vec<u64>; 2] {
     [hosts.into_values().collect(), tasks.into_values().collect()]
 }
 
-struct Case<'a> {
+struct BalanceCase<'a> {
     axes: Axes<'a>,
     source: &'a [&'a [&'a str]],
     destination: &'a [&'a [&'a str]],
@@ -35,7 +35,7 @@ struct Case<'a> {
     tasks_per_host: u32,
 }
 
-impl Case<'_> {
+impl BalanceCase<'_> {
     fn plan(&self) -> Plan {
         let count: u64 = self.axes.iter().map(|(_, size)| size).product();
         let count = u32::try_from(count).expect("small");
@@ -55,7 +55,7 @@ impl Case<'_> {
 fn hosts_that_hold_the_same_send_equally_much() {
     let square: Axes = &[("data", 16), ("model", 16)];
     let cube: Axes = &[("data", 8), ("fsdp", 8), ("model", 4)];
-    let case = |axes, source, destination, first, per_task, tasks_per_host| Case {
+    let case = |axes, source, destination, first, per_task, tasks_per_host| BalanceCase {
         axes,
         source,
         destination,
@@ -89,7 +89,7 @@ fn hosts_that_hold_the_same_send_equally_much() {
 #[test]
 fn within_a_round_those_who_hold_the_same_are_asked_equally_often() {
     // Every destination tile needs every source tile, each of which has eight holders.
-    let case = Case {
+    let case = BalanceCase {
         axes: &[("data", 8), ("model", 64)],
         source: &[&["model"]],
         destination: &[&[], &["data", "model"]],

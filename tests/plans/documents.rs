@@ -17,7 +17,7 @@ const DESTINATION: &str = r#"{
     "sharding": {"mesh": {"axes": [{"name": "z", "size": 4}], "devices": [4, 5, 6, 7]}, "spec": [null, ["z"]]}
 }"#;
 
-fn plan() -> Plan {
+fn sample_plan() -> Plan {
     let source = ArrayDescription::from_json(SOURCE).expect("it makes sense");
     let destination = ArrayDescription::from_json(DESTINATION).expect("it makes sense");
     let placement = Placement::blocks(
@@ -30,20 +30,20 @@ fn plan() -> Plan {
     Plan::new(source, destination, &placement, options).expect("it makes sense")
 }
 
-fn document() -> Value {
-    serde_json::from_str(&plan().to_json().expect("it is short")).expect("it is JSON")
+fn sample_plan_document() -> Value {
+    serde_json::from_str(&sample_plan().to_json().expect("it is short")).expect("it is JSON")
 }
 
 #[test]
 fn options_and_timeout_come_back_exactly() {
-    let read = Plan::from_json(&document().to_string()).expect("it is a plan");
-    assert_eq!(read.options(), plan().options());
+    let read = Plan::from_json(&sample_plan_document().to_string()).expect("it is a plan");
+    assert_eq!(read.options(), sample_plan().options());
     assert_eq!(read.timeout(), Some(Duration::from_nanos(90_000_000_001)));
 }
 
 #[test]
 fn a_plan_of_other_rules_is_refused_by_its_version() {
-    let mut other = document();
+    let mut other = sample_plan_document();
     for found in [1, 3] {
         other["version"] = json!(found);
         other["something"] = json!("new");
@@ -53,7 +53,7 @@ fn a_plan_of_other_rules_is_refused_by_its_version() {
 
 #[test]
 fn a_plan_that_was_changed_anywhere_is_refused() {
-    let whole = document();
+    let whole = sample_plan_document();
     let (mut changed, mut accepted) = (0, 0);
     change_each(&whole, &mut Vec::new(), &mut |path, value| {
         let mut other = whole.clone();
@@ -68,8 +68,8 @@ fn a_plan_that_was_changed_anywhere_is_refused() {
         match Plan::from_json(&other.to_string()) {
             Ok(read) => {
                 assert!(input, "{path:?} was changed, and nobody noticed");
-                assert_eq!(read.fingerprint(), plan().fingerprint());
-                assert!(read.steps().eq(plan().steps()), "{path:?}");
+                assert_eq!(read.fingerprint(), sample_plan().fingerprint());
+                assert!(read.steps().eq(sample_plan().steps()), "{path:?}");
                 accepted += 1;
             }
             Err(PlanError::Version { .. }) => assert_eq!(path, [json!("version")]),
@@ -119,12 +119,12 @@ fn change_each(value: &Value, path: &mut Vec<Value>, change: &mut dyn FnMut(&[Va
 
 #[test]
 fn steps_in_another_form_are_not_taken_for_steps() {
-    for steps in [json!({}), json!({"steps": document()["steps"]}), json!(null), json!(3)] {
-        let mut other = document();
+    for steps in [json!({}), json!({"steps": sample_plan_document()["steps"]}), json!(null), json!(3)] {
+        let mut other = sample_plan_document();
         other["steps"] = steps;
         assert!(matches!(Plan::from_json(&other.to_string()), Err(PlanError::Json { .. })));
     }
-    let text = document().to_string();
+    let text = sample_plan_document().to_string();
     let twice = text.replacen("\"steps\":", "\"steps\":[],\"steps\":", 1);
     assert!(matches!(Plan::from_json(&twice), Err(PlanError::Json { .. })));
     assert!(matches!(Plan::from_json(&format!("{text} {{}}")), Err(PlanError::Json { .. })));

@@ -17,7 +17,7 @@ fn array(
     ArrayDescription { shape: shape.to_vec(), dtype: Dtype::Float32, sharding }
 }
 
-fn refused(array: &ArrayDescription) -> PlanError {
+fn check_refused(array: &ArrayDescription) -> PlanError {
     let text = serde_json::to_string(array).expect("it can be written");
     let error = array.check().expect_err("it makes no sense");
     match &error {
@@ -43,38 +43,53 @@ fn each_mistake_in_a_description_has_its_own_error() {
     let two = [("x", 2), ("y", 2)];
     let name = || "x".to_owned();
     let far = u64::MAX;
-    assert_eq!(refused(&array(&[4], &[("x", 2)], [1, 1], &[])), PlanError::DuplicateDevice(DeviceId(1)));
-    assert_eq!(refused(&array(&[4], &two, 0..4, &[&["z"]])), PlanError::UnknownAxis("z".to_owned()));
-    assert_eq!(refused(&array(&[4], &two, 0..4, &[&["x", "x"]])), PlanError::AxisUsedTwice(name()));
-    assert_eq!(refused(&array(&[4, 4], &two, 0..4, &[&["x"], &["x"]])), PlanError::AxisUsedTwice(name()));
-    assert_eq!(refused(&array(&[4], &two, 0..4, &[&["x"], &[]])), PlanError::Rank { entries: 2, rank: 1 });
-    assert_eq!(refused(&array(&[4], &[("x", 2), ("x", 2)], 0..4, &[])), PlanError::DuplicateAxis(name()));
-    assert_eq!(refused(&array(&[4], &[("x", 0)], [], &[])), PlanError::EmptyAxis(name()));
-    assert_eq!(refused(&array(&[4], &two, 0..3, &[])), PlanError::DeviceCount { axes: 4, devices: 3 });
     assert_eq!(
-        refused(&array(&[4], &[("x", far), ("y", far)], 0..3, &[])),
+        check_refused(&array(&[4], &[("x", 2)], [1, 1], &[])),
+        PlanError::DuplicateDevice(DeviceId(1))
+    );
+    assert_eq!(check_refused(&array(&[4], &two, 0..4, &[&["z"]])), PlanError::UnknownAxis("z".to_owned()));
+    assert_eq!(check_refused(&array(&[4], &two, 0..4, &[&["x", "x"]])), PlanError::AxisUsedTwice(name()));
+    assert_eq!(
+        check_refused(&array(&[4, 4], &two, 0..4, &[&["x"], &["x"]])),
+        PlanError::AxisUsedTwice(name())
+    );
+    assert_eq!(
+        check_refused(&array(&[4], &two, 0..4, &[&["x"], &[]])),
+        PlanError::Rank { entries: 2, rank: 1 }
+    );
+    assert_eq!(
+        check_refused(&array(&[4], &[("x", 2), ("x", 2)], 0..4, &[])),
+        PlanError::DuplicateAxis(name())
+    );
+    assert_eq!(check_refused(&array(&[4], &[("x", 0)], [], &[])), PlanError::EmptyAxis(name()));
+    assert_eq!(check_refused(&array(&[4], &two, 0..3, &[])), PlanError::DeviceCount { axes: 4, devices: 3 });
+    assert_eq!(
+        check_refused(&array(&[4], &[("x", far), ("y", far)], 0..3, &[])),
         PlanError::DeviceCount { axes: far, devices: 3 }
     );
-    assert_eq!(refused(&array(&[4], &[("", 1)], [0], &[])), PlanError::Name { what: "axis", index: 0 });
-    assert_eq!(refused(&array(&[4], &[("a\n", 1)], [0], &[])), PlanError::Name { what: "axis", index: 0 });
+    assert_eq!(check_refused(&array(&[4], &[("", 1)], [0], &[])), PlanError::Name { what: "axis", index: 0 });
     assert_eq!(
-        refused(&array(&[4], &[(&"x".repeat(257), 1)], [0], &[])),
+        check_refused(&array(&[4], &[("a\n", 1)], [0], &[])),
         PlanError::Name { what: "axis", index: 0 }
     );
     assert_eq!(
-        refused(&array(&[MAX_BYTES / 4 + 1], &[("x", 1)], [0], &[])),
+        check_refused(&array(&[4], &[(&"x".repeat(257), 1)], [0], &[])),
+        PlanError::Name { what: "axis", index: 0 }
+    );
+    assert_eq!(
+        check_refused(&array(&[MAX_BYTES / 4 + 1], &[("x", 1)], [0], &[])),
         PlanError::TooLarge { what: "the array" }
     );
     assert_eq!(
-        refused(&array(&[far, 0], &[("x", 1)], [0], &[])),
+        check_refused(&array(&[far, 0], &[("x", 1)], [0], &[])),
         PlanError::TooLarge { what: "a dimension of the array" }
     );
     assert_eq!(
-        refused(&array(&[1 << 40, 1 << 40], &[("x", 1)], [0], &[])),
+        check_refused(&array(&[1 << 40, 1 << 40], &[("x", 1)], [0], &[])),
         PlanError::TooLarge { what: "the array" }
     );
     let packed = ArrayDescription { dtype: Dtype::Int4, ..array(&[4], &[("x", 1)], [0], &[]) };
-    assert_eq!(refused(&packed), PlanError::SubByte(Dtype::Int4));
+    assert_eq!(check_refused(&packed), PlanError::SubByte(Dtype::Int4));
 }
 
 #[test]
@@ -86,18 +101,21 @@ fn inputs_beyond_a_limit_are_refused_with_the_limit() {
     };
     let axes: Vec<String> = (0..=MAX_AXES).map(|n| format!("a{n}")).collect();
     let axes: Vec<(&str, u64)> = axes.iter().map(|name| (name.as_str(), 1)).collect();
-    assert_eq!(refused(&array(&[4], &axes, [0], &[])), too_many("axes of a mesh", MAX_AXES + 1, MAX_AXES));
     assert_eq!(
-        refused(&array(&[1; MAX_RANK + 1], &[("x", 1)], [0], &[])),
+        check_refused(&array(&[4], &axes, [0], &[])),
+        too_many("axes of a mesh", MAX_AXES + 1, MAX_AXES)
+    );
+    assert_eq!(
+        check_refused(&array(&[1; MAX_RANK + 1], &[("x", 1)], [0], &[])),
         too_many("dimensions", MAX_RANK + 1, MAX_RANK)
     );
     let devices = MAX_DEVICES as u32 + 1;
     let wide = array(&[4], &[("x", devices as u64)], 0..devices, &[]);
-    assert_eq!(refused(&wide), too_many("devices of a mesh", MAX_DEVICES + 1, MAX_DEVICES));
+    assert_eq!(check_refused(&wide), too_many("devices of a mesh", MAX_DEVICES + 1, MAX_DEVICES));
     // A long unknown name is not repeated in the error.
     let mut named = array(&[4], &[("x", 1)], [0], &[]);
     named.sharding.spec.0.push(Partition::Axis("y".repeat(1 << 20)));
-    assert!(refused(&named).to_string().len() < 300);
+    assert!(check_refused(&named).to_string().len() < 300);
     let error = ArrayDescription::from_json(&format!("{{\"{}\": 1}}", "y".repeat(1 << 20)))
         .expect_err("it has no such field");
     assert!(error.to_string().len() < 1000);
@@ -105,7 +123,7 @@ fn inputs_beyond_a_limit_are_refused_with_the_limit() {
 
 /// Returns the peak memory of this process, in bytes.
 #[cfg(target_os = "linux")]
-fn peak() -> u64 {
+fn peak_process_memory() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").expect("the system tells");
     let line = status.lines().find(|line| line.starts_with("VmHWM:")).expect("it is there");
     line.split_whitespace().nth(1).and_then(|kilobytes| kilobytes.parse::<u64>().ok()).expect("a number")
@@ -149,7 +167,7 @@ fn a_long_text_takes_no_memory_beside_its_own() {
         instead(&plan, "\"counts\":[]", "7"),
         instead(&plan, classes, "{\"class\":\"same-host\",\"steps\":0,\"bytes\":0}"),
     ];
-    let before = peak();
+    let before = peak_process_memory();
     for text in &texts {
         assert!(matches!(ArrayDescription::from_json(text), Err(PlanError::Json { .. })), "{}", &text[..300]);
     }
@@ -161,7 +179,7 @@ fn a_long_text_takes_no_memory_beside_its_own() {
         );
     }
     // Other tests run beside this one, and need a little memory.
-    assert!(peak() - before < 12 << 20, "{} MiB more", (peak() - before) >> 20);
+    assert!(peak_process_memory() - before < 12 << 20, "{} MiB more", (peak_process_memory() - before) >> 20);
 }
 
 #[test]
@@ -277,7 +295,7 @@ fn ids_at_the_ends_of_their_range_are_placed_in_blocks_too() {
 }
 
 /// Values at which arithmetic errors are likely.
-fn odd() -> impl Strategy<Value = u64> {
+fn integers_near_limits() -> impl Strategy<Value = u64> {
     prop_oneof![
         0..6_u64,
         Just(1 << 31),
@@ -294,8 +312,8 @@ proptest! {
 
     #[test]
     fn odd_numbers_give_a_plan_or_an_error(
-        shape in prop::collection::vec(odd(), 0..4),
-        sizes in prop::collection::vec(odd(), 0..3),
+        shape in prop::collection::vec(integers_near_limits(), 0..4),
+        sizes in prop::collection::vec(integers_near_limits(), 0..3),
         devices in prop::collection::vec(0..6_u32, 0..5),
         spec in prop::collection::vec(prop::collection::vec("[a-c]", 0..3), 0..4),
         other in prop::collection::vec(prop::collection::vec("[a-c]", 0..2), 0..3),

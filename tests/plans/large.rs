@@ -7,7 +7,7 @@ use muster::transfer::plan::{
     StepClass, TaskId,
 };
 
-fn exchange(devices: u32) -> Plan {
+fn all_to_all_plan(devices: u32) -> Plan {
     let side = |spec: &[&[&str]]| {
         let mesh = Mesh::new(&[("x", devices.into())], 0..devices);
         let sharding = Sharding { mesh, spec: PartitionSpec::new(spec) };
@@ -20,7 +20,7 @@ fn exchange(devices: u32) -> Plan {
 
 #[test]
 fn sixteen_million_steps_are_a_plan_of_which_each_task_sees_its_part() {
-    let plan = exchange(4096);
+    let plan = all_to_all_plan(4096);
     assert_eq!(plan.len(), 4096 * 4096);
     let mut met = BTreeSet::new();
     let mut before = None;
@@ -49,7 +49,7 @@ fn sixteen_million_steps_are_a_plan_of_which_each_task_sees_its_part() {
 fn an_exchange_costs_the_least_possible() {
     // The whole exchange takes a second in an optimised build, and a minute in a debug build.
     let devices: u32 = if cfg!(debug_assertions) { 512 } else { 4096 };
-    let cost = exchange(devices).cost();
+    let cost = all_to_all_plan(devices).cost();
     let (all, own) = (u64::from(devices).pow(2), u64::from(devices) * 8);
     assert_eq!(cost.over_minimum, 0);
     assert_eq!((cost.messages, cost.rounds), (all - own, 1));

@@ -9,13 +9,13 @@ use muster::transfer::plan::{
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use crate::support::{PlanCase, RandomChoices, asked, beginnings, blank, elements, truth};
+use crate::support::{PlanCase, RandomChoices, asked, elements, expected_shards, run_offsets, zeroed_shards};
 
-fn decisions() -> impl Strategy<Value = Vec<u8>> {
+fn random_decision_bytes() -> impl Strategy<Value = Vec<u8>> {
     vec(any::<u8>(), 0..160)
 }
 
-fn planned(bytes: &[u8]) -> (PlanCase, Plan) {
+fn case_and_plan_from_bytes(bytes: &[u8]) -> (PlanCase, Plan) {
     let asked = asked(&mut RandomChoices::of(bytes));
     let plan = asked.plan();
     (asked, plan)
@@ -25,18 +25,18 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(600))]
 
     #[test]
-    fn a_plan_carried_out_gives_what_gathering_and_cutting_again_gives(bytes in decisions()) {
-        let (asked, plan) = planned(&bytes);
-        let mut found = blank(&plan);
-        plan.execute(&truth(&asked.source), &mut found).expect("the shards fit");
-        prop_assert_eq!(found, truth(&asked.destination));
+    fn a_plan_carried_out_gives_what_gathering_and_cutting_again_gives(bytes in random_decision_bytes()) {
+        let (asked, plan) = case_and_plan_from_bytes(&bytes);
+        let mut found = zeroed_shards(&plan);
+        plan.execute(&expected_shards(&asked.source), &mut found).expect("the shards fit");
+        prop_assert_eq!(found, expected_shards(&asked.destination));
     }
 
     #[test]
-    fn packing_and_unpacking_every_step_gives_the_same(bytes in decisions()) {
-        let (asked, plan) = planned(&bytes);
-        let source = truth(&asked.source);
-        let mut found = blank(&plan);
+    fn packing_and_unpacking_every_step_gives_the_same(bytes in random_decision_bytes()) {
+        let (asked, plan) = case_and_plan_from_bytes(&bytes);
+        let source = expected_shards(&asked.source);
+        let mut found = zeroed_shards(&plan);
         for step in plan.steps() {
             let mut packed = vec![0; step.bytes as usize];
             let shards = if step.source.buffer == BufferRole::Source { &source } else { &found };
@@ -44,17 +44,17 @@ proptest! {
             let shard = found.get_mut(&step.destination.device).expect("it has a shard");
             unpack_runs(&packed, &step.destination.runs, shard).expect("the runs fit");
         }
-        prop_assert_eq!(found, truth(&asked.destination));
+        prop_assert_eq!(found, expected_shards(&asked.destination));
     }
 
     #[test]
-    fn every_byte_is_written_once_and_read_only_when_it_is_there(bytes in decisions()) {
-        let (_, plan) = planned(&bytes);
+    fn every_byte_is_written_once_and_read_only_when_it_is_there(bytes in random_decision_bytes()) {
+        let (_, plan) = case_and_plan_from_bytes(&bytes);
         let mut written: BTreeMap<DeviceId, Vec<bool>> =
-            blank(&plan).into_iter().map(|(device, shard)| (device, vec![false; shard.len()])).collect();
+            zeroed_shards(&plan).into_iter().map(|(device, shard)| (device, vec![false; shard.len()])).collect();
         let mut steps: Vec<Step> = Vec::new();
         for step in plan.steps() {
-            let all = |runs| beginnings(runs).into_iter().flat_map(|at| at..at + runs.run_bytes);
+            let all = |runs| run_offsets(runs).into_iter().flat_map(|at| at..at + runs.run_bytes);
             prop_assert_eq!(step.bytes, all(&step.source.runs).count() as u64);
             if step.source.buffer == BufferRole::Destination {
                 let before = &steps[step.after.expect("somebody must have written it") as usize];
@@ -74,8 +74,8 @@ proptest! {
     }
 
     #[test]
-    fn no_plan_could_move_less(bytes in decisions()) {
-        let (asked, plan) = planned(&bytes);
+    fn no_plan_could_move_less(bytes in random_decision_bytes()) {
+        let (asked, plan) = case_and_plan_from_bytes(&bytes);
         let cost = plan.cost();
         let least = least(&asked);
         let of = |class: StepClass| cost.classes.iter().find(|cost| cost.class == class).expect("it is there").bytes;
@@ -90,8 +90,8 @@ proptest! {
     }
 
     #[test]
-    fn steps_say_truly_who_how_far_and_in_which_order(bytes in decisions()) {
-        let (asked, plan) = planned(&bytes);
+    fn steps_say_truly_who_how_far_and_in_which_order(bytes in random_decision_bytes()) {
+        let (asked, plan) = case_and_plan_from_bytes(&bytes);
         let owners: HashMap<DeviceId, &PlacedDevice> =
             asked.placement.devices.iter().map(|placed| (placed.device, placed)).collect();
         let mut keys = HashSet::new();
@@ -121,8 +121,8 @@ proptest! {
     }
 
     #[test]
-    fn regions_of_a_buffer_have_places_of_their_own_in_its_room(bytes in decisions()) {
-        let (asked, plan) = planned(&bytes);
+    fn regions_of_a_buffer_have_places_of_their_own_in_its_room(bytes in random_decision_bytes()) {
+        let (asked, plan) = case_and_plan_from_bytes(&bytes);
         let mut used: BTreeMap<_, Vec<(u64, u64, ShardRegion)>> = BTreeMap::new();
         let mut arrivals = HashSet::new();
         let steps: Vec<Step> = plan.steps().collect();
@@ -166,8 +166,8 @@ proptest! {
     }
 
     #[test]
-    fn a_task_sees_its_steps_of_the_plan_in_their_order_and_no_others(bytes in decisions()) {
-        let (asked, plan) = planned(&bytes);
+    fn a_task_sees_its_steps_of_the_plan_in_their_order_and_no_others(bytes in random_decision_bytes()) {
+        let (asked, plan) = case_and_plan_from_bytes(&bytes);
         for task in asked.placement.devices.iter().map(|placed| placed.task).chain([TaskId(77)]) {
             let own = plan.steps().filter(|step| step.source.task == task || step.destination.task == task);
             prop_assert!(plan.steps_of_task(task).eq(own));
@@ -175,8 +175,8 @@ proptest! {
     }
 
     #[test]
-    fn the_cost_is_what_the_steps_come_to(bytes in decisions()) {
-        let (_, plan) = planned(&bytes);
+    fn the_cost_is_what_the_steps_come_to(bytes in random_decision_bytes()) {
+        let (_, plan) = case_and_plan_from_bytes(&bytes);
         let (mut pairs, mut goes, mut comes) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         let mut depths: Vec<u64> = Vec::new();
         for step in plan.steps() {
@@ -199,13 +199,13 @@ proptest! {
     }
 
     #[test]
-    fn plans_do_not_depend_on_the_form_of_the_input(bytes in decisions(), order in vec(any::<u8>(), 64)) {
-        let (asked, plan) = planned(&bytes);
-        let told = told_otherwise(&asked, &mut RandomChoices::of(&order));
+    fn plans_do_not_depend_on_the_form_of_the_input(bytes in random_decision_bytes(), order in vec(any::<u8>(), 64)) {
+        let (asked, plan) = case_and_plan_from_bytes(&bytes);
+        let told = describe_equivalently(&asked, &mut RandomChoices::of(&order));
         let other = told.plan();
         prop_assert_eq!(plan.layout_fingerprint(), other.layout_fingerprint());
         prop_assert_eq!(plan.fingerprint(), other.fingerprint());
-        let (mine, theirs): (Vec<Step>, Vec<Step>) = (plan.steps().collect(), other.steps().map(unnamed).collect());
+        let (mine, theirs): (Vec<Step>, Vec<Step>) = (plan.steps().collect(), other.steps().map(with_original_host_names).collect());
         prop_assert_eq!(mine, theirs);
         prop_assert_eq!(plan.cost(), other.cost());
         // A task's steps are those in which it takes part, and both ends of a step have the same step.
@@ -223,8 +223,8 @@ proptest! {
     }
 
     #[test]
-    fn a_change_that_matters_changes_the_fingerprint(bytes in decisions()) {
-        let (asked, plan) = planned(&bytes);
+    fn a_change_that_matters_changes_the_fingerprint(bytes in random_decision_bytes()) {
+        let (asked, plan) = case_and_plan_from_bytes(&bytes);
         let mut moved = asked.clone();
         // Two devices that hold different parts swap places.
         let held = elements(&asked.destination);
@@ -243,8 +243,8 @@ proptest! {
     }
 
     #[test]
-    fn a_plan_read_from_its_text_is_the_same_plan(bytes in decisions()) {
-        let (_, plan) = planned(&bytes);
+    fn a_plan_read_from_its_text_is_the_same_plan(bytes in random_decision_bytes()) {
+        let (_, plan) = case_and_plan_from_bytes(&bytes);
         let text = plan.to_json().expect("it is short");
         let read = Plan::from_json(&text).expect("it is a plan");
         prop_assert_eq!(read.to_json().expect("it is short"), text);
@@ -290,11 +290,11 @@ fn least(asked: &PlanCase) -> [u64; 4] {
 
 /// Returns an equivalent description: mesh axes in another order and with other names, the placement in
 /// another order, other names of hosts, unused devices, and other notations of entries.
-fn told_otherwise(asked: &PlanCase, choices: &mut RandomChoices) -> PlanCase {
+fn describe_equivalently(asked: &PlanCase, choices: &mut RandomChoices) -> PlanCase {
     let mut told = asked.clone();
     for array in [&mut told.source, &mut told.destination] {
         let (mesh, spec) = (&mut array.sharding.mesh, &mut array.sharding.spec);
-        let turn = choices.below(mesh.axes.len().max(1));
+        let turn = choices.number_below(mesh.axes.len().max(1));
         // The last axes become the first ones, and the grid of devices is transposed with them.
         let (slow, fast): (u64, u64) = (
             mesh.axes[..turn].iter().map(|axis| axis.size).product(),
@@ -318,14 +318,14 @@ fn told_otherwise(asked: &PlanCase, choices: &mut RandomChoices) -> PlanCase {
     let idle =
         |device| PlacedDevice { device: DeviceId(device), task: TaskId(device), host: "idle".to_owned() };
     told.placement.devices.extend((1000..1003).map(idle));
-    let at = choices.below(told.placement.devices.len());
+    let at = choices.number_below(told.placement.devices.len());
     told.placement.devices.rotate_left(at);
     told.placement.devices.reverse();
     told
 }
 
 /// Returns the step with the original names of hosts.
-fn unnamed(mut step: Step) -> Step {
+fn with_original_host_names(mut step: Step) -> Step {
     for side in [&mut step.source, &mut step.destination] {
         side.host = side.host.trim_start_matches("other ").to_owned();
     }

@@ -17,13 +17,13 @@ impl<'a> RandomChoices<'a> {
     }
 
     /// Returns a number below `limit`.
-    pub fn below(&mut self, limit: usize) -> usize {
+    pub fn number_below(&mut self, limit: usize) -> usize {
         usize::from(self.0.next().copied().unwrap_or(0)) % limit
     }
 
     fn shuffle<T>(&mut self, things: &mut [T]) {
         for at in 1..things.len() {
-            things.swap(at, self.below(at + 1));
+            things.swap(at, self.number_below(at + 1));
         }
     }
 }
@@ -48,11 +48,12 @@ impl PlanCase {
 /// elements, several devices a task and tasks a host.
 pub fn asked(choices: &mut RandomChoices) -> PlanCase {
     let dtypes = [Dtype::Uint8, Dtype::Bfloat16, Dtype::Float32, Dtype::Complex128];
-    let dtype = dtypes[choices.below(dtypes.len())];
-    let shape: Vec<u64> =
-        (0..choices.below(5)).map(|_| [4, 1, 2, 3, 5, 6, 7, 8, 9, 0][choices.below(10)]).collect();
-    let pool = 12 + choices.below(37) as u32;
-    let (tasks, hosts) = (1 + choices.below(12), 1 + choices.below(6));
+    let dtype = dtypes[choices.number_below(dtypes.len())];
+    let shape: Vec<u64> = (0..choices.number_below(5))
+        .map(|_| [4, 1, 2, 3, 5, 6, 7, 8, 9, 0][choices.number_below(10)])
+        .collect();
+    let pool = 12 + choices.number_below(37) as u32;
+    let (tasks, hosts) = (1 + choices.number_below(12), 1 + choices.number_below(6));
     let place = |device: u32| {
         let task = (device.wrapping_mul(7) as usize) % tasks;
         PlacedDevice {
@@ -64,17 +65,18 @@ pub fn asked(choices: &mut RandomChoices) -> PlanCase {
     let placement = Placement { devices: (0..pool).map(place).collect() };
     let source =
         ArrayDescription { shape: shape.clone(), dtype, sharding: sharding(choices, shape.len(), pool) };
-    let destination = if choices.below(6) == 1 {
+    let destination = if choices.number_below(6) == 1 {
         source.clone()
     } else {
         ArrayDescription { sharding: sharding(choices, shape.len(), pool), ..source.clone() }
     };
-    let fan_out = std::num::NonZeroU32::MIN.saturating_add(choices.below(3) as u32);
+    let fan_out = std::num::NonZeroU32::MIN.saturating_add(choices.number_below(3) as u32);
     PlanCase { source, destination, placement, options: PlanOptions { fan_out, timeout: None } }
 }
 
 fn sharding(choices: &mut RandomChoices, rank: usize, pool: u32) -> Sharding {
-    let mut sizes: Vec<u64> = (0..choices.below(5)).map(|_| 1 + choices.below(4) as u64).collect();
+    let mut sizes: Vec<u64> =
+        (0..choices.number_below(5)).map(|_| 1 + choices.number_below(4) as u64).collect();
     while sizes.iter().product::<u64>() > 36.min(pool as u64) {
         sizes.pop();
     }
@@ -87,11 +89,11 @@ fn sharding(choices: &mut RandomChoices, rank: usize, pool: u32) -> Sharding {
     let mut order: Vec<&str> = axes.iter().map(|(name, _)| *name).collect();
     choices.shuffle(&mut order);
     for name in order {
-        if let Some(entry) = entries.get_mut(choices.below(rank + 1)) {
+        if let Some(entry) = entries.get_mut(choices.number_below(rank + 1)) {
             entry.push(name);
         }
     }
-    while choices.below(2) == 1 && entries.last().is_some_and(Vec::is_empty) {
+    while choices.number_below(2) == 1 && entries.last().is_some_and(Vec::is_empty) {
         entries.pop();
     }
     let entries: Vec<&[&str]> = entries.iter().map(Vec::as_slice).collect();
@@ -131,19 +133,20 @@ pub fn elements(array: &ArrayDescription) -> BTreeMap<DeviceId, Vec<u64>> {
 }
 
 /// Returns the bytes of one element: no two elements of these small arrays are equal.
-fn element(number: u64, item: usize) -> impl Iterator<Item = u8> {
+fn bytes_of_element(number: u64, item: usize) -> impl Iterator<Item = u8> {
     (0..item as u64).map(move |byte| (number.wrapping_mul(31) + byte * 101 + (number >> 8) * 7 + 1) as u8)
 }
 
 /// Returns the expected shard of each device.
-pub fn truth(array: &ArrayDescription) -> ShardContents {
+pub fn expected_shards(array: &ArrayDescription) -> ShardContents {
     let item = array.dtype.bytes().expect("whole bytes") as usize;
-    let bytes = |numbers: Vec<u64>| numbers.into_iter().flat_map(|number| element(number, item)).collect();
+    let bytes =
+        |numbers: Vec<u64>| numbers.into_iter().flat_map(|number| bytes_of_element(number, item)).collect();
     elements(array).into_iter().map(|(device, numbers)| (device, bytes(numbers))).collect()
 }
 
 /// Returns zeroed shards of the right size.
-pub fn blank(plan: &Plan) -> ShardContents {
+pub fn zeroed_shards(plan: &Plan) -> ShardContents {
     let devices = &plan.destination().sharding.mesh.devices;
     devices
         .iter()
@@ -152,7 +155,7 @@ pub fn blank(plan: &Plan) -> ShardContents {
 }
 
 /// Returns the offset of each run.
-pub fn beginnings(runs: &StridedRuns) -> Vec<u64> {
+pub fn run_offsets(runs: &StridedRuns) -> Vec<u64> {
     let mut places = vec![runs.offset];
     for (&count, &stride) in runs.counts.iter().zip(&runs.strides) {
         places = places.iter().flat_map(|place| (0..count).map(move |turn| place + turn * stride)).collect();

@@ -421,7 +421,7 @@ def hop(array):
     "Also for an array that is defined already."
     _arrays._programs._kept.clear()
     event = _native.DefinitionEvent()
-    _arrays._add(event, array, [])
+    _arrays._make_event_wait_for_array(event, array, [])
     event.arm()
     assert event.wait(60.0) is None
 # In every memory of the device, and in every context of a program.

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use muster::coordination::{
     Actor, ActorOrigin, BarrierOutcome, BarrierRecordWithArrivals, CallId, CallOutcome, Caller, ClaimAnswer,
-    ClaimRefusal, ClaimedIncarnations, CommandOutcome, CommandRefusal, ConnectionEnd, ConnectionId,
-    Coordinator, Effect, EventKind, ExclusionPreview, ExclusionTarget, Input, JobEvent, JobId, JobName,
-    JobSettings, JobView, LiveSet, OperatorCommand, ProcessIdentity, Reason, Reply, Request,
-    ServiceIncarnation, TaskClaim, TaskId, TaskIncarnation, TaskSet, Timestamp,
+    ClaimRefusal, CommandOutcome, CommandReason, CommandRefusal, ConnectionEnd, ConnectionId, Coordinator,
+    Effect, EventKind, ExclusionPreview, ExclusionTarget, Input, JobEvent, JobId, JobName, JobSettings,
+    JobView, LiveSet, OperatorCommand, ProcessIdentity, Reply, Request, ServiceIncarnation,
+    StatedIncarnations, TaskClaim, TaskId, TaskIncarnation, TaskSet, Timestamp,
 };
 
 /// The only job of the simulation.
@@ -25,7 +25,7 @@ pub struct PendingCall {
 
 /// The model of one task's present incarnation.
 #[derive(Debug, Default, Clone)]
-struct Membership {
+struct ModeledTask {
     /// The position of its registration in the order of events.
     registered: u64,
     /// Whether it has connected in this run.
@@ -49,7 +49,7 @@ pub struct SimulatedCoordinator {
     next_connection: u64,
     incarnations: fastrand::Rng,
     /// The model: the registrations in the present run.
-    members: BTreeMap<TaskId, Membership>,
+    members: BTreeMap<TaskId, ModeledTask>,
     /// The model: the position of the first arrival at each barrier in the order of events.
     began: BTreeMap<String, u64>,
     /// The barrier instances that each task passed together with the others.
@@ -80,17 +80,17 @@ pub struct SimulatedCoordinator {
 }
 
 /// Returns an operator.
-pub fn operator() -> Actor {
+pub fn test_operator() -> Actor {
     Actor { who: "alice".into(), address: None, means: ActorOrigin::Cli }
 }
 
 /// Returns the operator's reason.
-pub fn reason() -> Reason {
-    Reason::try_from("it was seen to misbehave".to_owned()).expect("a reason")
+pub fn test_reason() -> CommandReason {
+    CommandReason::try_from("it was seen to misbehave".to_owned()).expect("a reason")
 }
 
 /// Checks a record against its arrivals.
-fn check_measured(ending: &BarrierRecordWithArrivals) {
+fn check_barrier_record(ending: &BarrierRecordWithArrivals) {
     let (record, arrivals) = (&ending.record, &ending.arrivals);
     if arrivals.is_empty() {
         // The only task that had arrived fails the instance with its next call, which cancels the waiting
@@ -141,8 +141,8 @@ impl SimulatedCoordinator {
             gone: BTreeMap::new(),
             finishes: false,
         };
-        let incarnation = world.fresh_service();
-        world.input(Input::DeclareJob {
+        let incarnation = world.draw_service_incarnation();
+        world.apply_input(Input::DeclareJob {
             job: JOB,
             name: JobName::default(),
             settings: Box::new(settings),
@@ -152,46 +152,49 @@ impl SimulatedCoordinator {
         world
     }
 
-    fn fresh_service(&mut self) -> ServiceIncarnation {
+    fn draw_service_incarnation(&mut self) -> ServiceIncarnation {
         ServiceIncarnation(self.incarnations.u64(1..))
     }
 
     /// Returns a new incarnation of some task.
-    pub fn fresh_life(&mut self) -> TaskIncarnation {
+    pub fn draw_task_incarnation(&mut self) -> TaskIncarnation {
         TaskIncarnation(self.incarnations.u64(1..))
     }
 
     /// Returns the service incarnation of the present run.
-    pub fn service(&self) -> ServiceIncarnation {
-        let text = self.view().run.incarnation;
+    pub fn current_service_incarnation(&self) -> ServiceIncarnation {
+        let text = self.job_view().run.incarnation;
         ServiceIncarnation(u64::from_str_radix(&text, 16).expect("a hexadecimal number"))
     }
 
-    pub fn view(&self) -> JobView {
+    pub fn job_view(&self) -> JobView {
         self.core.job_view(JOB, self.now).expect("the job is declared")
     }
 
     pub fn connect(&mut self) -> ConnectionId {
-        self.connect_from(1)
+        self.connect_from_host(1)
     }
 
     /// Opens a connection from the host 10.0.0.`host`.
-    pub fn connect_from(&mut self, host: u8) -> ConnectionId {
+    pub fn connect_from_host(&mut self, host: u8) -> ConnectionId {
         let connection = ConnectionId(self.next_connection);
         self.next_connection += 1;
         let port = u16::try_from(1024 + self.next_connection % 60_000).expect("a port");
-        self.input(Input::ConnectionOpened { connection, peer: SocketAddr::from(([10, 0, 0, host], port)) });
+        self.apply_input(Input::ConnectionOpened {
+            connection,
+            peer: SocketAddr::from(([10, 0, 0, host], port)),
+        });
         connection
     }
 
-    pub fn close(&mut self, connection: ConnectionId, ending: ConnectionEnd) {
+    pub fn close_connection(&mut self, connection: ConnectionId, ending: ConnectionEnd) {
         let (gone, asked) = std::mem::take(&mut self.asked)
             .into_iter()
             .partition(|(_, asked)| asked.connection == connection);
         self.asked = asked;
         let mut gone: BTreeMap<CallId, PendingCall> = gone;
         self.gone.append(&mut gone);
-        self.input(Input::ConnectionClosed { connection, ending });
+        self.apply_input(Input::ConnectionClosed { connection, ending });
     }
 
     /// Makes a call of generation A, without a claim.
@@ -202,30 +205,33 @@ impl SimulatedCoordinator {
     pub fn call_as(
         &mut self,
         connection: ConnectionId,
-        claim: Option<ClaimedIncarnations>,
+        claim: Option<StatedIncarnations>,
         request: Request,
     ) -> CallId {
         let call = CallId(self.next_call);
         self.next_call += 1;
         self.asked.insert(call, PendingCall { connection, request: request.clone() });
-        self.input(Input::Call { job: JOB, call, caller: Caller { connection, claim }, request });
+        self.apply_input(Input::Call { job: JOB, call, caller: Caller { connection, claim }, request });
         call
     }
 
     /// Issues an operator's command; the effects of an exclusion are checked against its preview.
-    pub fn act(&mut self, act: OperatorCommand) -> Result<CommandOutcome, CommandRefusal> {
-        self.finish_work();
+    pub fn perform_operator_command(
+        &mut self,
+        act: OperatorCommand,
+    ) -> Result<CommandOutcome, CommandRefusal> {
+        self.complete_pending_work();
         let foreseen = match &act {
             OperatorCommand::Exclude { target, .. } => {
-                Some(self.core.preview_exclusion(self.now, JOB, &operator(), &reason(), *target))
+                Some(self.core.preview_exclusion(self.now, JOB, &test_operator(), &test_reason(), *target))
             }
             _ => None,
         };
         let before = postcard::to_stdvec(&self.core).expect("the state can be serialised");
         let (asked, events) = (self.asked.len(), self.events.len());
         let delete = matches!(act, OperatorCommand::DeleteJob { .. });
-        self.input(Input::Command { job: JOB, actor: operator(), reason: reason(), act });
-        self.finish_work();
+        self.apply_input(Input::Command { job: JOB, actor: test_operator(), reason: test_reason(), act });
+        self.complete_pending_work();
         let acted = self.acted.take().expect("an act is answered");
         if acted.is_err() {
             let after = postcard::to_stdvec(&self.core).expect("the state can be serialised");
@@ -245,9 +251,9 @@ impl SimulatedCoordinator {
     }
 
     fn check_preview(&self, preview: &ExclusionPreview, asked: usize, events: usize) {
-        let run = self.view().run;
+        let run = self.job_view().run;
         let live: Vec<TaskId> =
-            run.tasks.iter().filter(|task| self.core_connected(task.task)).map(|task| task.task).collect();
+            run.tasks.iter().filter(|task| self.is_task_connected(task.task)).map(|task| task.task).collect();
         assert_eq!(preview.live, live, "the live set that was foreseen is the one that is left");
         assert_eq!(preview.calls_refused + preview.calls_answered, asked - self.asked.len());
         let ended = self.events[events..].iter().filter(|event| {
@@ -261,59 +267,59 @@ impl SimulatedCoordinator {
         assert_eq!(preview.ends_run, over);
     }
 
-    fn core_connected(&self, task: TaskId) -> bool {
+    fn is_task_connected(&self, task: TaskId) -> bool {
         use muster::coordination::TaskPhase::{Connected, Suspect};
         let index = usize::try_from(task.0).expect("a task of the job");
-        matches!(self.view().run.tasks[index].standing, Connected | Suspect)
+        matches!(self.job_view().run.tasks[index].standing, Connected | Suspect)
     }
 
     pub fn hang_up(&mut self, call: CallId) {
         if let Some(asked) = self.asked.remove(&call) {
             self.gone.insert(call, asked);
-            self.input(Input::CallCancelled { job: JOB, call });
+            self.apply_input(Input::CallCancelled { job: JOB, call });
         }
     }
 
     /// Claims the task id of an identity, for a process on this connection.
-    pub fn claim(
+    pub fn claim_task_id(
         &mut self,
         identity: ProcessIdentity,
         claimant: u64,
         connection: ConnectionId,
     ) -> Result<ClaimAnswer, ClaimRefusal> {
         let claim = TaskClaim { identity, claimant, connection: Some(connection) };
-        self.input(Input::ClaimTask { job: JOB, claim });
+        self.apply_input(Input::ClaimTask { job: JOB, claim });
         self.claimed.take().expect("a claim is answered")
     }
 
     /// Tells the model the number of tasks of the next run.
-    pub fn retask(&mut self, tasks: u32) {
+    pub fn set_modeled_task_count(&mut self, tasks: u32) {
         self.tasks = tasks;
     }
 
     /// Lets time pass, with a tick at every deadline on the way.
-    pub fn advance(&mut self, by: Duration) {
+    pub fn advance_time(&mut self, by: Duration) {
         let until = self.now.after(by);
         while let Some(at) = self.core.next_wakeup().filter(|at| *at <= until) {
             self.now = self.now.max(at);
-            self.input(Input::Tick);
+            self.apply_input(Input::Tick);
         }
         self.now = until;
     }
 
     /// Completes all pending work and all due timers.
-    pub fn finish_work(&mut self) {
+    pub fn complete_pending_work(&mut self) {
         while self.core.next_wakeup().is_some_and(|at| at <= self.now) {
-            self.input(Input::Tick);
+            self.apply_input(Input::Tick);
         }
         assert!(!self.core.has_pending_work(), "work is asked for at once");
     }
 
-    pub fn input(&mut self, input: Input) {
+    pub fn apply_input(&mut self, input: Input) {
         self.inputs.push((self.now, input.clone()));
         let mut effects = Vec::new();
         self.core.apply(self.now, input, &mut effects);
-        self.take(effects);
+        self.handle_effects(effects);
         if let Err(found) = self.core.check_invariants() {
             panic!("after {:?}: {found}", self.inputs.last());
         }
@@ -325,11 +331,11 @@ impl SimulatedCoordinator {
             self.inputs.last()
         );
         if self.finishes {
-            self.finish_work();
+            self.complete_pending_work();
         }
     }
 
-    fn take(&mut self, effects: Vec<Effect>) {
+    fn handle_effects(&mut self, effects: Vec<Effect>) {
         if self.snapshot.is_some() {
             self.effects_seen.push(format!("{effects:?}"));
         }
@@ -349,7 +355,7 @@ impl SimulatedCoordinator {
                 Effect::Event(event) => {
                     match &event.what {
                         EventKind::BarrierPassed { barrier, counter, without } => {
-                            self.check_passed(barrier, *counter, without);
+                            self.check_passed_barrier(barrier, *counter, without);
                             self.ended.push((barrier.to_string(), *counter, BarrierOutcome::Passed));
                         }
                         EventKind::BarrierFailed { barrier, counter } => {
@@ -357,13 +363,13 @@ impl SimulatedCoordinator {
                         }
                         _ => {}
                     }
-                    self.note(&event);
+                    self.update_model_by_event(&event);
                     self.events.push(event);
                 }
                 Effect::BarrierEnded(ending) => {
                     let record = &ending.record;
                     self.measured.push((record.id.to_string(), record.counter, record.outcome));
-                    check_measured(&ending);
+                    check_barrier_record(&ending);
                 }
                 Effect::RequestIncarnation(job) => wanted |= job == JOB,
                 Effect::CommandDone(acted) => self.acted = Some(acted),
@@ -376,13 +382,13 @@ impl SimulatedCoordinator {
             assert_eq!(ended, measured, "every instance that ends is measured once");
         }
         if wanted {
-            let incarnation = self.fresh_service();
-            self.input(Input::NextIncarnation { job: JOB, incarnation });
+            let incarnation = self.draw_service_incarnation();
+            self.apply_input(Input::NextIncarnation { job: JOB, incarnation });
         }
     }
 
     /// Records the events on which the rules for barriers depend.
-    fn note(&mut self, event: &JobEvent) {
+    fn update_model_by_event(&mut self, event: &JobEvent) {
         self.order += 1;
         match &event.what {
             EventKind::Excluded { target, tasks, .. } => {
@@ -395,7 +401,7 @@ impl SimulatedCoordinator {
             }
             EventKind::Readmitted { target: ExclusionTarget::Task(task), .. } => {
                 self.excluded.remove(task);
-                let started = self.view().run.started_at.is_some();
+                let started = self.job_view().run.started_at.is_some();
                 // A task that has not registered in a forming run is required again.
                 if let Some(member) = self.members.get_mut(task).filter(|member| !member.connected) {
                     member.excused = started;
@@ -416,7 +422,7 @@ impl SimulatedCoordinator {
                 // A task that was excused at the start of the run connects late, as a restarted one does.
                 let again = *again || (member.excused && event.reason.contains("had started without it"));
                 let (registered, synced) = (self.order, !again);
-                *member = Membership { registered, connected: true, again, synced, excused: false };
+                *member = ModeledTask { registered, connected: true, again, synced, excused: false };
             }
             EventKind::BarrierStarted { barrier, .. } => {
                 self.began.insert(barrier.to_string(), self.order);
@@ -476,7 +482,7 @@ impl SimulatedCoordinator {
 
     /// Checks that the absent members of a passed barrier were not required. Its callers are answered after
     /// this.
-    fn check_passed(&mut self, barrier: &str, counter: i64, without: &[TaskId]) {
+    fn check_passed_barrier(&mut self, barrier: &str, counter: i64, without: &[TaskId]) {
         let began = self.began.get(barrier).copied().unwrap_or_default();
         let calls = self.asked.values().chain(self.gone.values()).filter_map(|asked| match &asked.request {
             Request::Barrier { id, task, .. } => Some((id.as_str(), *task)),
@@ -509,7 +515,7 @@ impl SimulatedCoordinator {
     }
 
     /// Takes a snapshot of the state, from which [`SimulatedCoordinator::check_replay`] replays.
-    pub fn snapshot(&mut self) {
+    pub fn record_start_of_replay(&mut self) {
         let bytes = postcard::to_stdvec(&self.core).expect("the state can be serialised");
         self.snapshot = Some((self.inputs.len(), bytes));
         self.effects_seen.clear();
@@ -538,7 +544,7 @@ impl SimulatedCoordinator {
     }
 
     /// Ends every connection; no call may remain waiting.
-    pub fn end(&mut self) {
+    pub fn close_all_and_check(&mut self) {
         if self.deleted {
             assert_eq!(self.core.waiting_call_count(), 0, "nobody waits for a job that is no more");
             assert!(self.core.next_wakeup().is_none() && self.core.jobs().next().is_none());
@@ -546,12 +552,12 @@ impl SimulatedCoordinator {
         }
         let connections: Vec<ConnectionId> = (0..self.next_connection).map(ConnectionId).collect();
         for connection in connections {
-            self.close(connection, ConnectionEnd::Closed);
+            self.close_connection(connection, ConnectionEnd::Closed);
         }
-        self.finish_work();
+        self.complete_pending_work();
         assert_eq!(self.core.waiting_call_count(), 0, "whoever is gone waits no more");
-        self.advance(Duration::from_secs(100_000));
-        let view = self.view();
+        self.advance_time(Duration::from_secs(100_000));
+        let view = self.job_view();
         assert!(view.run.barriers.is_empty() && view.run.live_sets.is_empty(), "nothing is in progress");
         assert_eq!(view.run.live, 0, "nobody is live");
         self.check_replay();

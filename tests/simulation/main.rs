@@ -4,14 +4,14 @@
 //! A failing seed prints the command that replays it: `MUSTER_SEED=<seed> cargo test --test simulation`.
 //! `MUSTER_SEEDS=<n>` sets the number of seeds.
 
-mod chaos;
 mod coordinator;
+mod elastic_programs;
 mod exclusions;
-mod hosts;
-mod measures;
+mod measurements;
 mod peer_jobs;
-mod programs;
+mod random_schedules;
 mod rules;
+mod task_id_claims;
 
 /// The default number of seeds of a run.
 const SEEDS: u64 = 2_000;

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
 use muster::coordination::{
-    Actor, ActorOrigin, CallId, Caller, Code, ConnectionId, Coordinator, Effect, Input, JobId, JobName,
-    JobSettings, OperatorCommand, PeerJobQuery, Reason, Reply, Request, ServiceIncarnation, SettingsChange,
+    Actor, ActorOrigin, CallId, Caller, Code, CommandReason, ConnectionId, Coordinator, Effect, Input, JobId,
+    JobName, JobSettings, OperatorCommand, PeerJobQuery, Reply, Request, ServiceIncarnation, SettingsChange,
     TaskId, TaskIncarnation, Timestamp,
 };
 
@@ -15,7 +15,7 @@ use crate::for_every_seed;
 const JOBS: [&str; 4] = ["train", "serve", "eval", "spare"];
 
 /// Four jobs of two tasks that ask about one another, and what they should hear.
-struct PeerJobs {
+struct PeerJobSimulation {
     rng: fastrand::Rng,
     coordinator: Coordinator,
     now: u64,
@@ -26,7 +26,7 @@ struct PeerJobs {
     waiting: BTreeMap<CallId, (JobId, JobId, Option<String>)>,
 }
 
-impl PeerJobs {
+impl PeerJobSimulation {
     fn new(seed: u64) -> Self {
         let mut all = Self {
             rng: fastrand::Rng::with_seed(seed),
@@ -38,14 +38,14 @@ impl PeerJobs {
             waiting: BTreeMap::new(),
         };
         for name in JOBS {
-            all.declare(name);
+            all.declare_job(name);
         }
         let peer: SocketAddr = ([127, 0, 0, 1], 9).into();
         all.apply(Input::ConnectionOpened { connection: ConnectionId(1), peer });
         all
     }
 
-    fn declare(&mut self, name: &'static str) {
+    fn declare_job(&mut self, name: &'static str) {
         let job = self.coordinator.next_job_id();
         let settings = Box::new(JobSettings { recoverable: true, ..JobSettings::new(2) });
         let (incarnation, actor) = (ServiceIncarnation(u64::from(job.0) + 1), None);
@@ -80,16 +80,16 @@ impl PeerJobs {
         from != to && lists(from, to) && lists(to, from)
     }
 
-    fn some_job(&mut self) -> (&'static str, JobId) {
+    fn random_job(&mut self) -> (&'static str, JobId) {
         let name = JOBS[self.rng.usize(0..JOBS.len())];
         (name, self.jobs[name])
     }
 
     /// Asks about a job; the answer must fit the settings.
-    fn ask(&mut self) {
-        let ((_, from), (name, to)) = (self.some_job(), self.some_job());
+    fn ask_about_random_job(&mut self) {
+        let ((_, from), (name, to)) = (self.random_job(), self.random_job());
         let allowed = self.may_exchange(from, to);
-        assert_eq!(self.coordinator.peer_job(from, name).is_ok(), allowed);
+        assert_eq!(self.coordinator.find_permitted_peer_job(from, name).is_ok(), allowed);
         let task = self.rng.i32(0..2);
         let (question, key) = if self.rng.bool() {
             (PeerJobQuery::TaskStates { version: 0 }, None)
@@ -124,24 +124,24 @@ impl PeerJobs {
     }
 
     /// Changes the list of a job; every call that is not allowed any more must fail in that input.
-    fn configure(&mut self) {
-        let (_, job) = self.some_job();
+    fn change_list_of_random_job(&mut self) {
+        let (_, job) = self.random_job();
         let lists: BTreeSet<&'static str> = JOBS.into_iter().filter(|_| self.rng.u8(0..3) > 0).collect();
         self.lists.insert(job, lists.clone());
         let names: BTreeSet<JobName> = lists.iter().map(|name| name.parse().expect("a name")).collect();
         let change = SettingsChange { transfers_with: Some(names), ..SettingsChange::default() };
-        let effects = self.command(job, OperatorCommand::Configure(Box::new(change)));
-        self.check_refused(&effects);
+        let effects = self.perform_command(job, OperatorCommand::Configure(Box::new(change)));
+        self.check_refused_calls(&effects);
     }
 
-    fn command(&mut self, job: JobId, act: OperatorCommand) -> Vec<Effect> {
+    fn perform_command(&mut self, job: JobId, act: OperatorCommand) -> Vec<Effect> {
         let actor = Actor { who: "alice".into(), address: None, means: ActorOrigin::Api };
-        let reason = Reason::try_from("a test".to_owned()).expect("a reason");
+        let reason = CommandReason::try_from("a test".to_owned()).expect("a reason");
         self.apply(Input::Command { job, actor, reason, act })
     }
 
     /// Checks that exactly the calls between jobs that may not exchange transfers any more have failed.
-    fn check_refused(&mut self, effects: &[Effect]) {
+    fn check_refused_calls(&mut self, effects: &[Effect]) {
         let mut refused = BTreeSet::new();
         for effect in effects {
             if let Effect::Reply(call, outcome) = effect {
@@ -156,23 +156,23 @@ impl PeerJobs {
     }
 
     /// Deletes a job and declares it anew: the new one lists nobody, though others list its name.
-    fn replace(&mut self) {
-        let (name, job) = self.some_job();
+    fn replace_random_job(&mut self) {
+        let (name, job) = self.random_job();
         self.lists.remove(&job);
-        let effects = self.command(job, OperatorCommand::DeleteJob { force: true });
+        let effects = self.perform_command(job, OperatorCommand::DeleteJob { force: true });
         self.jobs.remove(name);
-        self.check_refused(&effects);
-        self.declare(name);
+        self.check_refused_calls(&effects);
+        self.declare_job(name);
     }
 
     /// Publishes an engine record; the calls that wait for it get it, and no others.
-    fn publish(&mut self) {
-        let (_, job) = self.some_job();
+    fn publish_random_engine_record(&mut self) {
+        let (_, job) = self.random_job();
         let key =
             PeerJobQuery::engine_record_key(TaskId(self.rng.i32(0..2)), TaskIncarnation(self.rng.u64(1..4)));
         let act =
             OperatorCommand::PutKey { key: key.clone().into(), value: "record".into(), overwrite: true };
-        let effects = self.command(job, act);
+        let effects = self.perform_command(job, act);
         let mut told = BTreeSet::new();
         for effect in &effects {
             if let Effect::Reply(call, outcome) = effect {
@@ -188,7 +188,7 @@ impl PeerJobs {
         self.waiting.retain(|call, _| !over.contains(call));
     }
 
-    fn cancel(&mut self) {
+    fn cancel_first_waiting_call(&mut self) {
         if let Some((call, (_, job, _))) = self.waiting.pop_first() {
             let effects = self.apply(Input::CallCancelled { job, call });
             assert!(!effects.iter().any(|effect| matches!(effect, Effect::Reply(..))), "{effects:?}");
@@ -199,14 +199,14 @@ impl PeerJobs {
 #[test]
 fn a_task_learns_of_another_job_only_while_both_list_each_other() {
     for_every_seed("a_task_learns_of_another_job_only_while_both_list_each_other", 20, |seed| {
-        let mut jobs = PeerJobs::new(seed);
+        let mut jobs = PeerJobSimulation::new(seed);
         for _ in 0..200 {
             match jobs.rng.u8(0..10) {
-                0 | 1 => jobs.configure(),
-                2 => jobs.publish(),
-                3 => jobs.cancel(),
-                4 if jobs.rng.u8(0..4) == 0 => jobs.replace(),
-                _ => jobs.ask(),
+                0 | 1 => jobs.change_list_of_random_job(),
+                2 => jobs.publish_random_engine_record(),
+                3 => jobs.cancel_first_waiting_call(),
+                4 if jobs.rng.u8(0..4) == 0 => jobs.replace_random_job(),
+                _ => jobs.ask_about_random_job(),
             }
         }
         assert!(jobs.next_call > 50);

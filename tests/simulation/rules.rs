@@ -4,26 +4,26 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use muster::coordination::{
-    CallId, ClaimedIncarnations, Code, CommandOutcome, CommandRefusal, ConnectionEnd, ConnectionId, Effect,
-    ErrorDelivery, EventKind, Failure, Input, JobSettings, OperatorCommand, Reply, Request, RunOutcome,
-    RunState, TaskId, TaskIncarnation, TaskPhase, TaskSet,
+    CallId, Code, CommandOutcome, CommandRefusal, ConnectionEnd, ConnectionId, Effect, ErrorDelivery,
+    EventKind, Failure, Input, JobSettings, OperatorCommand, Reply, Request, RunOutcome, RunState,
+    StatedIncarnations, TaskId, TaskIncarnation, TaskPhase, TaskSet,
 };
 
-use crate::coordinator::{JOB, SimulatedCoordinator, operator, reason};
+use crate::coordinator::{JOB, SimulatedCoordinator, test_operator, test_reason};
 
 /// A job whose tasks have all registered, each on its own connection.
-pub struct Job {
+pub struct SimulatedJob {
     pub coordinator: SimulatedCoordinator,
     pub connections: Vec<ConnectionId>,
     pub lives: Vec<TaskIncarnation>,
 }
 
-pub fn id(task: usize) -> TaskId {
+pub fn id_of_task(task: usize) -> TaskId {
     TaskId(i32::try_from(task).expect("a task id"))
 }
 
-impl Job {
-    pub fn of(settings: JobSettings) -> Self {
+impl SimulatedJob {
+    pub fn with_settings(settings: JobSettings) -> Self {
         let tasks = settings.tasks as usize;
         let mut job = Self {
             coordinator: SimulatedCoordinator::new(settings, 1),
@@ -33,175 +33,177 @@ impl Job {
         for task in 0..tasks {
             let connection = job.coordinator.connect();
             job.connections.push(connection);
-            let life = job.coordinator.fresh_life();
+            let life = job.coordinator.draw_task_incarnation();
             job.lives.push(life);
-            job.register(task);
+            job.register_task(task);
         }
-        assert_eq!(job.coordinator.view().run.live, tasks);
+        assert_eq!(job.coordinator.job_view().run.live, tasks);
         job
     }
 
     pub fn fate_sharing(tasks: u32) -> Self {
-        Self::of(JobSettings::new(tasks))
+        Self::with_settings(JobSettings::new(tasks))
     }
 
     pub fn recoverable(tasks: u32) -> Self {
         let mut settings = JobSettings::new(tasks);
         settings.recoverable = true;
-        Self::of(settings)
+        Self::with_settings(settings)
     }
 
-    pub fn register(&mut self, task: usize) -> CallId {
-        let request = Request::Register { task: id(task), incarnation: self.lives[task], recoverable: false };
+    pub fn register_task(&mut self, task: usize) -> CallId {
+        let request =
+            Request::Register { task: id_of_task(task), incarnation: self.lives[task], recoverable: false };
         self.coordinator.call(self.connections[task], request)
     }
 
     /// Restarts a task's process: a new connection, a new incarnation.
-    pub fn restart(&mut self, task: usize) -> CallId {
+    pub fn restart_task(&mut self, task: usize) -> CallId {
         self.connections[task] = self.coordinator.connect();
-        self.lives[task] = self.coordinator.fresh_life();
-        self.register(task)
+        self.lives[task] = self.coordinator.draw_task_incarnation();
+        self.register_task(task)
     }
 
-    pub fn kill(&mut self, task: usize) {
-        self.coordinator.close(self.connections[task], ConnectionEnd::Reset);
+    pub fn kill_task(&mut self, task: usize) {
+        self.coordinator.close_connection(self.connections[task], ConnectionEnd::Reset);
     }
 
-    pub fn ask(&mut self, task: usize, request: Request) -> CallId {
+    pub fn call(&mut self, task: usize, request: Request) -> CallId {
         self.coordinator.call(self.connections[task], request)
     }
 
-    pub fn barrier(&mut self, task: usize, name: &str, counter: i64) -> CallId {
+    pub fn call_barrier(&mut self, task: usize, name: &str, counter: i64) -> CallId {
         let request = Request::Barrier {
             id: name.to_owned(),
             counter,
             timeout_ms: 60_000,
             members: None,
-            task: id(task),
+            task: id_of_task(task),
         };
-        self.ask(task, request)
+        self.call(task, request)
     }
 
-    pub fn poll(&mut self, task: usize) -> CallId {
-        self.ask(task, Request::PollForError { task: id(task) })
+    pub fn poll_for_error(&mut self, task: usize) -> CallId {
+        self.call(task, Request::PollForError { task: id_of_task(task) })
     }
 
-    pub fn heartbeat(&mut self, task: usize) -> CallId {
-        self.ask(task, Request::Heartbeat { task: id(task), incarnation: self.lives[task] })
+    pub fn call_heartbeat(&mut self, task: usize) -> CallId {
+        self.call(task, Request::Heartbeat { task: id_of_task(task), incarnation: self.lives[task] })
     }
 
-    pub fn waits(&self, call: CallId) -> bool {
+    pub fn is_waiting(&self, call: CallId) -> bool {
         self.coordinator.asked.contains_key(&call)
     }
 
-    pub fn passed(&self, call: CallId) -> Option<i64> {
+    pub fn counter_of_passed_barrier(&self, call: CallId) -> Option<i64> {
         match self.coordinator.answers.get(&call)? {
             Ok(Reply::BarrierPassed(counter)) => Some(*counter),
             other => panic!("expected a passed barrier, found {other:?}"),
         }
     }
 
-    pub fn failure(&self, call: CallId) -> &Failure {
+    pub fn expect_failure(&self, call: CallId) -> &Failure {
         match self.coordinator.answers.get(&call) {
             Some(Err(failure)) => failure,
             other => panic!("expected a failure, found {other:?}"),
         }
     }
 
-    pub fn standing(&self, task: usize) -> TaskPhase {
-        self.coordinator.view().run.tasks[task].standing
+    pub fn task_phase(&self, task: usize) -> TaskPhase {
+        self.coordinator.job_view().run.tasks[task].standing
     }
 }
 
 #[test]
 fn the_others_pass_the_end_of_a_round_that_a_restarted_task_missed() {
     // Rule 1: task 2 restarts during the steps, while the others already wait at the end.
-    let mut job = Job::recoverable(3);
-    let begin: Vec<CallId> = (0..3).map(|task| job.barrier(task, "begin", 0)).collect();
-    assert!(begin.iter().all(|call| job.passed(*call) == Some(0)));
-    let end = [job.barrier(0, "end", 0), job.barrier(1, "end", 0)];
-    job.kill(2);
-    assert!(job.waits(end[0]), "a dead task is waited for");
-    job.restart(2);
+    let mut job = SimulatedJob::recoverable(3);
+    let begin: Vec<CallId> = (0..3).map(|task| job.call_barrier(task, "begin", 0)).collect();
+    assert!(begin.iter().all(|call| job.counter_of_passed_barrier(*call) == Some(0)));
+    let end = [job.call_barrier(0, "end", 0), job.call_barrier(1, "end", 0)];
+    job.kill_task(2);
+    assert!(job.is_waiting(end[0]), "a dead task is waited for");
+    job.restart_task(2);
     assert!(
-        end.iter().all(|call| job.passed(*call) == Some(0)),
+        end.iter().all(|call| job.counter_of_passed_barrier(*call) == Some(0)),
         "what began before it came back does not wait for it"
     );
     // They meet again at the next begin barrier, where the restarted task counts from 0 again.
-    let begin = [job.barrier(2, "begin", 0), job.barrier(0, "begin", 1), job.barrier(1, "begin", 1)];
-    assert!(begin.iter().all(|call| job.passed(*call) == Some(1)));
-    assert!(!job.coordinator.view().run.tasks[2].unsynced, "all are in step");
+    let begin =
+        [job.call_barrier(2, "begin", 0), job.call_barrier(0, "begin", 1), job.call_barrier(1, "begin", 1)];
+    assert!(begin.iter().all(|call| job.counter_of_passed_barrier(*call) == Some(1)));
+    assert!(!job.coordinator.job_view().run.tasks[2].unsynced, "all are in step");
 }
 
 #[test]
 fn the_others_pass_the_end_without_a_restarted_task_that_waits_at_the_beginning() {
     // Rule 2: task 2 is back before the others arrive at the end.
-    let mut job = Job::recoverable(3);
+    let mut job = SimulatedJob::recoverable(3);
     for task in 0..3 {
-        job.barrier(task, "begin", 0);
+        job.call_barrier(task, "begin", 0);
     }
-    job.kill(2);
-    job.restart(2);
-    let end = job.barrier(0, "end", 0);
-    let restarted = job.barrier(2, "begin", 0);
-    assert!(job.waits(end) && job.waits(restarted), "a task that is in step is still on its way");
-    let last = job.barrier(1, "end", 0);
-    assert_eq!((job.passed(end), job.passed(last)), (Some(0), Some(0)));
-    assert!(job.waits(restarted), "the beginning waits for those who are in step");
+    job.kill_task(2);
+    job.restart_task(2);
+    let end = job.call_barrier(0, "end", 0);
+    let restarted = job.call_barrier(2, "begin", 0);
+    assert!(job.is_waiting(end) && job.is_waiting(restarted), "a task that is in step is still on its way");
+    let last = job.call_barrier(1, "end", 0);
+    assert_eq!((job.counter_of_passed_barrier(end), job.counter_of_passed_barrier(last)), (Some(0), Some(0)));
+    assert!(job.is_waiting(restarted), "the beginning waits for those who are in step");
     let passed_without = |event: &muster::coordination::JobEvent| matches!(&event.what, EventKind::BarrierPassed { without, .. } if *without == [TaskId(2)]);
     assert!(job.coordinator.events.iter().any(passed_without), "the decision is an event");
-    job.barrier(0, "begin", 1);
-    job.barrier(1, "begin", 1);
-    assert_eq!(job.passed(restarted), Some(1));
+    job.call_barrier(0, "begin", 1);
+    job.call_barrier(1, "begin", 1);
+    assert_eq!(job.counter_of_passed_barrier(restarted), Some(1));
 }
 
 #[test]
 fn a_restarted_task_that_waits_nowhere_yet_is_waited_for() {
-    let mut job = Job::recoverable(2);
-    job.kill(1);
-    job.restart(1);
-    let end = job.barrier(0, "end", 0);
-    assert!(job.waits(end), "it may be on its way to this very barrier");
-    job.barrier(1, "end", 0);
-    assert_eq!(job.passed(end), Some(0));
+    let mut job = SimulatedJob::recoverable(2);
+    job.kill_task(1);
+    job.restart_task(1);
+    let end = job.call_barrier(0, "end", 0);
+    assert!(job.is_waiting(end), "it may be on its way to this very barrier");
+    job.call_barrier(1, "end", 0);
+    assert_eq!(job.counter_of_passed_barrier(end), Some(0));
 }
 
 #[test]
 fn a_lost_poll_fails_a_fate_sharing_run_at_once_with_task_and_cause() {
-    let mut job = Job::fate_sharing(3);
-    let polls: Vec<CallId> = (0..3).map(|task| job.poll(task)).collect();
-    let waiting = job.barrier(0, "b", 0);
-    job.kill(1);
+    let mut job = SimulatedJob::fate_sharing(3);
+    let polls: Vec<CallId> = (0..3).map(|task| job.poll_for_error(task)).collect();
+    let waiting = job.call_barrier(0, "b", 0);
+    job.kill_task(1);
     for poll in [polls[0], polls[2]] {
-        let failure = job.failure(poll);
+        let failure = job.expect_failure(poll);
         assert_eq!(failure.code, Code::Unavailable);
         assert!(
             failure.message.contains("task 1 at 10.0.0.1") && failure.message.contains("was reset"),
             "{failure}"
         );
     }
-    assert_eq!(job.failure(waiting).code, Code::Internal);
-    let view = job.coordinator.view();
+    assert_eq!(job.expect_failure(waiting).code, Code::Internal);
+    let view = job.coordinator.job_view();
     assert_eq!(view.run.state, RunState::Failed);
     assert_eq!(view.run.first_cause.and_then(|cause| cause.task), Some(TaskId(1)));
 }
 
 #[test]
 fn after_a_failure_new_lives_open_the_next_run_with_nothing_left_of_the_last() {
-    let mut job = Job::fate_sharing(2);
-    let first = job.coordinator.service();
+    let mut job = SimulatedJob::fate_sharing(2);
+    let first = job.coordinator.current_service_incarnation();
     let zombie = (job.connections[0], job.lives[0]);
-    job.ask(0, Request::Insert { key: Bytes::from("k"), value: Bytes::from("v"), overwrite: false });
-    job.barrier(0, "b", 0);
-    job.poll(0);
-    job.poll(1);
-    job.kill(1);
-    job.restart(1);
-    assert_eq!(job.coordinator.view().run.number.0, 2);
-    job.restart(0);
-    let view = job.coordinator.view();
+    job.call(0, Request::Insert { key: Bytes::from("k"), value: Bytes::from("v"), overwrite: false });
+    job.call_barrier(0, "b", 0);
+    job.poll_for_error(0);
+    job.poll_for_error(1);
+    job.kill_task(1);
+    job.restart_task(1);
+    assert_eq!(job.coordinator.job_view().run.number.0, 2);
+    job.restart_task(0);
+    let view = job.coordinator.job_view();
     assert_eq!((view.run.state, view.run.live, view.run.keys), (RunState::Running, 2, 0));
-    assert_ne!(job.coordinator.service(), first);
+    assert_ne!(job.coordinator.current_service_incarnation(), first);
     assert_eq!(view.history[0].outcome, RunOutcome::Failed);
     // A process of the first run wakes: every call of it is fenced, and the second run continues.
     let (connection, life) = zombie;
@@ -216,26 +218,29 @@ fn after_a_failure_new_lives_open_the_next_run_with_nothing_left_of_the_last() {
             .call(connection, Request::Register { task: TaskId(0), incarnation: life, recoverable: false }),
     ];
     for call in calls {
-        let failure = job.failure(call);
+        let failure = job.expect_failure(call);
         assert!(failure.message.contains("Fenced") && failure.message.contains("run 1"), "{failure}");
     }
-    let claim = ClaimedIncarnations { service: first, task: life };
+    let claim = StatedIncarnations { service: first, task: life };
     let call = job.coordinator.call_as(connection, Some(claim), Request::Get { key: Bytes::from("k") });
-    assert_eq!(job.failure(call).service_mismatch, Some(job.coordinator.service()));
-    let view = job.coordinator.view();
+    assert_eq!(
+        job.expect_failure(call).service_mismatch,
+        Some(job.coordinator.current_service_incarnation())
+    );
+    let view = job.coordinator.job_view();
     assert_eq!((view.run.number.0, view.run.live, view.run.keys), (2, 2, 0));
 }
 
 #[test]
 fn a_restart_in_a_fate_sharing_run_is_refused_once_and_then_opens_the_next_run() {
-    let mut job = Job::fate_sharing(2);
-    let poll = job.poll(0);
-    let refused = job.restart(1);
-    assert_eq!(job.failure(refused).code, Code::Aborted, "clients try again after this code");
-    assert_eq!(job.failure(poll).code, Code::Aborted);
-    job.register(1);
-    assert_eq!(job.standing(1), TaskPhase::Registering);
-    assert_eq!(job.coordinator.view().run.number.0, 2);
+    let mut job = SimulatedJob::fate_sharing(2);
+    let poll = job.poll_for_error(0);
+    let refused = job.restart_task(1);
+    assert_eq!(job.expect_failure(refused).code, Code::Aborted, "clients try again after this code");
+    assert_eq!(job.expect_failure(poll).code, Code::Aborted);
+    job.register_task(1);
+    assert_eq!(job.task_phase(1), TaskPhase::Registering);
+    assert_eq!(job.coordinator.job_view().run.number.0, 2);
 }
 
 #[test]
@@ -243,7 +248,7 @@ fn of_two_processes_that_claim_one_task_the_newest_wins_and_both_are_named() {
     let mut world = SimulatedCoordinator::new(JobSettings::new(2), 1);
     let (old, new) = (world.connect(), world.connect());
     let register = |incarnation| Request::Register { task: TaskId(0), incarnation, recoverable: false };
-    let lives = [world.fresh_life(), world.fresh_life()];
+    let lives = [world.draw_task_incarnation(), world.draw_task_incarnation()];
     let first = world.call(old, register(lives[0]));
     let second = world.call(new, register(lives[1]));
     let Some(Err(failure)) = world.answers.get(&first) else { panic!("the older one is turned away") };
@@ -265,12 +270,12 @@ fn a_process_that_dies_while_it_waits_to_register_is_missing_again() {
     let connections = [world.connect(), world.connect()];
     for (task, connection) in connections.into_iter().enumerate() {
         if task == 1 {
-            world.close(connections[0], ConnectionEnd::Reset);
+            world.close_connection(connections[0], ConnectionEnd::Reset);
         }
-        let incarnation = world.fresh_life();
-        world.call(connection, Request::Register { task: id(task), incarnation, recoverable: false });
+        let incarnation = world.draw_task_incarnation();
+        world.call(connection, Request::Register { task: id_of_task(task), incarnation, recoverable: false });
     }
-    let view = world.view();
+    let view = world.job_view();
     assert_eq!(view.run.state, RunState::Forming);
     assert_eq!(view.run.barriers[0].missing, [TaskId(0)]);
 }
@@ -279,96 +284,97 @@ fn a_process_that_dies_while_it_waits_to_register_is_missing_again() {
 fn silence_is_noticed_exactly_at_the_heartbeat_timeout() {
     let mut settings = JobSettings::new(2);
     settings.heartbeat_timeout = Duration::from_secs(7);
-    let mut job = Job::of(settings);
-    let poll = job.poll(0);
-    job.coordinator.advance(Duration::from_secs(4));
-    job.heartbeat(0);
-    job.coordinator.advance(Duration::from_micros(2_999_999));
-    assert!(job.waits(poll));
-    job.coordinator.advance(Duration::from_micros(1));
-    assert_eq!(job.failure(poll).code, Code::Unavailable);
-    assert!(job.failure(poll).message.contains("stopped sending heartbeats"));
+    let mut job = SimulatedJob::with_settings(settings);
+    let poll = job.poll_for_error(0);
+    job.coordinator.advance_time(Duration::from_secs(4));
+    job.call_heartbeat(0);
+    job.coordinator.advance_time(Duration::from_micros(2_999_999));
+    assert!(job.is_waiting(poll));
+    job.coordinator.advance_time(Duration::from_micros(1));
+    assert_eq!(job.expect_failure(poll).code, Code::Unavailable);
+    assert!(job.expect_failure(poll).message.contains("stopped sending heartbeats"));
     // It wakes, and its call is refused.
-    let late = job.heartbeat(1);
-    assert_eq!(job.failure(late).code, Code::Aborted);
+    let late = job.call_heartbeat(1);
+    assert_eq!(job.expect_failure(late).code, Code::Aborted);
 }
 
 #[test]
 fn a_heartbeat_within_the_grace_forgives_a_lost_connection() {
-    let mut job = Job::recoverable(2);
-    job.kill(1);
-    assert_eq!(job.standing(1), TaskPhase::Suspect);
-    job.coordinator.advance(Duration::from_millis(499));
+    let mut job = SimulatedJob::recoverable(2);
+    job.kill_task(1);
+    assert_eq!(job.task_phase(1), TaskPhase::Suspect);
+    job.coordinator.advance_time(Duration::from_millis(499));
     job.connections[1] = job.coordinator.connect();
-    job.heartbeat(1);
-    assert_eq!(job.standing(1), TaskPhase::Connected);
-    job.coordinator.advance(Duration::from_secs(5));
-    assert_eq!(job.standing(1), TaskPhase::Connected);
-    job.kill(1);
-    job.coordinator.advance(Duration::from_millis(500));
-    assert_eq!(job.standing(1), TaskPhase::Failed);
+    job.call_heartbeat(1);
+    assert_eq!(job.task_phase(1), TaskPhase::Connected);
+    job.coordinator.advance_time(Duration::from_secs(5));
+    assert_eq!(job.task_phase(1), TaskPhase::Connected);
+    job.kill_task(1);
+    job.coordinator.advance_time(Duration::from_millis(500));
+    assert_eq!(job.task_phase(1), TaskPhase::Failed);
 }
 
 #[test]
 fn a_live_set_shrinks_when_a_task_dies_and_grows_when_it_is_back() {
-    let mut job = Job::recoverable(3);
+    let mut job = SimulatedJob::recoverable(3);
     let everyone = TaskSet::new((0..3).map(TaskId).collect());
-    let ask =
-        |job: &mut Job, task| job.ask(task, Request::LiveSet { task: id(task), tasks: everyone.clone() });
-    let live = |job: &Job, call| match &job.coordinator.answers[&call] {
+    let ask = |job: &mut SimulatedJob, task| {
+        job.call(task, Request::LiveSet { task: id_of_task(task), tasks: everyone.clone() })
+    };
+    let live = |job: &SimulatedJob, call| match &job.coordinator.answers[&call] {
         Ok(Reply::LiveSet(live)) => live.iter().map(|(task, _)| task.0).collect::<Vec<i32>>(),
         other => panic!("{other:?}"),
     };
     let first = [ask(&mut job, 0), ask(&mut job, 1)];
-    assert!(job.waits(first[0]));
-    job.kill(2);
-    job.coordinator.advance(Duration::from_millis(500));
+    assert!(job.is_waiting(first[0]));
+    job.kill_task(2);
+    job.coordinator.advance_time(Duration::from_millis(500));
     assert_eq!(live(&job, first[0]), [0, 1]);
-    job.restart(2);
+    job.restart_task(2);
     let second = [ask(&mut job, 0), ask(&mut job, 1), ask(&mut job, 2)];
     assert_eq!(live(&job, second[2]), [0, 1, 2]);
 }
 
 #[test]
 fn calls_of_an_old_incarnation_do_not_count_for_the_new_one() {
-    let mut job = Job::recoverable(2);
+    let mut job = SimulatedJob::recoverable(2);
     let everyone = TaskSet::new(vec![TaskId(0), TaskId(1)]);
-    let old = job.ask(1, Request::LiveSet { task: TaskId(1), tasks: everyone.clone() });
-    let meeting = job.barrier(1, "b", 0);
-    job.restart(1);
-    assert_eq!(job.failure(old).code, Code::Aborted);
-    assert_eq!(job.failure(meeting).code, Code::Cancelled);
-    let other = job.ask(0, Request::LiveSet { task: TaskId(0), tasks: everyone });
-    assert!(job.waits(other), "the new life has not asked");
+    let old = job.call(1, Request::LiveSet { task: TaskId(1), tasks: everyone.clone() });
+    let meeting = job.call_barrier(1, "b", 0);
+    job.restart_task(1);
+    assert_eq!(job.expect_failure(old).code, Code::Aborted);
+    assert_eq!(job.expect_failure(meeting).code, Code::Cancelled);
+    let other = job.call(0, Request::LiveSet { task: TaskId(0), tasks: everyone });
+    assert!(job.is_waiting(other), "the new life has not asked");
 }
 
 #[test]
 fn tasks_shut_down_together_and_the_next_registration_opens_the_next_run() {
-    let mut job = Job::fate_sharing(2);
-    let poll = job.poll(0);
-    let first = job.ask(0, Request::Shutdown { task: TaskId(0) });
-    assert!(job.waits(first));
-    let second = job.ask(1, Request::Shutdown { task: TaskId(1) });
+    let mut job = SimulatedJob::fate_sharing(2);
+    let poll = job.poll_for_error(0);
+    let first = job.call(0, Request::Shutdown { task: TaskId(0) });
+    assert!(job.is_waiting(first));
+    let second = job.call(1, Request::Shutdown { task: TaskId(1) });
     for call in [first, second] {
         assert_eq!(job.coordinator.answers[&call], Ok(Reply::Done));
     }
-    assert_eq!(job.failure(poll).code, Code::Cancelled);
-    assert_eq!(job.coordinator.view().run.state, RunState::Completed);
-    job.restart(0);
-    assert_eq!(job.coordinator.view().run.number.0, 2);
+    assert_eq!(job.expect_failure(poll).code, Code::Cancelled);
+    assert_eq!(job.coordinator.job_view().run.state, RunState::Completed);
+    job.restart_task(0);
+    assert_eq!(job.coordinator.job_view().run.number.0, 2);
 }
 
 #[test]
 fn a_task_that_does_not_come_to_the_shutdown_fails_it_for_all() {
     let mut settings = JobSettings::new(2);
     settings.shutdown_timeout = Duration::from_secs(10);
-    let mut job = Job::of(settings);
-    let polls = [job.poll(0), job.poll(1)];
-    let call = job.ask(0, Request::Shutdown { task: TaskId(0) });
-    job.coordinator.advance(Duration::from_secs(10));
-    assert_eq!(job.failure(call).code, Code::Internal);
-    assert!(job.failure(call).message.contains("Shutdown barrier has failed"));
-    assert_eq!(job.failure(polls[1]).code, Code::Internal);
+    let mut job = SimulatedJob::with_settings(settings);
+    let polls = [job.poll_for_error(0), job.poll_for_error(1)];
+    let call = job.call(0, Request::Shutdown { task: TaskId(0) });
+    job.coordinator.advance_time(Duration::from_secs(10));
+    assert_eq!(job.expect_failure(call).code, Code::Internal);
+    assert!(job.expect_failure(call).message.contains("Shutdown barrier has failed"));
+    assert_eq!(job.expect_failure(polls[1]).code, Code::Internal);
 }
 
 #[test]
@@ -377,186 +383,193 @@ fn registration_that_lacks_a_task_names_it_and_the_job_can_form_again() {
     settings.register_timeout = Duration::from_secs(30);
     let mut world = SimulatedCoordinator::new(settings, 1);
     let connection = world.connect();
-    let incarnation = world.fresh_life();
+    let incarnation = world.draw_task_incarnation();
     let call = world.call(connection, Request::Register { task: TaskId(1), incarnation, recoverable: false });
-    world.advance(Duration::from_secs(30));
+    world.advance_time(Duration::from_secs(30));
     let Some(Err(failure)) = world.answers.get(&call) else { panic!("it is over") };
     assert_eq!(failure.code, Code::DeadlineExceeded);
     assert!(failure.message.contains("task 0, task 2"), "{failure}");
-    assert_eq!(world.view().run.state, RunState::Failed);
-    let incarnation = world.fresh_life();
+    assert_eq!(world.job_view().run.state, RunState::Failed);
+    let incarnation = world.draw_task_incarnation();
     world.call(connection, Request::Register { task: TaskId(1), incarnation, recoverable: false });
-    assert_eq!(world.view().run.number.0, 2);
+    assert_eq!(world.job_view().run.number.0, 2);
 }
 
 #[test]
 fn a_caller_that_hangs_up_is_waited_for_again() {
-    let mut job = Job::fate_sharing(2);
-    let gone = job.barrier(0, "b", 0);
+    let mut job = SimulatedJob::fate_sharing(2);
+    let gone = job.call_barrier(0, "b", 0);
     job.coordinator.hang_up(gone);
-    assert!(job.coordinator.view().run.barriers.is_empty(), "an instance that nobody waits at is none");
-    let other = job.barrier(1, "b", 0);
-    assert!(job.waits(other));
-    job.barrier(0, "b", 0);
-    assert_eq!(job.passed(other), Some(0));
+    assert!(job.coordinator.job_view().run.barriers.is_empty(), "an instance that nobody waits at is none");
+    let other = job.call_barrier(1, "b", 0);
+    assert!(job.is_waiting(other));
+    job.call_barrier(0, "b", 0);
+    assert_eq!(job.counter_of_passed_barrier(other), Some(0));
 }
 
 #[test]
 fn invalid_calls_on_a_new_barrier_leave_no_state() {
-    let mut job = Job::fate_sharing(2);
-    let early = job.barrier(0, "b", 3);
-    assert_eq!(job.failure(early).barrier.as_ref().map(|b| b.counter), Some(-1), "the next use is number 0");
-    let cancel = job.ask(0, Request::CancelBarrier { id: "b".into(), counter: 0, task: TaskId(0) });
-    assert_eq!(job.failure(cancel).code, Code::FailedPrecondition);
-    let calls = [job.barrier(0, "b", 0), job.barrier(1, "b", 0)];
-    assert!(calls.iter().all(|call| job.passed(*call) == Some(0)));
+    let mut job = SimulatedJob::fate_sharing(2);
+    let early = job.call_barrier(0, "b", 3);
+    assert_eq!(
+        job.expect_failure(early).barrier.as_ref().map(|b| b.counter),
+        Some(-1),
+        "the next use is number 0"
+    );
+    let cancel = job.call(0, Request::CancelBarrier { id: "b".into(), counter: 0, task: TaskId(0) });
+    assert_eq!(job.expect_failure(cancel).code, Code::FailedPrecondition);
+    let calls = [job.call_barrier(0, "b", 0), job.call_barrier(1, "b", 0)];
+    assert!(calls.iter().all(|call| job.counter_of_passed_barrier(*call) == Some(0)));
 }
 
 /// In JAX's own test of `wait_at_barrier` the non-participants arrive first, and the participants see why the
 /// barrier cannot pass.
 #[test]
 fn a_non_participant_that_comes_first_fails_the_use_for_the_members_and_an_id_outside_of_the_job_does_not() {
-    let mut job = Job::fate_sharing(3);
-    let call = |job: &mut Job, task: usize, caller: i32, counter| {
+    let mut job = SimulatedJob::fate_sharing(3);
+    let call = |job: &mut SimulatedJob, task: usize, caller: i32, counter| {
         let members = Some(TaskSet::new(vec![TaskId(0), TaskId(1)]));
         let task_id = TaskId(caller);
         let request =
             Request::Barrier { id: "b".into(), counter, timeout_ms: 60_000, members, task: task_id };
-        job.ask(task, request)
+        job.call(task, request)
     };
     let stranger = call(&mut job, 2, 7, 0);
-    assert_eq!(job.failure(stranger).code, Code::InvalidArgument);
+    assert_eq!(job.expect_failure(stranger).code, Code::InvalidArgument);
     let waits = call(&mut job, 0, 0, 0);
-    assert!(job.waits(waits), "an id outside of the job fails nothing");
+    assert!(job.is_waiting(waits), "an id outside of the job fails nothing");
     call(&mut job, 1, 1, 0);
-    assert_eq!(job.passed(waits), Some(0));
+    assert_eq!(job.counter_of_passed_barrier(waits), Some(0));
 
     for caller in [2, 2, 0, 1, 2] {
         let refused = call(&mut job, usize::try_from(caller).expect("a task"), caller, 1);
-        let failure = job.failure(refused);
+        let failure = job.expect_failure(refused);
         assert_eq!(failure.code, Code::InvalidArgument);
         assert!(failure.message.contains("A non-participating task (2)"), "{failure}");
         assert_eq!(failure.barrier.as_ref().map(|barrier| barrier.counter), Some(1));
     }
     let next = [call(&mut job, 0, 0, 2), call(&mut job, 1, 1, 2)];
-    assert!(next.iter().all(|call| job.passed(*call) == Some(2)), "the next use is free");
+    assert!(next.iter().all(|call| job.counter_of_passed_barrier(*call) == Some(2)), "the next use is free");
 }
 
 #[test]
 fn a_watch_of_a_future_version_gets_the_present_state() {
-    let mut job = Job::fate_sharing(1);
-    let future = job.ask(0, Request::Watch { version: 999 });
+    let mut job = SimulatedJob::fate_sharing(1);
+    let future = job.call(0, Request::Watch { version: 999 });
     let Ok(Reply::States(states)) = &job.coordinator.answers[&future] else { panic!("it is told at once") };
     let version = states.version;
-    let next = job.ask(0, Request::Watch { version });
-    assert!(job.waits(next));
-    job.kill(0);
-    assert!(!job.waits(next));
+    let next = job.call(0, Request::Watch { version });
+    assert!(job.is_waiting(next));
+    job.kill_task(0);
+    assert!(!job.is_waiting(next));
 }
 
 #[test]
 fn with_polls_cancelled_errors_arrive_with_the_next_heartbeat() {
     let mut settings = JobSettings::new(2);
     settings.error_delivery = ErrorDelivery::Cancel;
-    let mut job = Job::of(settings);
-    let poll = job.poll(0);
-    assert_eq!((job.failure(poll).code, job.failure(poll).service_error), (Code::Cancelled, None));
-    job.kill(1);
-    job.coordinator.advance(Duration::from_millis(500));
-    let heartbeat = job.heartbeat(0);
-    assert_eq!(job.failure(heartbeat).code, Code::Aborted, "a code that clients do not retry");
-    assert!(job.failure(heartbeat).message.contains("connection lost"));
+    let mut job = SimulatedJob::with_settings(settings);
+    let poll = job.poll_for_error(0);
+    assert_eq!(
+        (job.expect_failure(poll).code, job.expect_failure(poll).service_error),
+        (Code::Cancelled, None)
+    );
+    job.kill_task(1);
+    job.coordinator.advance_time(Duration::from_millis(500));
+    let heartbeat = job.call_heartbeat(0);
+    assert_eq!(job.expect_failure(heartbeat).code, Code::Aborted, "a code that clients do not retry");
+    assert!(job.expect_failure(heartbeat).message.contains("connection lost"));
 }
 
 #[test]
 fn when_the_last_live_task_of_a_recoverable_run_is_lost_the_run_is_over() {
-    let mut job = Job::recoverable(2);
-    job.kill(0);
-    job.kill(1);
-    job.coordinator.advance(Duration::from_secs(1));
-    let run = job.coordinator.view().run;
+    let mut job = SimulatedJob::recoverable(2);
+    job.kill_task(0);
+    job.kill_task(1);
+    job.coordinator.advance_time(Duration::from_secs(1));
+    let run = job.coordinator.job_view().run;
     assert_eq!(run.state, RunState::Abandoned);
     let reason = run.end_reason.expect("it has ended");
     assert!(reason.contains("last live task"), "{reason}");
-    job.restart(0);
-    let view = job.coordinator.view();
+    job.restart_task(0);
+    let view = job.coordinator.job_view();
     assert_eq!((view.run.number.0, view.run.end_reason), (2, None));
     assert_eq!(view.history[0].end_reason, reason);
 }
 
 #[test]
 fn a_stopping_service_releases_all_calls_without_blaming_a_task() {
-    let mut job = Job::fate_sharing(3);
-    let early = job.poll(0);
-    job.coordinator.input(Input::Stop);
-    assert_eq!(job.failure(early).code, Code::Cancelled);
+    let mut job = SimulatedJob::fate_sharing(3);
+    let early = job.poll_for_error(0);
+    job.coordinator.apply_input(Input::Stop);
+    assert_eq!(job.expect_failure(early).code, Code::Cancelled);
     // The poll was on its way when the service was stopped.
-    let late = job.poll(1);
+    let late = job.poll_for_error(1);
     assert_eq!(
-        job.failure(late).code,
+        job.expect_failure(late).code,
         Code::Cancelled,
         "a held poll would end the client with the connection"
     );
-    let barrier = job.barrier(2, "step", 0);
-    assert_eq!(job.failure(barrier).code, Code::Unavailable);
-    let heartbeat = job.heartbeat(2);
+    let barrier = job.call_barrier(2, "step", 0);
+    assert_eq!(job.expect_failure(barrier).code, Code::Unavailable);
+    let heartbeat = job.call_heartbeat(2);
     assert!(
         matches!(job.coordinator.answers.get(&heartbeat), Some(Ok(_))),
         "what can be answered at once is"
     );
 
     for task in 0..3 {
-        job.kill(task);
+        job.kill_task(task);
     }
-    job.coordinator.advance(Duration::from_secs(1000));
-    let run = job.coordinator.view().run;
+    job.coordinator.advance_time(Duration::from_secs(1000));
+    let run = job.coordinator.job_view().run;
     assert_eq!(
         (run.state, run.live),
         (RunState::Running, 3),
         "the connections ended because the service stops"
     );
 
-    job.coordinator.input(Input::Resumed);
-    job.coordinator.advance(Duration::from_secs(1000));
-    assert_eq!(job.coordinator.view().run.state, RunState::Failed, "from then on silence counts again");
+    job.coordinator.apply_input(Input::Resumed);
+    job.coordinator.advance_time(Duration::from_secs(1000));
+    assert_eq!(job.coordinator.job_view().run.state, RunState::Failed, "from then on silence counts again");
 }
 
 #[test]
 fn an_error_with_code_zero_is_none_and_one_with_an_unknown_code_is_kept() {
-    let mut job = Job::fate_sharing(2);
-    let poll = job.poll(0);
+    let mut job = SimulatedJob::fate_sharing(2);
+    let poll = job.poll_for_error(0);
     let report = |code| Request::ReportError { task: TaskId(1), code, message: "stop".into() };
-    let refused = job.ask(1, report(0));
-    assert_eq!(job.failure(refused).code, Code::InvalidArgument);
-    job.ask(1, report(77));
-    assert_eq!(job.failure(poll).code, Code::Other(77));
-    let source = job.failure(poll).service_error.expect("the service's own word");
+    let refused = job.call(1, report(0));
+    assert_eq!(job.expect_failure(refused).code, Code::InvalidArgument);
+    job.call(1, report(77));
+    assert_eq!(job.expect_failure(poll).code, Code::Other(77));
+    let source = job.expect_failure(poll).service_error.expect("the service's own word");
     assert_eq!((source.reported, source.source), (true, Some(TaskId(1))));
 }
 
 /// The form of a task in the key of its step: up to release 0.8.3, and later.
 #[test]
 fn a_save_that_all_agree_on_is_seen() {
-    save_that_all_agree_on("/job:jax_worker/task:");
-    save_that_all_agree_on("");
+    check_save_that_all_agree_on("/job:jax_worker/task:");
+    check_save_that_all_agree_on("");
 }
 
-fn save_that_all_agree_on(prefix: &str) {
-    let mut job = Job::fate_sharing(2);
-    let waiting = job.ask(1, Request::Get { key: Bytes::from("RECEIVED_PREEMPTION_NOTICE") });
+fn check_save_that_all_agree_on(prefix: &str) {
+    let mut job = SimulatedJob::fate_sharing(2);
+    let waiting = job.call(1, Request::Get { key: Bytes::from("RECEIVED_PREEMPTION_NOTICE") });
     let notice = Bytes::from("2026-01-01T00:00:00Z");
-    job.ask(
+    job.call(
         0,
         Request::Insert { key: Bytes::from("RECEIVED_PREEMPTION_NOTICE"), value: notice, overwrite: false },
     );
-    assert!(!job.waits(waiting));
+    assert!(!job.is_waiting(waiting));
     for (task, step) in [(0, "7"), (1, "9")] {
         let key = Bytes::from(format!("PREEMPTION_CURRENT_COUNTER/{prefix}{task}"));
-        job.ask(task, Request::Insert { key, value: Bytes::from(step), overwrite: false });
-        assert_eq!(job.coordinator.view().run.preemption.and_then(|p| p.agreed_step), None);
-        job.barrier(task, "PREEMPTION_SYNC_BARRIER", 0);
+        job.call(task, Request::Insert { key, value: Bytes::from(step), overwrite: false });
+        assert_eq!(job.coordinator.job_view().run.preemption.and_then(|p| p.agreed_step), None);
+        job.call_barrier(task, "PREEMPTION_SYNC_BARRIER", 0);
     }
-    let preemption = job.coordinator.view().run.preemption.expect("a notice");
+    let preemption = job.coordinator.job_view().run.preemption.expect("a notice");
     assert_eq!(preemption.acknowledged, [(TaskId(0), 7), (TaskId(1), 9)]);
     assert_eq!(preemption.agreed_step, Some(10));
 }
@@ -564,17 +577,18 @@ fn save_that_all_agree_on(prefix: &str) {
 #[test]
 fn the_first_step_of_a_run_is_the_common_one_if_the_notice_came_before_it() {
     for (steps, agreed) in [(["0", "0"], [1, 5000]), (["4999", "0"], [5000, 5000]), (["7", "0"], [8, 8])] {
-        let mut job = Job::fate_sharing(2);
-        let insert = |job: &mut Job, task: u32, key: &str, value: &'static str| {
+        let mut job = SimulatedJob::fate_sharing(2);
+        let insert = |job: &mut SimulatedJob, task: u32, key: &str, value: &'static str| {
             let (key, value) = (Bytes::from(key.to_owned()), Bytes::from(value));
-            job.ask(task as usize, Request::Insert { key, value, overwrite: false });
+            job.call(task as usize, Request::Insert { key, value, overwrite: false });
         };
         insert(&mut job, 0, "RECEIVED_PREEMPTION_NOTICE", "2026-01-01T00:00:00Z");
         for (task, step) in (0..).zip(steps) {
             insert(&mut job, task, &format!("PREEMPTION_CURRENT_COUNTER/{task}"), step);
-            job.barrier(task as usize, "PREEMPTION_SYNC_BARRIER", 0);
+            job.call_barrier(task as usize, "PREEMPTION_SYNC_BARRIER", 0);
         }
-        let agreed_step = |job: &Job| job.coordinator.view().run.preemption.and_then(|it| it.agreed_step);
+        let agreed_step =
+            |job: &SimulatedJob| job.coordinator.job_view().run.preemption.and_then(|it| it.agreed_step);
         assert_eq!(agreed_step(&job), Some(agreed[0]), "{steps:?}");
         insert(&mut job, 1, "muster/preemption/first_step", "5000");
         assert_eq!(agreed_step(&job), Some(agreed[1]), "{steps:?}");
@@ -583,7 +597,7 @@ fn the_first_step_of_a_run_is_the_common_one_if_the_notice_came_before_it() {
 
 #[test]
 fn a_deleted_job_takes_no_part_in_anything_while_its_calls_are_answered() {
-    let mut job = Job::recoverable(2);
+    let mut job = SimulatedJob::recoverable(2);
     for _ in 0..10 {
         job.coordinator.call(job.connections[0], Request::Get { key: Bytes::from_static(b"never") });
     }
@@ -591,8 +605,8 @@ fn a_deleted_job_takes_no_part_in_anything_while_its_calls_are_answered() {
     core.set_work_budget(1);
     let delete = || Input::Command {
         job: JOB,
-        actor: operator(),
-        reason: reason(),
+        actor: test_operator(),
+        reason: test_reason(),
         act: OperatorCommand::DeleteJob { force: true },
     };
     let mut effects = Vec::new();
@@ -616,7 +630,7 @@ fn a_deleted_job_takes_no_part_in_anything_while_its_calls_are_answered() {
 /// connection leaves.
 #[test]
 fn an_input_does_little_of_the_work_that_earlier_ones_left_over_and_a_tick_does_much() {
-    let mut job = Job::recoverable(2);
+    let mut job = SimulatedJob::recoverable(2);
     for _ in 0..1_000 {
         job.coordinator.call(job.connections[0], Request::Get { key: Bytes::from_static(b"never") });
     }

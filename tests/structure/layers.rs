@@ -69,7 +69,12 @@ pub const PARTS: &[Part] = &[
         // A command is a client as any other, but for those that serve.
         narrow: &[Narrow {
             of: "cli",
-            except: &["cli/limits.rs", "cli/server.rs", "cli/token.rs", "cli/worker/metrics_listener.rs"],
+            except: &[
+                "cli/connection_limits.rs",
+                "cli/server.rs",
+                "cli/token.rs",
+                "cli/worker/metrics_listener.rs",
+            ],
             whole: "http",
             part: "http/api",
         }],
@@ -93,11 +98,11 @@ pub const PARTS: &[Part] = &[
         with_unsafe: &[
             "engine/resharding/copy.rs",
             "io/sys.rs",
-            "launch/io_lists.rs",
+            "launch/launch_spans.rs",
             "memory/buffer.rs",
             "memory/shared_memory_copy.rs",
             "memory/mapping.rs",
-            "memory/stream.rs",
+            "memory/span_stream.rs",
             "memory/view.rs",
         ],
     },
@@ -115,20 +120,20 @@ pub const PARTS: &[Part] = &[
                 "exclusion",
                 "failure",
                 "task_owner_table",
-                "live_set",
+                "live_set_request",
                 "topology",
             ],
             // Inputs and outputs.
             &["request_reply", "event", "shared_failures", "heartbeat_stats", "key_value_store"],
-            &["barrier", "command", "unpublished_events", "run_state"],
+            &["barrier_table", "command", "unpublished_events", "run_state"],
             &["input", "unmeasured_barrier", "timers", "waiters"],
             // The tables of a run.
             &["context", "task"],
             &["run"],
             // The rules of a run, from those of one table to those that end barriers and tasks, and their callers.
             &["barrier_stats", "error_polls", "live_set_rules", "store_calls"],
-            &["peer_calls", "preemption", "run_start"],
-            &["teardown"],
+            &["peer_job_calls", "preemption", "run_start"],
+            &["barrier_ends_and_task_removal"],
             &["barrier_completion", "failure_detection"],
             &["barrier_arrival"],
             &["registration", "shutdown"],

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::routing::post;
-use muster::tls::issue::{Authority, CertificatePurpose};
+use muster::tls::certificate_authority::{CertificateAuthority, CertificatePurpose};
 use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{
     TraceService, TraceServiceServer,
 };
@@ -29,12 +29,12 @@ use tonic::{Request, Response, Status};
 struct CollectedSpans(Arc<Mutex<Vec<Span>>>);
 
 impl CollectedSpans {
-    fn take(&self, request: ExportTraceServiceRequest) {
+    fn add_spans_of_request(&self, request: ExportTraceServiceRequest) {
         let mut kept = self.0.lock().expect("no holder panics");
         for resource in request.resource_spans {
             let of = resource.resource.expect("it says whose they are");
             let name = of.attributes.iter().find(|attribute| attribute.key == "service.name");
-            assert_eq!(name.map(value), Some("muster".to_owned()));
+            assert_eq!(name.map(string_value), Some("muster".to_owned()));
             kept.extend(resource.scope_spans.into_iter().flat_map(|scope| scope.spans));
         }
     }
@@ -46,7 +46,7 @@ impl TraceService for CollectedSpans {
         &self,
         request: Request<ExportTraceServiceRequest>,
     ) -> Result<Response<ExportTraceServiceResponse>, Status> {
-        self.take(request.into_inner());
+        self.add_spans_of_request(request.into_inner());
         Ok(Response::new(ExportTraceServiceResponse::default()))
     }
 }
@@ -59,16 +59,16 @@ pub struct Collector {
 }
 
 /// The TLS identity of a collector.
-pub struct Identity {
+pub struct CollectorIdentity {
     /// The file with the CA certificate.
     pub ca: PathBuf,
     acceptor: TlsAcceptor,
 }
 
-impl Identity {
+impl CollectorIdentity {
     /// Returns a new identity for a collector on this machine with this protocol.
     pub fn new(name: &str, protocol: &str) -> Self {
-        let authority = Authority::new(name).expect("there is entropy");
+        let authority = CertificateAuthority::new(name).expect("there is entropy");
         let made = authority
             .issue_certificate(CertificatePurpose::Server, &["localhost".into()], 2)
             .expect("the name is one");
@@ -86,9 +86,9 @@ impl Identity {
 }
 
 /// A TLS listener that ignores clients whose handshake fails.
-struct TlsCollector(TcpListener, TlsAcceptor);
+struct CollectorTlsListener(TcpListener, TlsAcceptor);
 
-impl axum::serve::Listener for TlsCollector {
+impl axum::serve::Listener for CollectorTlsListener {
     type Io = TlsStream<TcpStream>;
     type Addr = SocketAddr;
 
@@ -108,30 +108,34 @@ impl axum::serve::Listener for TlsCollector {
 
 impl Collector {
     /// Starts a collector that speaks gRPC.
-    pub async fn grpc(identity: Option<&Identity>) -> Self {
+    pub async fn start_grpc(identity: Option<&CollectorIdentity>) -> Self {
         let kept = CollectedSpans::default();
         let service = TraceServiceServer::new(kept.clone());
-        Self::open(kept, tonic::service::Routes::new(service).into_axum_router(), identity).await
+        Self::serve_app(kept, tonic::service::Routes::new(service).into_axum_router(), identity).await
     }
 
     /// Starts a collector that speaks HTTP.
-    pub async fn http(identity: Option<&Identity>) -> Self {
+    pub async fn start_http(identity: Option<&CollectorIdentity>) -> Self {
         let kept = CollectedSpans::default();
         let take = async |State(kept): State<CollectedSpans>, body: Bytes| {
-            kept.take(ExportTraceServiceRequest::decode(body).expect("it is a request"));
+            kept.add_spans_of_request(ExportTraceServiceRequest::decode(body).expect("it is a request"));
             ExportTraceServiceResponse::default().encode_to_vec()
         };
         let app = axum::Router::new().route("/v1/traces", post(take)).with_state(kept.clone());
-        Self::open(kept, app, identity).await
+        Self::serve_app(kept, app, identity).await
     }
 
-    async fn open(kept: CollectedSpans, app: axum::Router, identity: Option<&Identity>) -> Self {
+    async fn serve_app(
+        kept: CollectedSpans,
+        app: axum::Router,
+        identity: Option<&CollectorIdentity>,
+    ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("it is bound");
         let scheme = if identity.is_some() { "https" } else { "http" };
         match identity {
             Some(identity) => {
-                let listener = TlsCollector(listener, identity.acceptor.clone());
+                let listener = CollectorTlsListener(listener, identity.acceptor.clone());
                 tokio::spawn(async move { axum::serve(listener, app).await });
             }
             None => {
@@ -151,7 +155,7 @@ impl Collector {
     }
 }
 
-fn value(attribute: &KeyValue) -> String {
+fn string_value(attribute: &KeyValue) -> String {
     match attribute.value.as_ref().and_then(|value| value.value.as_ref()) {
         Some(Value::StringValue(text)) => text.clone(),
         other => panic!("{} is {other:?}", attribute.key),
@@ -160,14 +164,14 @@ fn value(attribute: &KeyValue) -> String {
 
 /// Returns a text attribute.
 #[track_caller]
-pub fn text(span: &Span, key: &str) -> String {
+pub fn text_attribute(span: &Span, key: &str) -> String {
     let found = span.attributes.iter().find(|attribute| attribute.key == key);
-    value(found.unwrap_or_else(|| panic!("no {key} in {span:?}")))
+    string_value(found.unwrap_or_else(|| panic!("no {key} in {span:?}")))
 }
 
 /// Returns an integer attribute.
 #[track_caller]
-pub fn whole(attributes: &[KeyValue], key: &str) -> i64 {
+pub fn integer_attribute(attributes: &[KeyValue], key: &str) -> i64 {
     let found = attributes.iter().find(|attribute| attribute.key == key);
     match found.and_then(|attribute| attribute.value.as_ref()).and_then(|value| value.value.as_ref()) {
         Some(Value::IntValue(number)) => *number,

@@ -10,7 +10,7 @@ use muster::proto::xla::coordination as pb;
 use muster::proto::xla::coordination::coordination_service_client::CoordinationServiceClient;
 use opentelemetry_proto::tonic::trace::v1::Span;
 
-use collector::{Collector, Identity, text, whole};
+use collector::{Collector, CollectorIdentity, integer_attribute, text_attribute};
 use support::harness::http::{JSON, send};
 use support::{Body, Call, Caller, Client, Generation, MusterServer, Signal};
 
@@ -19,7 +19,7 @@ const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
 const PARENT: &str = "b7ad6b7169203331";
 
 /// Runs a job: two tasks register, meet, and shut down; one call has a parent span.
-async fn job(server: &MusterServer) {
+async fn run_job(server: &MusterServer) {
     let clients = [Generation::A, Generation::C].map(|generation| Client::new(generation, server.grpc));
     let mut callers = [Caller::new(0, 0xA, 0), Caller::new(1, 0xC, 0)];
     let registered = clients.iter().zip(callers).map(|(client, caller)| {
@@ -61,13 +61,13 @@ async fn spans_of_a_job(collector: &Collector, protocol: &str, variables: &[(&st
     let endpoint = collector.endpoint();
     let arguments = ["--tasks", "2", "--otlp-endpoint", &endpoint, "--otlp-protocol", protocol];
     let mut server = MusterServer::patient_with(&arguments, variables);
-    job(&server).await;
-    stop(&mut server).await;
+    run_job(&server).await;
+    stop_server_and_wait(&mut server).await;
     collector.spans()
 }
 
 /// Stops a server; it exports the remaining spans.
-async fn stop(server: &mut MusterServer) {
+async fn stop_server_and_wait(server: &mut MusterServer) {
     server.signal(Signal::TERM);
     while server.is_running() {
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -75,14 +75,17 @@ async fn stop(server: &mut MusterServer) {
 }
 
 #[track_caller]
-fn check(spans: &[Span]) {
+fn assert_spans_of_job(spans: &[Span]) {
     let named = |name: &str| -> Vec<&Span> { spans.iter().filter(|span| span.name == name).collect() };
     let run = named("run")[0];
-    assert_eq!(text(run, "muster.outcome"), "completed");
+    assert_eq!(text_attribute(run, "muster.outcome"), "completed");
     let barriers = named("barrier");
-    let ids: Vec<String> = barriers.iter().map(|span| text(span, "muster.barrier.id")).collect();
+    let ids: Vec<String> = barriers.iter().map(|span| text_attribute(span, "muster.barrier.id")).collect();
     assert!(ids.contains(&"step".to_owned()) && barriers.len() == 3, "{ids:?}");
-    let step = barriers.iter().find(|span| text(span, "muster.barrier.id") == "step").expect("it is there");
+    let step = barriers
+        .iter()
+        .find(|span| text_attribute(span, "muster.barrier.id") == "step")
+        .expect("it is there");
     assert_eq!(
         (&step.trace_id, &step.parent_span_id),
         (&run.trace_id, &run.span_id),
@@ -93,7 +96,7 @@ fn check(spans: &[Span]) {
     let mut arrivals: Vec<(u64, i64)> = step
         .events
         .iter()
-        .map(|event| (event.time_unix_nano, whole(&event.attributes, "muster.task")))
+        .map(|event| (event.time_unix_nano, integer_attribute(&event.attributes, "muster.task")))
         .collect();
     arrivals.sort_unstable();
     assert_eq!(arrivals.iter().map(|(_, task)| *task).collect::<Vec<_>>(), [0, 1], "who came, in order");
@@ -101,10 +104,13 @@ fn check(spans: &[Span]) {
 
     let beat = named("xla.coordination.CoordinationService/Heartbeat")[0];
     assert_eq!((hex(&beat.trace_id).as_str(), hex(&beat.parent_span_id).as_str()), (TRACE, PARENT));
-    assert_eq!(whole(&beat.attributes, "rpc.grpc.status_code"), 0);
-    assert_eq!((text(beat, "muster.job"), whole(&beat.attributes, "muster.task")), ("default".into(), 1));
+    assert_eq!(integer_attribute(&beat.attributes, "rpc.grpc.status_code"), 0);
+    assert_eq!(
+        (text_attribute(beat, "muster.job"), integer_attribute(&beat.attributes, "muster.task")),
+        ("default".into(), 1)
+    );
     let missing = named("xla.coordination.CoordinationService/TryGetKeyValue")[0];
-    assert_eq!(whole(&missing.attributes, "rpc.grpc.status_code"), 5);
+    assert_eq!(integer_attribute(&missing.attributes, "rpc.grpc.status_code"), 5);
     assert!(missing.parent_span_id.is_empty(), "it stands alone");
     // The span of the first arrival lasts until the barrier passes.
     let met = named("tensorflow.CoordinationService/Barrier")[0];
@@ -117,28 +123,29 @@ fn hex(bytes: &[u8]) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_collector_that_speaks_grpc_gets_every_span() {
-    let collector = Collector::grpc(None).await;
-    check(&spans_of_a_job(&collector, "grpc", &[]).await);
+    let collector = Collector::start_grpc(None).await;
+    assert_spans_of_job(&spans_of_a_job(&collector, "grpc", &[]).await);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_collector_that_speaks_http_gets_every_span() {
-    let collector = Collector::http(None).await;
-    check(&spans_of_a_job(&collector, "http", &[]).await);
+    let collector = Collector::start_http(None).await;
+    assert_spans_of_job(&spans_of_a_job(&collector, "http", &[]).await);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_collector_behind_tls_gets_every_span_if_its_authority_is_trusted() {
     for (protocol, spoken) in [("grpc", "h2"), ("http", "http/1.1")] {
-        let identity = Identity::new(&format!("collector-{protocol}"), spoken);
+        let identity = CollectorIdentity::new(&format!("collector-{protocol}"), spoken);
         let collector = match protocol {
-            "grpc" => Collector::grpc(Some(&identity)).await,
-            _ => Collector::http(Some(&identity)).await,
+            "grpc" => Collector::start_grpc(Some(&identity)).await,
+            _ => Collector::start_http(Some(&identity)).await,
         };
         let ca = identity.ca.display().to_string();
-        check(&spans_of_a_job(&collector, protocol, &[(CERTIFICATE, &ca)]).await);
+        assert_spans_of_job(&spans_of_a_job(&collector, protocol, &[(CERTIFICATE, &ca)]).await);
 
-        let stranger = Identity::new(&format!("another-{protocol}"), spoken).ca.display().to_string();
+        let stranger =
+            CollectorIdentity::new(&format!("another-{protocol}"), spoken).ca.display().to_string();
         let before = collector.spans().len();
         let spans = spans_of_a_job(&collector, protocol, &[(CERTIFICATE, &stranger)]).await;
         assert_eq!(spans.len(), before, "a collector that is not trusted gets nothing");
@@ -146,14 +153,20 @@ async fn a_collector_behind_tls_gets_every_span_if_its_authority_is_trusted() {
 }
 
 /// Sends a request to a server and returns the response.
-fn http(server: &MusterServer, method: &str, path: &str, headers: &[&str], body: &str) -> String {
+fn send_http_request(
+    server: &MusterServer,
+    method: &str,
+    path: &str,
+    headers: &[&str],
+    body: &str,
+) -> String {
     let headers = [&[JSON], headers].concat();
     send(server.http, method, path, &headers, body).expect("it is answered").text()
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_exclusion_is_a_span_from_the_act_to_its_end() {
-    let collector = Collector::grpc(None).await;
+    let collector = Collector::start_grpc(None).await;
     let endpoint = collector.endpoint();
     let arguments = ["--tasks", "3", "--recoverable", "--otlp-endpoint", &endpoint];
     let mut server = MusterServer::patient(&arguments);
@@ -168,7 +181,7 @@ async fn an_exclusion_is_a_span_from_the_act_to_its_end() {
         assert!(registered.within(PATIENCE).await.is_some_and(|answer| answer.is_ok()));
     }
     let exclude = |headers: &[&str], body: &str| {
-        let answer = http(&server, "POST", "/api/v1/jobs/default/exclusions", headers, body);
+        let answer = send_http_request(&server, "POST", "/api/v1/jobs/default/exclusions", headers, body);
         assert!(answer.contains(" 201 "), "{answer}");
     };
     let parent = format!("traceparent: 00-{TRACE}-{PARENT}-01");
@@ -176,17 +189,18 @@ async fn an_exclusion_is_a_span_from_the_act_to_its_end() {
     let (refused, _client) = register(2, 0xB2);
     assert!(refused.within(PATIENCE).await.is_some_and(|answer| !answer.is_ok()));
     tokio::time::sleep(Duration::from_millis(50)).await;
-    let lifted = http(&server, "DELETE", "/api/v1/jobs/default/exclusions/1?reason=replaced", &[], "");
+    let lifted =
+        send_http_request(&server, "DELETE", "/api/v1/jobs/default/exclusions/1?reason=replaced", &[], "");
     assert!(lifted.contains(" 200 "), "{lifted}");
     exclude(&[], r#"{"host": "192.0.2.7", "reason": "short", "expires_in_seconds": 1}"#);
     exclude(&[], r#"{"task": 1, "reason": "for good"}"#);
     tokio::time::sleep(Duration::from_millis(1_300)).await;
-    stop(&mut server).await;
+    stop_server_and_wait(&mut server).await;
 
     let spans = collector.spans();
     let exclusion = |number: i64| {
         let mut found = spans.iter().filter(|span| {
-            span.name == "exclusion" && whole(&span.attributes, "muster.exclusion.id") == number
+            span.name == "exclusion" && integer_attribute(&span.attributes, "muster.exclusion.id") == number
         });
         let span = found.next().unwrap_or_else(|| panic!("no exclusion {number} in {spans:?}"));
         assert!(found.next().is_none(), "exclusion {number} is there once");
@@ -201,23 +215,23 @@ async fn an_exclusion_is_a_span_from_the_act_to_its_end() {
         ("muster.exclusion.end", "lifted"),
         ("muster.exclusion.lifted_by", "anonymous"),
     ] {
-        assert_eq!(text(first, key), value, "{key}");
+        assert_eq!(text_attribute(first, key), value, "{key}");
     }
-    assert!(text(first, "muster.exclusion.reason").contains("flaky NIC"));
-    assert!(text(first, "muster.exclusion.lift_reason").contains("replaced"));
+    assert!(text_attribute(first, "muster.exclusion.reason").contains("flaky NIC"));
+    assert!(text_attribute(first, "muster.exclusion.lift_reason").contains("replaced"));
     let events: Vec<(&str, i64)> = first
         .events
         .iter()
-        .map(|event| (event.name.as_str(), whole(&event.attributes, "muster.task")))
+        .map(|event| (event.name.as_str(), integer_attribute(&event.attributes, "muster.task")))
         .collect();
     assert_eq!(events, [("taken out", 2), ("registration refused", 2)]);
     assert!(first.end_time_unix_nano - first.start_time_unix_nano >= 50_000_000, "{first:?}");
     let second = exclusion(2);
     assert!(second.parent_span_id.is_empty(), "it stands alone");
-    assert_eq!((text(second, "muster.exclusion.end"), second.events.len()), ("expired".into(), 0));
+    assert_eq!((text_attribute(second, "muster.exclusion.end"), second.events.len()), ("expired".into(), 0));
     let took = second.end_time_unix_nano - second.start_time_unix_nano;
     assert!((1_000_000_000..60_000_000_000).contains(&took), "{took} ns");
-    assert_eq!(text(exclusion(3), "muster.exclusion.end"), "in-force");
+    assert_eq!(text_attribute(exclusion(3), "muster.exclusion.end"), "in-force");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -229,9 +243,9 @@ async fn an_absent_collector_affects_no_call() {
     // Many batches, so that export fails often.
     let often = [("OTEL_BSP_SCHEDULE_DELAY", "50")];
     let server = MusterServer::patient_with(&["--tasks", "2", "--otlp-endpoint", &endpoint], &often);
-    job(&server).await;
+    run_job(&server).await;
     let lost = || {
-        let scrape = http(&server, "GET", "/metrics", &[], "");
+        let scrape = send_http_request(&server, "GET", "/metrics", &[], "");
         let line = scrape.lines().find_map(|line| line.strip_prefix("muster_trace_spans_failed_total "));
         line.and_then(|count| count.parse::<u64>().ok()).unwrap_or_else(|| panic!("{scrape}"))
     };

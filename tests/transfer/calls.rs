@@ -33,12 +33,12 @@ const ALLOWED: [(&str, &str); 9] = [
 ];
 
 /// Makes a system call that nothing else makes: the test examines the calls between two of them.
-fn mark() {
+fn make_marker_system_call() {
     let _parent = std::os::unix::process::parent_id();
 }
 
 /// Returns the number of threads that dial or perform a handshake.
-fn helpers() -> usize {
+fn count_dial_and_handshake_threads() -> usize {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
     let names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
     names.filter(|name| ["muster-dial", "muster-hello"].contains(&name.trim())).count()
@@ -75,11 +75,11 @@ fn alone_twice() {
         eventually("all that preparing does is done", || {
             let lanes = if choice == TransportChoice::Tcp { 3 } else { 1 };
             let mut links = cluster.engines.iter().flat_map(TransferEngine::links);
-            links.all(|link| link.lanes == lanes) && helpers() == 0
+            links.all(|link| link.lanes == lanes) && count_dial_and_handshake_threads() == 0
         });
-        mark();
+        make_marker_system_call();
         launch();
-        mark();
+        make_marker_system_call();
         assert_contents(&target, key);
     }
     for link in cluster.engines[1].links() {
@@ -153,10 +153,10 @@ fn alone_many() {
             };
             launch();
             targets.iter().for_each(|target| target.fill(0).unwrap());
-            eventually("all that preparing does is done", || helpers() == 0);
-            mark();
+            eventually("all that preparing does is done", || count_dial_and_handshake_threads() == 0);
+            make_marker_system_call();
             launch();
-            mark();
+            make_marker_system_call();
             (0..).zip(&targets).for_each(|(key, target)| assert_contents(target, key));
         }
     }

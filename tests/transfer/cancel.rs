@@ -9,11 +9,11 @@ use muster::transfer::{
 };
 
 use crate::cluster::{
-    Cluster, PATIENCE, assert_contents, contents, done, eventually, fill_quickly, incoming, is_quick,
-    outgoing, start,
+    Cluster, PATIENCE, assert_contents, contents, done, eventually, fill_quickly, incoming,
+    is_filled_quickly_from, outgoing, start,
 };
 use crate::harness::{Signal, run_ignored_test};
-use crate::processes::{TaskProcess, say, told};
+use crate::processes::{TaskProcess, next_line_from_test, send_message_to_test};
 
 const CHOICES: [TransportChoice; 5] = [
     TransportChoice::Auto,
@@ -24,7 +24,7 @@ const CHOICES: [TransportChoice; 5] = [
 ];
 
 /// Returns a cluster without checksums, so that only the protocol keeps wrong bytes out.
-fn bare(choice: TransportChoice) -> Cluster {
+fn cluster_without_checksums(choice: TransportChoice) -> Cluster {
     Cluster::with(2, |config: &mut EngineConfig| {
         config.transport = choice;
         config.checks = false;
@@ -34,7 +34,7 @@ fn bare(choice: TransportChoice) -> Cluster {
 #[test]
 fn a_receive_is_complete_or_an_error_when_the_sender_cancels() {
     for choice in CHOICES {
-        let cluster = bare(choice);
+        let cluster = cluster_without_checksums(choice);
         let mut random = fastrand::Rng::with_seed(5);
         let (mut whole, mut cancelled) = (0, 0);
         let len = 3 << 20;
@@ -80,7 +80,7 @@ fn a_receive_is_complete_or_an_error_when_the_sender_cancels() {
 #[test]
 fn a_receive_is_complete_or_an_error_during_shutdown() {
     for choice in CHOICES {
-        let mut cluster = bare(choice);
+        let mut cluster = cluster_without_checksums(choice);
         let mut random = fastrand::Rng::with_seed(8);
         let (mut whole, mut failed) = (0, 0);
         let len = 3 << 20;
@@ -129,7 +129,7 @@ fn a_receive_is_complete_or_an_error_during_shutdown() {
 #[test]
 fn after_the_proof_no_byte_changes_however_often_it_is_asked_for() {
     for choice in CHOICES {
-        let cluster = bare(choice);
+        let cluster = cluster_without_checksums(choice);
         let mut random = fastrand::Rng::with_seed(6);
         let len = 2 << 20;
         let source = cluster.filled(0, len, 1);
@@ -182,10 +182,10 @@ fn cancel_waits_for_writes_in_progress() {
             // The sender's proof covers the receiver's memory too.
             let who = random.usize(0..2);
             running[who].cancel();
-            running[who].rest();
+            running[who].overwrite_when_quiescent();
             for one in &mut running {
                 done(&one.transfer).map_or_else(|_| cancelled += 1, |_| ());
-                one.rest();
+                one.overwrite_when_quiescent();
             }
             running
                 .into_iter()
@@ -201,7 +201,7 @@ fn cancel_waits_for_writes_in_progress() {
 #[test]
 fn cancels_at_the_moment_of_the_launch_are_proven_too() {
     for choice in [TransportChoice::Auto, TransportChoice::Tcp, TransportChoice::Loopback] {
-        let cluster = bare(choice);
+        let cluster = cluster_without_checksums(choice);
         let len = 6000;
         let (source, target) = (cluster.filled(0, len, 1), cluster.empty(1, len));
         let mut sending = cluster.engines[0]
@@ -243,11 +243,12 @@ fn cancels_at_the_moment_of_the_launch_are_proven_too() {
 #[test]
 fn thousands_of_random_cancels_under_fire() {
     for choice in CHOICES {
-        let cluster = bare(choice);
+        let cluster = cluster_without_checksums(choice);
         let outcomes: Vec<_> = std::thread::scope(|scope| {
             let cluster = &cluster;
-            let firing: Vec<_> =
-                (0..4u32).map(|channel| scope.spawn(move || fire(cluster, choice, channel))).collect();
+            let firing: Vec<_> = (0..4u32)
+                .map(|channel| scope.spawn(move || transfer_and_cancel_at_random(cluster, choice, channel)))
+                .collect();
             firing.into_iter().map(|firing| firing.join().unwrap()).collect()
         });
         let (whole, cancelled) = outcomes.iter().fold((0, 0), |all, one| (all.0 + one.0, all.1 + one.1));
@@ -259,7 +260,7 @@ fn thousands_of_random_cancels_under_fire() {
 }
 
 /// Returns the number of complete transfers, and of cancelled ones.
-fn fire(cluster: &Cluster, choice: TransportChoice, channel: u32) -> (usize, usize) {
+fn transfer_and_cancel_at_random(cluster: &Cluster, choice: TransportChoice, channel: u32) -> (usize, usize) {
     let (mut whole, mut cancelled) = (0, 0);
     let mut random = fastrand::Rng::with_seed(u64::from(channel));
     let options = LaunchOptions { channel, ..LaunchOptions::default() };
@@ -305,7 +306,7 @@ fn fire(cluster: &Cluster, choice: TransportChoice, channel: u32) -> (usize, usi
 }
 
 /// Returns the number of descriptors, threads and arena mappings of this process.
-fn held() -> (usize, usize, usize) {
+fn count_held_resources() -> (usize, usize, usize) {
     let count = |path: &str| std::fs::read_dir(path).unwrap().count();
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let arenas = maps.lines().filter(|line| line.contains("muster-arena")).count();
@@ -313,7 +314,7 @@ fn held() -> (usize, usize, usize) {
 }
 
 /// Returns a description of the engines' connections.
-fn told_by(cluster: &Cluster) -> String {
+fn describe_connections(cluster: &Cluster) -> String {
     let all = cluster.engines.iter().map(|engine| {
         let (cliques, ..) = engine.clique_cache_stats();
         let links: Vec<_> = engine
@@ -351,7 +352,8 @@ impl QuiescedBuffers {
     fn check(&mut self) -> bool {
         let Some((buffer, seed)) = self.buffers.pop_front() else { return false };
         self.bytes -= buffer.len();
-        let same = buffer.with_bytes(|bytes| is_quick(bytes, seed)).expect("no transfer uses it");
+        let same =
+            buffer.with_bytes(|bytes| is_filled_quickly_from(bytes, seed)).expect("no transfer uses it");
         assert!(same, "{} bytes: {LATE}", buffer.len());
         true
     }
@@ -369,10 +371,10 @@ struct RunningTransfer {
 }
 
 /// A transfer between two tasks: its key, the sender, the receiver, the size, and the seed of the contents.
-type Order = (u64, usize, usize, usize, u64);
+type RandomTransfer = (u64, usize, usize, usize, u64);
 
 impl RunningTransfer {
-    fn start(engine: &TransferEngine, arena: &Arena, (key, from, to, len, seed): Order) -> Self {
+    fn start(engine: &TransferEngine, arena: &Arena, (key, from, to, len, seed): RandomTransfer) -> Self {
         let receives = engine.here().task.0 as usize == to;
         let buffer = arena.allocate(len).unwrap();
         if !receives {
@@ -398,7 +400,7 @@ impl RunningTransfer {
     }
 
     /// Overwrites the buffer at the moment at which it is proven that no byte lands or is read any more.
-    fn rest(&mut self) {
+    fn overwrite_when_quiescent(&mut self) {
         if let Some(proof) = &self.proof {
             assert!(proof.wait_for(PATIENCE));
         }
@@ -418,8 +420,10 @@ impl RunningTransfer {
     /// Checks the transfer after its end: received bytes are those sent, and a buffer that received none does
     /// not change any more. Returns whether the bytes arrived, and the buffer to watch from now on.
     fn check(mut self) -> (bool, Option<(Buffer, u64)>) {
-        self.rest();
-        let is = |seed| self.buffer.with_bytes(|bytes| is_quick(bytes, seed)).expect("nobody writes it");
+        self.overwrite_when_quiescent();
+        let is = |seed| {
+            self.buffer.with_bytes(|bytes| is_filled_quickly_from(bytes, seed)).expect("nobody writes it")
+        };
         if !self.receives {
             (false, None)
         } else if self.rests {
@@ -468,8 +472,9 @@ impl BufferSlot {
     /// Checks the target for bytes that landed too late.
     fn check(&mut self) {
         if let Some(seed) = self.rests.take() {
-            let same =
-                self.buffers[1].with_bytes(|bytes| is_quick(bytes, seed)).expect("no transfer uses it");
+            let same = self.buffers[1]
+                .with_bytes(|bytes| is_filled_quickly_from(bytes, seed))
+                .expect("no transfer uses it");
             assert!(same, "{} bytes: {LATE}", self.buffers[1].len());
         }
     }
@@ -492,17 +497,17 @@ impl BufferSlot {
 
 /// A task in a process of its own: performs transfers, cancels some of them, and checks all that arrive,
 /// until it is killed.
-pub fn under_fire(engine: &TransferEngine) {
+pub fn run_cancelling_task(engine: &TransferEngine) {
     let arena = Arena::new(64 << 20).unwrap();
     let mut random = fastrand::Rng::with_seed(engine.here().incarnation.get());
     let (mut running, mut resting) = (Vec::<RunningTransfer>::new(), QuiescedBuffers::default());
     let mut came = 0;
-    while let Some(line) = told() {
+    while let Some(line) = next_line_from_test() {
         let (word, value) = line.split_at(1);
         match word {
             "M" => engine.on_membership(serde_json::from_str(value).unwrap()),
             "T" => {
-                let orders: Vec<Order> = serde_json::from_str(value).unwrap();
+                let orders: Vec<RandomTransfer> = serde_json::from_str(value).unwrap();
                 running.extend(orders.into_iter().map(|order| RunningTransfer::start(engine, &arena, order)));
                 running.iter_mut().filter(|_| random.u8(0..8) == 0).for_each(RunningTransfer::cancel);
             }
@@ -519,7 +524,7 @@ pub fn under_fire(engine: &TransferEngine) {
         }
         if word == "E" {
             while resting.check() {}
-            say(&format!("came {came}"));
+            send_message_to_test(&format!("came {came}"));
         }
     }
 }
@@ -554,7 +559,7 @@ fn alone_restarts() {
     };
     let began = Instant::now();
     let mut random = fastrand::Rng::with_seed(77);
-    let before = held();
+    let before = count_held_resources();
     let (mut cancels, mut kills, mut rounds) = (0u64, 0u64, 0u64);
     let (mut came, mut over) = (0, 0);
     {
@@ -620,7 +625,7 @@ fn alone_restarts() {
                     one.cancel();
                     cancels += 1;
                     if random.u8(0..16) == 0 || slow && random.u8(0..4) == 0 {
-                        one.rest();
+                        one.overwrite_when_quiescent();
                     }
                 }
             }
@@ -659,10 +664,16 @@ fn alone_restarts() {
             for (at, (_, one)) in running.iter().enumerate() {
                 let way = if one.receives { "receive" } else { "send" };
                 if one.transfer.wait_for(PATIENCE).is_none() {
-                    panic!("a {way}, number {at} of round {rounds}, hangs: {}", told_by(&cluster));
+                    panic!(
+                        "a {way}, number {at} of round {rounds}, hangs: {}",
+                        describe_connections(&cluster)
+                    );
                 }
                 if !one.proof.as_ref().is_none_or(|proof| proof.wait_for(PATIENCE)) {
-                    panic!("a proof of a {way} of round {rounds} does not come: {}", told_by(&cluster));
+                    panic!(
+                        "a proof of a {way} of round {rounds} does not come: {}",
+                        describe_connections(&cluster)
+                    );
                 }
             }
             over += running.len();
@@ -683,23 +694,23 @@ fn alone_restarts() {
         }
         slots.iter_mut().for_each(BufferSlot::check);
         other.tell("E", &0);
-        let there: usize = other.hears_of("came ").parse().unwrap();
+        let there: usize = other.wait_for_message_and_take_rest("came ").parse().unwrap();
         while resting.check() {}
         println!(
             "{rounds} rounds, {over} transfers, {came} received here and {there} by the last of {kills} that were killed, {cancels} cancels, {lives:?} restarts, {:?}: {:?} held",
             began.elapsed(),
-            held()
+            count_held_resources()
         );
         assert!(cancels >= cancels_wanted && kills == KILLS && came > 0);
         drop(next.join().unwrap());
     }
-    let mut after = held();
+    let mut after = count_held_resources();
     for _ in 0..600 {
         if after == before {
             break;
         }
         std::thread::sleep(Duration::from_millis(25));
-        after = held();
+        after = count_held_resources();
     }
     println!("descriptors, threads, mappings before {before:?} and after {after:?}");
     for entry in std::fs::read_dir("/proc/self/fd").unwrap().flatten() {
@@ -720,7 +731,7 @@ fn alone_letting_go() {
     let before = registered_bytes();
     let mut random = fastrand::Rng::with_seed(9);
     for choice in CHOICES {
-        let cluster = bare(choice);
+        let cluster = cluster_without_checksums(choice);
         for round in 0..400u64 {
             let len = *random.choice(&[100, 9000, 200_000]).unwrap();
             // The memory belongs to the launch alone: it is freed when the last reference is dropped, by

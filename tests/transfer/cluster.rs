@@ -74,7 +74,7 @@ impl Cluster {
     }
 
     /// Announces other TCP addresses than those on which the engines listen.
-    pub fn reached_at(&mut self, addresses: Vec<SocketAddr>) {
+    pub fn announce_other_addresses(&mut self, addresses: Vec<SocketAddr>) {
         self.reached_at = addresses;
         self.announce();
     }
@@ -141,7 +141,7 @@ pub fn incoming(buffer: &Buffer, from: usize, to: usize, key: u64) -> TransferSp
 }
 
 /// Returns options for a channel of its own.
-pub fn on(channel: u32) -> LaunchOptions {
+pub fn options_on_channel(channel: u32) -> LaunchOptions {
     LaunchOptions { channel, ..LaunchOptions::default() }
 }
 
@@ -175,7 +175,7 @@ pub fn fill_quickly(bytes: &mut [u8], seed: u64) {
 }
 
 /// Returns whether the bytes are those that [`fill_quickly`] makes of the seed.
-pub fn is_quick(bytes: &[u8], seed: u64) -> bool {
+pub fn is_filled_quickly_from(bytes: &[u8], seed: u64) -> bool {
     bytes.chunks(PIECE).enumerate().all(|(number, bytes)| bytes == piece(seed, number, bytes.len()))
 }
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use muster::transfer::{TransferError, TransportChoice};
 
 use crate::cluster::{
-    Cluster, PATIENCE, assert_contents, contents, done, eventually, incoming, on, outgoing,
+    Cluster, PATIENCE, assert_contents, contents, done, eventually, incoming, options_on_channel, outgoing,
 };
 
 const CHOICES: [TransportChoice; 4] =
@@ -25,11 +25,12 @@ fn a_send_completes_while_a_thread_waits_for_another_transfer() {
             let targets = [1, 2, 3].map(|_| cluster.empty(1, len));
             let (late, last) = (cluster.filled(1, len, 9), cluster.empty(0, len));
             std::thread::scope(|scope| {
-                let expected = zero.transfer(&[], vec![incoming(&last, 1, 0, 9)], on(9));
+                let expected = zero.transfer(&[], vec![incoming(&last, 1, 0, 9)], options_on_channel(9));
                 let waits = scope.spawn(move || expected.wait_for(PATIENCE).expect("it comes"));
                 for (key, (source, target)) in (0..).zip(sources.iter().zip(&targets)) {
-                    let sent = zero.transfer(&[], vec![outgoing(source, 0, 1, key)], on(0));
-                    done(&one.transfer(&[], vec![incoming(target, 0, 1, key)], on(0))).unwrap();
+                    let sent = zero.transfer(&[], vec![outgoing(source, 0, 1, key)], options_on_channel(0));
+                    done(&one.transfer(&[], vec![incoming(target, 0, 1, key)], options_on_channel(0)))
+                        .unwrap();
                     match key {
                         // The outcome of the first is polled, the second is waited for, and of the third the
                         // memory is polled.
@@ -39,7 +40,7 @@ fn a_send_completes_while_a_thread_waits_for_another_transfer() {
                     }
                     assert_contents(target, key + 1);
                 }
-                done(&one.transfer(&[], vec![outgoing(&late, 1, 0, 9)], on(9))).unwrap();
+                done(&one.transfer(&[], vec![outgoing(&late, 1, 0, 9)], options_on_channel(9))).unwrap();
                 waits.join().unwrap().unwrap();
             });
             assert_contents(&last, 9);
@@ -67,7 +68,7 @@ fn to_and_fro_on_several_threads_at_a_time_with_and_without_looking_before_sleep
                         let seed = |task: usize| round << 8 | u64::from(thread) << 1 | task as u64;
                         out.with_bytes_mut(|bytes| bytes.copy_from_slice(&contents(len, seed(task))))
                             .unwrap();
-                        let channel = |from: usize| on(2 * thread + from as u32);
+                        let channel = |from: usize| options_on_channel(2 * thread + from as u32);
                         let expected = cluster.engines[task].transfer(
                             &[],
                             vec![incoming(&back, other, task, 0)],
@@ -123,8 +124,11 @@ fn a_waiter_woken_for_one_connection_delays_no_other() {
             .into_iter()
             .map(|peer| {
                 let target = cluster.empty(0, 1 << 20);
-                let transfer =
-                    cluster.engines[0].transfer(&[], vec![incoming(&target, peer, 0, 1)], on(peer as u32));
+                let transfer = cluster.engines[0].transfer(
+                    &[],
+                    vec![incoming(&target, peer, 0, 1)],
+                    options_on_channel(peer as u32),
+                );
                 let (told, met) = (Arc::clone(&told), AtomicBool::new(false));
                 let wake = Arc::new(WakeGroup { told, of: peers.len(), met });
                 let mut future = Box::pin(transfer.clone());
@@ -161,11 +165,11 @@ fn bytes_acknowledged_before_a_peer_exit_count_as_delivered() {
             done(&sent).unwrap();
             done(&received).unwrap();
         }
-        let expected = zero.transfer(&[], vec![incoming(&never, 1, 0, 9)], on(9));
+        let expected = zero.transfer(&[], vec![incoming(&never, 1, 0, 9)], options_on_channel(9));
         std::thread::scope(|scope| {
             let waits = scope.spawn(|| done(&expected));
-            let sent = zero.transfer(&[], vec![outgoing(&source, 0, 1, 1)], on(0));
-            done(&one.transfer(&[], vec![incoming(&target, 0, 1, 1)], on(0))).unwrap();
+            let sent = zero.transfer(&[], vec![outgoing(&source, 0, 1, 1)], options_on_channel(0));
+            done(&one.transfer(&[], vec![incoming(&target, 0, 1, 1)], options_on_channel(0))).unwrap();
             one.shutdown();
             assert_eq!(done(&sent).err(), None, "it has arrived, in round {round}");
             waits.join().unwrap().unwrap_err();
@@ -181,7 +185,11 @@ fn a_wait_with_an_expired_deadline_does_not_spin() {
     });
     let targets = [cluster.empty(0, 100), cluster.empty(0, 100)];
     let transfers = [0, 1].map(|channel| {
-        cluster.engines[0].transfer(&[], vec![incoming(&targets[channel], 1, 0, 1)], on(channel as u32))
+        cluster.engines[0].transfer(
+            &[],
+            vec![incoming(&targets[channel], 1, 0, 1)],
+            options_on_channel(channel as u32),
+        )
     });
     eventually("there is a connection", || cluster.engines[0].links().len() == 1);
     let began = Instant::now();
@@ -196,8 +204,14 @@ fn a_wait_with_an_expired_deadline_does_not_spin() {
         scope.spawn(move || {
             let (source, target) = (cluster.filled(1, 100, 1), cluster.empty(0, 100));
             while !over.load(Ordering::SeqCst) {
-                let sent = cluster.engines[1].transfer(&[], vec![outgoing(&source, 1, 0, 2)], on(2));
-                done(&cluster.engines[0].transfer(&[], vec![incoming(&target, 1, 0, 2)], on(2))).unwrap();
+                let sent =
+                    cluster.engines[1].transfer(&[], vec![outgoing(&source, 1, 0, 2)], options_on_channel(2));
+                done(&cluster.engines[0].transfer(
+                    &[],
+                    vec![incoming(&target, 1, 0, 2)],
+                    options_on_channel(2),
+                ))
+                .unwrap();
                 done(&sent).unwrap();
             }
         });

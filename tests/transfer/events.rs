@@ -3,7 +3,9 @@
 
 use muster::transfer::{BufferDefinitionEvent, MemoryError, TransferError, TransportChoice};
 
-use crate::cluster::{Cluster, assert_contents, contents, done, eventually, incoming, on, outgoing};
+use crate::cluster::{
+    Cluster, assert_contents, contents, done, eventually, incoming, options_on_channel, outgoing,
+};
 
 const CHOICES: [TransportChoice; 4] =
     [TransportChoice::Auto, TransportChoice::Unix, TransportChoice::Tcp, TransportChoice::Loopback];
@@ -17,8 +19,16 @@ fn a_buffer_is_filled_after_the_launch_and_sent_when_it_is_defined() {
             let (source, target) = (cluster.empty(0, len), cluster.empty(1, len));
             let (define, defined) = BufferDefinitionEvent::new();
             let (free, is_free) = BufferDefinitionEvent::new();
-            let sent = cluster.engines[0].transfer(&[defined], vec![outgoing(&source, 0, 1, 1)], on(0));
-            let received = cluster.engines[1].transfer(&[is_free], vec![incoming(&target, 0, 1, 1)], on(0));
+            let sent = cluster.engines[0].transfer(
+                &[defined],
+                vec![outgoing(&source, 0, 1, 1)],
+                options_on_channel(0),
+            );
+            let received = cluster.engines[1].transfer(
+                &[is_free],
+                vec![incoming(&target, 0, 1, 1)],
+                options_on_channel(0),
+            );
             // Both sides have launched it; until it begins, the program may use the memory.
             source.with_bytes_mut(|bytes| bytes.copy_from_slice(&contents(len, round))).unwrap();
             define.complete();
@@ -40,8 +50,9 @@ fn a_dependent_send_starts_when_its_source_has_arrived() {
         let (source, middle, end) = (cluster.filled(0, len, 7), cluster.empty(1, len), cluster.empty(2, len));
         let (define, defined) = BufferDefinitionEvent::new();
         // In reverse order: all of them are launched before any byte moves.
-        let last = cluster.engines[2].transfer(&[], vec![incoming(&end, 1, 2, 2)], on(0));
-        let on_the_way = cluster.engines[1].transfer(&[defined], vec![outgoing(&middle, 1, 2, 2)], on(0));
+        let last = cluster.engines[2].transfer(&[], vec![incoming(&end, 1, 2, 2)], options_on_channel(0));
+        let on_the_way =
+            cluster.engines[1].transfer(&[defined], vec![outgoing(&middle, 1, 2, 2)], options_on_channel(0));
         let (sent, received) = cluster.send(0, &source, 1, &middle, 1);
         done(&received).unwrap();
         assert!(last.outcome().is_none(), "nobody has said that it is defined");
@@ -57,10 +68,11 @@ fn a_dependent_send_starts_when_its_source_has_arrived() {
 fn memory_still_in_use_is_an_error_on_both_sides() {
     let cluster = Cluster::new(2, TransportChoice::Auto);
     let (source, target) = (cluster.filled(0, 5000, 1), cluster.empty(1, 5000));
-    let unmet = cluster.engines[0].transfer(&[], vec![incoming(&source, 1, 0, 9)], on(1));
+    let unmet = cluster.engines[0].transfer(&[], vec![incoming(&source, 1, 0, 9)], options_on_channel(1));
     let (define, defined) = BufferDefinitionEvent::new();
-    let sent = cluster.engines[0].transfer(&[defined], vec![outgoing(&source, 0, 1, 1)], on(0));
-    let received = cluster.engines[1].transfer(&[], vec![incoming(&target, 0, 1, 1)], on(0));
+    let sent =
+        cluster.engines[0].transfer(&[defined], vec![outgoing(&source, 0, 1, 1)], options_on_channel(0));
+    let received = cluster.engines[1].transfer(&[], vec![incoming(&target, 0, 1, 1)], options_on_channel(0));
     eventually("the other one has the memory", || source.with_bytes(|_| ()).is_err());
     define.complete();
     let error = done(&sent).unwrap_err();
@@ -90,7 +102,9 @@ fn an_event_that_fails_or_is_dropped_fails_the_launch_on_both_sides() {
                 let both: Vec<_> = specs
                     .into_iter()
                     .enumerate()
-                    .map(|(task, specs)| cluster.engines[task].transfer(on_side(task), specs, on(0)))
+                    .map(|(task, specs)| {
+                        cluster.engines[task].transfer(on_side(task), specs, options_on_channel(0))
+                    })
                     .collect();
                 assert!(both.iter().all(|transfer| transfer.outcome().is_none()));
                 let why = if dropped {
@@ -120,14 +134,15 @@ fn an_event_that_fails_or_is_dropped_fails_the_launch_on_both_sides() {
 fn dependents_of_a_dropped_prepared_transfer_fail() {
     let cluster = Cluster::new(2, TransportChoice::Auto);
     let (source, target) = (cluster.filled(0, 5000, 1), cluster.empty(1, 5000));
-    let mut prepared = cluster.engines[0].prepare(vec![outgoing(&source, 0, 1, 1)], on(0)).wait().unwrap();
+    let mut prepared =
+        cluster.engines[0].prepare(vec![outgoing(&source, 0, 1, 1)], options_on_channel(0)).wait().unwrap();
     let first = prepared.next_launch_handle();
     let sent = prepared.launch(&[]);
     let second = prepared.next_launch_handle();
     drop(prepared);
     assert_eq!(done(&second), Err(TransferError::Dropped));
     // A launched transfer goes on, whoever drops its handles.
-    let received = cluster.engines[1].transfer(&[], vec![incoming(&target, 0, 1, 1)], on(0));
+    let received = cluster.engines[1].transfer(&[], vec![incoming(&target, 0, 1, 1)], options_on_channel(0));
     for transfer in [&first, &sent, &received] {
         done(transfer).unwrap();
     }

@@ -11,7 +11,7 @@ use muster::transfer::{BufferDefinitionEvent, LaunchOptions, MemberId, TransferE
 use crate::cluster::{Cluster, assert_contents, done, eventually, member, start};
 use crate::harness::run_ignored_test;
 
-fn held() -> (usize, usize) {
+fn count_held_resources() -> (usize, usize) {
     let count = |path: &str| std::fs::read_dir(path).unwrap().count();
     (count("/proc/self/fd"), count("/proc/self/task"))
 }
@@ -21,7 +21,7 @@ fn address(cluster: &Cluster) -> SocketAddr {
 }
 
 /// Performs transfers while `harm` runs. Returns their number.
-fn while_transfers_go_on(cluster: &Cluster, harm: impl FnOnce()) -> u64 {
+fn count_transfers_during(cluster: &Cluster, harm: impl FnOnce()) -> u64 {
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let moving = scope.spawn(|| {
@@ -49,16 +49,16 @@ fn alone_ten_thousand() {
         config.transport = TransportChoice::Tcp;
         config.token = Some(b"known to all".to_vec());
     });
-    while_transfers_go_on(&cluster, || ());
-    let before = held();
+    count_transfers_during(&cluster, || ());
+    let before = count_held_resources();
     let mut most = 0;
-    let moved = while_transfers_go_on(&cluster, || {
+    let moved = count_transfers_during(&cluster, || {
         let mut silent = Vec::new();
         for n in 0..10_000 {
             // The other end may have closed it already.
             silent.extend(TcpStream::connect(address(&cluster)));
             if n % 500 == 499 {
-                most = most.max(held().1);
+                most = most.max(count_held_resources().1);
                 // Only the listener's descriptors are counted, so the closed ones are dropped.
                 silent.clear();
             }
@@ -68,8 +68,8 @@ fn alone_ten_thousand() {
     assert!(most < before.1 + 300);
     let until = Instant::now() + Duration::from_secs(15);
     // Threads that handled connections at the first count may be gone.
-    while held().0 > before.0 || held().1 > before.1 {
-        assert!(Instant::now() < until, "before {before:?}, after {:?}", held());
+    while count_held_resources().0 > before.0 || count_held_resources().1 > before.1 {
+        assert!(Instant::now() < until, "before {before:?}, after {:?}", count_held_resources());
         std::thread::sleep(Duration::from_millis(20));
     }
 }
@@ -87,7 +87,7 @@ fn random_bytes_and_partial_hellos_affect_no_transfer() {
             config.token = token.clone();
         });
         let mut random = fastrand::Rng::with_seed(9);
-        let moved = while_transfers_go_on(&cluster, || {
+        let moved = count_transfers_during(&cluster, || {
             for round in 0..300 {
                 let Ok(mut socket) = TcpStream::connect(address(&cluster)) else { continue };
                 let mut bytes = vec![0; random.usize(0..400)];
@@ -128,15 +128,15 @@ impl RecordingProxy {
                 let (near_too, far_too) = (near.try_clone().unwrap(), far.try_clone().unwrap());
                 let keeping = Arc::clone(&keeping);
                 ends.lock().unwrap().push(far.try_clone().unwrap());
-                std::thread::spawn(move || pass(near, far, Some(&keeping)));
-                std::thread::spawn(move || pass(far_too, near_too, None));
+                std::thread::spawn(move || forward_bytes(near, far, Some(&keeping)));
+                std::thread::spawn(move || forward_bytes(far_too, near_too, None));
             }
         });
         Self { address, heard, onward }
     }
 }
 
-fn pass(mut from: TcpStream, mut to: TcpStream, keep: Option<&Mutex<Vec<Vec<u8>>>>) {
+fn forward_bytes(mut from: TcpStream, mut to: TcpStream, keep: Option<&Mutex<Vec<Vec<u8>>>>) {
     let mut buffer = vec![0; 128 << 10];
     let mut first = keep;
     while let Ok(got @ 1..) = from.read(&mut buffer) {
@@ -159,15 +159,15 @@ fn a_replayed_hello_without_the_token_is_refused() {
     });
     let listening: Vec<_> =
         cluster.engines.iter().map(|engine| RecordingProxy::before(engine.address().tcp[0])).collect();
-    cluster.reached_at(listening.iter().map(|before| before.address).collect());
-    while_transfers_go_on(&cluster, || ());
+    cluster.announce_other_addresses(listening.iter().map(|before| before.address).collect());
+    count_transfers_during(&cluster, || ());
     let lost = |cluster: &Cluster| {
         cluster.engines.iter().map(|engine| engine.counts().lanes_lost.load(Ordering::Relaxed)).sum::<u64>()
     };
     let cliques =
         |cluster: &Cluster| cluster.engines.iter().map(|engine| engine.clique_cache_stats().2).sum::<u64>();
     let before = (lost(&cluster), cliques(&cluster));
-    let moved = while_transfers_go_on(&cluster, || {
+    let moved = count_transfers_during(&cluster, || {
         for _ in 0..10 {
             for before in &listening {
                 let hellos = before.heard.lock().unwrap().clone();
@@ -199,7 +199,7 @@ fn a_wrong_token_is_refused_by_name() {
 }
 
 /// Returns the number of threads that perform handshakes.
-fn greeting() -> usize {
+fn count_handshake_threads() -> usize {
     let threads = std::fs::read_dir("/proc/self/task").unwrap().flatten();
     let names = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("comm")).ok());
     names.filter(|name| name.trim() == "muster-hello").count()
@@ -228,12 +228,12 @@ fn slow_unauthenticated_dialers_do_not_block_peers() {
                 std::thread::sleep(Duration::from_millis(50));
             }
         });
-        eventually("as many as may are heard", || greeting() >= 2 * PER_SOURCE - 10);
+        eventually("as many as may are heard", || count_handshake_threads() >= 2 * PER_SOURCE - 10);
         for key in 0..5 {
             let (source, target) = (cluster.filled(0, 100, key), cluster.empty(1, 100));
             let (sent, received) = cluster.send(0, &source, 1, &target, key);
             let outcomes = (done(&sent).err(), done(&received).err());
-            assert!(greeting() < 400, "threads are bounded");
+            assert!(count_handshake_threads() < 400, "threads are bounded");
             assert_eq!(outcomes, (None, None));
         }
         over.store(true, Ordering::SeqCst);
@@ -245,10 +245,10 @@ fn nonce_message(which: u8) -> Vec<u8> {
     let mut bytes = b"MUSTERX3".to_vec();
     bytes.extend([which, 0, 0, 0]);
     bytes.extend([0x42; 32]);
-    sealed(bytes)
+    with_checksum_appended(bytes)
 }
 
-fn sealed(mut bytes: Vec<u8>) -> Vec<u8> {
+fn with_checksum_appended(mut bytes: Vec<u8>) -> Vec<u8> {
     let check = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, &bytes) as u32;
     bytes.extend(check.to_le_bytes());
     bytes
@@ -265,11 +265,11 @@ fn hello(from: MemberId, to: MemberId, proof: [u8; 32]) -> Vec<u8> {
     // The flags: it begins a connection, carries control frames, and has a token.
     bytes[34] = 0b10011;
     bytes.extend(proof);
-    sealed(bytes)
+    with_checksum_appended(bytes)
 }
 
 /// Reads all bytes until the other end closes.
-fn all_said(socket: &mut TcpStream) -> Vec<u8> {
+fn read_until_closed(socket: &mut TcpStream) -> Vec<u8> {
     socket.set_read_timeout(Some(crate::cluster::PATIENCE)).unwrap();
     let mut said = Vec::new();
     let _reset = socket.read_to_end(&mut said);
@@ -293,25 +293,25 @@ fn a_dialler_that_proves_nothing_learns_no_identity_and_nothing_that_the_token_m
         socket.read_exact(&mut challenge).unwrap();
         assert_eq!(&challenge[..12], b"MUSTERX3\x02\0\0\0");
         socket.write_all(&hello(from, to, [7; 32])).unwrap();
-        refusals.push(all_said(&mut socket));
+        refusals.push(read_until_closed(&mut socket));
     }
     // The refusal is the same for all of them: a code, zeros, a checksum.
     let mut expected = vec![4];
     expected.resize(24 + 32, 0);
-    let expected = sealed(expected);
+    let expected = with_checksum_appended(expected);
     assert!(refusals.iter().all(|refusal| *refusal == expected), "{refusals:?}");
     // A dialler that sends nothing or an incomplete message receives nothing, and is disconnected soon.
     for said in [&b""[..], b"MUSTERX3", b"GET / HTTP/1.1\r\n\r\n"] {
         let mut socket = TcpStream::connect(address(&cluster)).unwrap();
         socket.write_all(said).unwrap();
-        assert_eq!(all_said(&mut socket), b"");
+        assert_eq!(read_until_closed(&mut socket), b"");
     }
-    let moved = while_transfers_go_on(&cluster, || ());
+    let moved = count_transfers_during(&cluster, || ());
     assert!(moved > 2);
 }
 
 /// Listens at the address announced for task 1: sends a challenge, and then this answer to any hello.
-fn impostor(answer: Vec<u8>) -> SocketAddr {
+fn start_impostor(answer: Vec<u8>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     std::thread::spawn(move || {
@@ -336,7 +336,7 @@ fn only_the_authenticated_peer_can_announce_an_incarnation_or_accept() {
         let mut answer = vec![0; 24 + 32];
         answer[0] = code;
         answer[8] = 99;
-        cluster.announce_stranger(task, impostor(sealed(answer)));
+        cluster.announce_stranger(task, start_impostor(with_checksum_appended(answer)));
         let source = cluster.filled(0, 100, 1);
         let sent = cluster.engines[0].transfer(
             &[],
@@ -351,7 +351,7 @@ fn only_the_authenticated_peer_can_announce_an_incarnation_or_accept() {
 }
 
 /// Relays each connection to another address.
-fn relay(target: SocketAddr) -> SocketAddr {
+fn start_relay(target: SocketAddr) -> SocketAddr {
     RecordingProxy::before(target).address
 }
 
@@ -365,7 +365,7 @@ fn a_hello_that_is_sent_back_or_on_to_another_task_is_refused() {
     // Task 5 is announced at task 0's own address, and task 6 at that of task 2: the proofs are right, but
     // for another task.
     for (task, behind) in [(5, 0), (6, 2)] {
-        cluster.announce_stranger(task, relay(cluster.engines[behind].address().tcp[0]));
+        cluster.announce_stranger(task, start_relay(cluster.engines[behind].address().tcp[0]));
         let source = cluster.filled(0, 100, 1);
         let spec = crate::cluster::outgoing(&source, 0, task, 1);
         let sent = cluster.engines[0].transfer(&[], vec![spec], LaunchOptions::default());
@@ -449,7 +449,7 @@ fn a_frame_of_a_former_life_on_a_lane_that_lives_lands_nowhere_and_ends_the_conn
         let mut cluster = Cluster::with(2, tcp);
         let before = RecordingProxy::before(cluster.engines[1].address().tcp[0]);
         let other = cluster.engines[0].address().tcp[0];
-        cluster.reached_at(vec![other, before.address]);
+        cluster.announce_other_addresses(vec![other, before.address]);
         // This side knew the task's former incarnation, and then another one came.
         let (source, target) = (cluster.filled(0, LEN, 1), cluster.empty(1, LEN));
         let (sent, received) = cluster.send(0, &source, 1, &target, 1);
@@ -458,7 +458,7 @@ fn a_frame_of_a_former_life_on_a_lane_that_lives_lands_nowhere_and_ends_the_conn
         cluster.engines[0] = start(0, 1, tcp);
         let other = cluster.engines[0].address().tcp[0];
         before.onward.lock().unwrap().clear();
-        cluster.reached_at(vec![other, before.address]);
+        cluster.announce_other_addresses(vec![other, before.address]);
         // Only this side dials: the other one is asked once the connection exists.
         let alone = LaunchOptions { channel: 1, ..LaunchOptions::default() };
         let prepared = cluster.engines[0].prepare(vec![crate::cluster::outgoing(&source, 0, 1, 1)], alone);

@@ -32,7 +32,7 @@ pub fn with_faults(
 }
 
 /// Moves `len` bytes while `harm` runs. Returns the outcomes of both sides.
-pub fn move_under(
+pub fn transfer_while(
     cluster: &Cluster,
     len: usize,
     key: u64,
@@ -66,9 +66,9 @@ fn lanes_that_are_reset_are_made_anew_and_nothing_is_lost() {
         let mut random = fastrand::Rng::with_seed(3);
         let mut reset = 0;
         // A connection that is lost while it is being made is another case.
-        assert_eq!(move_under(&cluster, 1000, 1000, || ()), (None, None));
+        assert_eq!(transfer_while(&cluster, 1000, 1000, || ()), (None, None));
         for round in 0..40u64 {
-            let outcomes = move_under(&cluster, 12 << 20, round, || {
+            let outcomes = transfer_while(&cluster, 12 << 20, round, || {
                 std::thread::sleep(Duration::from_micros(random.u64(0..12_000)));
                 let all = round % 4 == 3;
                 let one = random.usize(0..4);
@@ -92,7 +92,11 @@ fn wires_that_end_in_the_middle_of_a_chunk_lose_nothing() {
         let (cluster, faults) = with_faults(choice, |_| ());
         for round in 0..20u64 {
             faults[0].truncate_sends(1 + round as usize % 3);
-            assert_eq!(move_under(&cluster, 3 << 20, round, || ()), (None, None), "{choice:?} round {round}");
+            assert_eq!(
+                transfer_while(&cluster, 3 << 20, round, || ()),
+                (None, None),
+                "{choice:?} round {round}"
+            );
         }
         assert!(cluster.engines[1].counts().lanes_lost.load(Ordering::Relaxed) >= 20);
     }
@@ -103,7 +107,7 @@ fn a_unix_socket_that_is_reset_fails_what_is_under_way_and_is_made_anew_for_the_
     let (cluster, faults) = with_faults(TransportChoice::Unix, |_| ());
     let mut failed = 0;
     for round in 0..20u64 {
-        let (sent, received) = move_under(&cluster, 12 << 20, 2 * round, || {
+        let (sent, received) = transfer_while(&cluster, 12 << 20, 2 * round, || {
             faults[round as usize % 2].reset(|_| true);
         });
         for error in [sent, received].into_iter().flatten() {
@@ -111,10 +115,10 @@ fn a_unix_socket_that_is_reset_fails_what_is_under_way_and_is_made_anew_for_the_
             assert!(named || matches!(error, TransferError::Cancelled { .. }), "{error}");
             failed += 1;
         }
-        let next = move_under(&cluster, 100_000, 2 * round + 1, || ());
+        let next = transfer_while(&cluster, 100_000, 2 * round + 1, || ());
         // The other side may learn of the reset a moment later, and then launches on the old connection.
         if next != (None, None) {
-            let again = move_under(&cluster, 100_000, 1000 + round, || ());
+            let again = transfer_while(&cluster, 100_000, 1000 + round, || ());
             assert_eq!(again, (None, None), "round {round}, after {next:?}");
         }
     }
@@ -126,10 +130,10 @@ fn a_unix_socket_that_is_reset_fails_what_is_under_way_and_is_made_anew_for_the_
 fn a_connection_goes_on_with_the_lanes_that_it_has_and_tries_the_lost_one_again() {
     let dial_timeout = Duration::from_millis(200);
     let (cluster, faults) = with_faults(TransportChoice::Tcp, |config| config.dial_timeout = dial_timeout);
-    assert_eq!(move_under(&cluster, 1 << 20, 0, || ()), (None, None));
+    assert_eq!(transfer_while(&cluster, 1 << 20, 0, || ()), (None, None));
     let lanes = || cluster.engines.iter().map(|engine| engine.links()[0].lanes).collect::<Vec<_>>();
     eventually("all lanes are there", || lanes() == [4, 4]);
-    let shut = |shut| faults.iter().for_each(|faults| faults.end_new_wires(shut));
+    let shut = |shut| faults.iter().for_each(|faults| faults.set_new_wires_end_at_once(shut));
     shut(true);
     // Wire 0 is the control lane.
     assert_eq!(faults[0].reset(|at| at == 1), 1);
@@ -138,12 +142,12 @@ fn a_connection_goes_on_with_the_lanes_that_it_has_and_tries_the_lost_one_again(
     let mut key = 0;
     while Instant::now() < until {
         key += 1;
-        assert_eq!(move_under(&cluster, 1 << 20, key, || ()), (None, None), "after {key} transfers");
+        assert_eq!(transfer_while(&cluster, 1 << 20, key, || ()), (None, None), "after {key} transfers");
     }
     assert_eq!(lanes(), [3, 3]);
     shut(false);
     eventually("it is there again", || lanes() == [4, 4]);
-    assert_eq!(move_under(&cluster, 1 << 20, key + 1, || ()), (None, None));
+    assert_eq!(transfer_while(&cluster, 1 << 20, key + 1, || ()), (None, None));
     let links: Vec<_> = cluster.engines.iter().map(|engine| engine.links().len()).collect();
     assert_eq!(links, [1, 1], "it is the same connection");
 }
@@ -161,7 +165,7 @@ fn a_slow_network_is_only_slow() {
                 faults.delay_receives(Duration::from_micros(delay));
                 faults.limit_io_size(narrow);
             }
-            assert_eq!(move_under(&cluster, len, key as u64, || ()), (None, None), "{choice:?} {key}");
+            assert_eq!(transfer_while(&cluster, len, key as u64, || ()), (None, None), "{choice:?} {key}");
         }
     }
 }
@@ -170,12 +174,12 @@ fn a_slow_network_is_only_slow() {
 fn a_damaged_chunk_is_sent_once_more_and_one_that_is_damaged_twice_is_an_error() {
     for choice in BREAKING {
         let (cluster, [faults, _]) = with_faults(choice, |_| ());
-        assert_eq!(move_under(&cluster, 1000, 0, || ()), (None, None));
+        assert_eq!(transfer_while(&cluster, 1000, 0, || ()), (None, None));
         faults.corrupt_chunks(1);
-        assert_eq!(move_under(&cluster, 3 << 20, 1, || ()), (None, None));
+        assert_eq!(transfer_while(&cluster, 3 << 20, 1, || ()), (None, None));
         assert_eq!(cluster.engines[1].counts().damaged.load(Ordering::Relaxed), 1);
         faults.corrupt_chunks(usize::MAX);
-        let outcomes = move_under(&cluster, 3 << 20, 2, || ());
+        let outcomes = transfer_while(&cluster, 3 << 20, 2, || ());
         assert!(
             matches!(outcomes.1, Some(TransferError::Integrity { member: from, .. }) if from == member(0, 0)),
             "{outcomes:?}"
@@ -185,7 +189,7 @@ fn a_damaged_chunk_is_sent_once_more_and_one_that_is_damaged_twice_is_an_error()
             "{outcomes:?}"
         );
         faults.clear_faults();
-        assert_eq!(move_under(&cluster, 3 << 20, 3, || ()), (None, None));
+        assert_eq!(transfer_while(&cluster, 3 << 20, 3, || ()), (None, None));
     }
 }
 
@@ -194,17 +198,18 @@ fn whatever_frame_comes_damaged_is_sent_again_on_another_lane_and_twice_is_an_er
     for choice in BREAKING {
         // A damaged frame ends its lane. On a loaded machine, dialling a new one takes longer than an instant.
         let (cluster, faults) = with_faults(choice, |config| config.dial_timeout = Duration::from_secs(2));
-        assert_eq!(move_under(&cluster, 1000, 1000, || ()), (None, None));
+        assert_eq!(transfer_while(&cluster, 1000, 1000, || ()), (None, None));
         // Inline, in the control lane, and in chunks, whose headers are corrupted as well as their payload.
         for round in 0..60u64 {
             let len = [1, 100, 8000, 5000, 100_000, 1 << 20][round as usize % 6];
-            let outcomes = move_under(&cluster, len, round, || faults[round as usize % 2].corrupt_sends(1));
+            let outcomes =
+                transfer_while(&cluster, len, round, || faults[round as usize % 2].corrupt_sends(1));
             assert_eq!(outcomes, (None, None), "{choice:?} round {round}: {len} bytes");
         }
         let damaged = || cluster.engines.iter().map(|engine| engine.counts().damaged.load(Ordering::Relaxed));
         assert!(damaged().sum::<u64>() >= 30, "{choice:?}: {:?}", damaged().collect::<Vec<_>>());
         faults[0].corrupt_sends(usize::MAX);
-        let (sent, received) = move_under(&cluster, 5000, 2000, || ());
+        let (sent, received) = transfer_while(&cluster, 5000, 2000, || ());
         let named = |error: &TransferError| {
             matches!(error, TransferError::PeerDead { .. } | TransferError::Transport { .. })
         };
@@ -214,7 +219,7 @@ fn whatever_frame_comes_damaged_is_sent_again_on_another_lane_and_twice_is_an_er
         );
         faults[0].clear_faults();
         // Each side detects the end of the other's connection in its own time.
-        eventually("they meet again", || move_under(&cluster, 5000, 3000, || ()) == (None, None));
+        eventually("they meet again", || transfer_while(&cluster, 5000, 3000, || ()) == (None, None));
     }
 }
 
@@ -223,9 +228,9 @@ fn chunks_carry_checksums_if_either_side_wants_them() {
     for wants in [0, 1] {
         let (cluster, [faults, _]) =
             with_faults(TransportChoice::Tcp, |config| config.checks = config.here.task.0 == wants);
-        assert_eq!(move_under(&cluster, 1000, 0, || ()), (None, None));
+        assert_eq!(transfer_while(&cluster, 1000, 0, || ()), (None, None));
         faults.corrupt_chunks(1);
-        assert_eq!(move_under(&cluster, 3 << 20, 1, || ()), (None, None), "{wants}");
+        assert_eq!(transfer_while(&cluster, 3 << 20, 1, || ()), (None, None), "{wants}");
         assert_eq!(cluster.engines[1].counts().damaged.load(Ordering::Relaxed), 1, "{wants}");
     }
 }
@@ -235,7 +240,7 @@ fn a_peer_that_takes_no_bytes_any_more_is_given_up_at_the_stall_limit_and_goes_o
     const STALL: Duration = Duration::from_millis(400);
     for choice in WIRES {
         let (cluster, [_, faults]) = with_faults(choice, |_| ());
-        assert_eq!(move_under(&cluster, 1 << 20, 0, || ()), (None, None));
+        assert_eq!(transfer_while(&cluster, 1 << 20, 0, || ()), (None, None));
         faults.hold_wires(true);
         let (source, target) = (cluster.filled(0, 24 << 20, 1), cluster.empty(1, 24 << 20));
         let options = LaunchOptions { channel: 1, stall: STALL, ..LaunchOptions::default() };
@@ -253,7 +258,7 @@ fn a_peer_that_takes_no_bytes_any_more_is_given_up_at_the_stall_limit_and_goes_o
         }
         println!("{choice:?}: given up after {:?}", began.elapsed());
         faults.hold_wires(false);
-        assert_eq!(move_under(&cluster, 12 << 20, 2, || ()), (None, None), "{choice:?}");
+        assert_eq!(transfer_while(&cluster, 12 << 20, 2, || ()), (None, None), "{choice:?}");
     }
 }
 
@@ -270,7 +275,7 @@ fn whatever_the_network_does_nothing_hangs_and_no_byte_is_wrong() {
             let harms: Vec<_> = (0..random.usize(0..4))
                 .map(|_| (random.u8(0..9), random.usize(0..2), random.usize(0..5)))
                 .collect();
-            let outcomes = move_under(&cluster, random.usize(1..3_000_000), key, || {
+            let outcomes = transfer_while(&cluster, random.usize(1..3_000_000), key, || {
                 for (harm, side, lane) in harms {
                     std::thread::sleep(Duration::from_micros(random.u64(0..2000)));
                     let faults = &faults[side];
@@ -282,7 +287,7 @@ fn whatever_the_network_does_nothing_hangs_and_no_byte_is_wrong() {
                         3 if choice != TransportChoice::Unix => faults.corrupt_chunks(lane),
                         4 => faults.delay_receives(Duration::from_micros(random.u64(0..1500))),
                         5 => faults.limit_io_size(random.usize(3000..9000)),
-                        6 => faults.end_new_wires(random.bool()),
+                        6 => faults.set_new_wires_end_at_once(random.bool()),
                         7 => faults.hold_wires(random.bool()),
                         _ => faults.clear_faults(),
                     }
@@ -290,7 +295,7 @@ fn whatever_the_network_does_nothing_hangs_and_no_byte_is_wrong() {
                 // A wire that is held for good fails at the stall limit, which another test covers.
                 faults.iter().for_each(|faults| faults.hold_wires(false));
             });
-            faults.iter().for_each(|faults| faults.end_new_wires(false));
+            faults.iter().for_each(|faults| faults.set_new_wires_end_at_once(false));
             for outcome in [outcomes.0, outcomes.1] {
                 match outcome {
                     None => whole += 1,
@@ -307,7 +312,7 @@ fn whatever_the_network_does_nothing_hangs_and_no_byte_is_wrong() {
         faults.iter().for_each(FaultInjector::clear_faults);
         eventually("the network is well, and so are transfers", || {
             key += 1;
-            move_under(&cluster, 1 << 20, key, || ()) == (None, None)
+            transfer_while(&cluster, 1 << 20, key, || ()) == (None, None)
         });
     }
 }
@@ -349,7 +354,7 @@ fn a_membership_change_ends_a_dial_without_answer() {
 }
 
 /// Waits until a task has received some of the bytes.
-fn some_has_come(cluster: &Cluster, task: usize) {
+fn wait_until_bytes_arrived(cluster: &Cluster, task: usize) {
     eventually("some of it has come", || {
         let links = cluster.engines[task].links();
         links.iter().any(|link| link.bytes.iter().any(|(_, (_, received))| *received > 0))
@@ -373,7 +378,7 @@ fn a_deadline_that_passes_in_the_middle_ends_the_transfer_on_both_sides() {
         let began = Instant::now();
         let received = cluster.engines[1].transfer(&[], vec![incoming(&target, 0, 1, 1)], options(1));
         let sent = cluster.engines[0].transfer(&[], vec![outgoing(&source, 0, 1, 1)], options(0));
-        some_has_come(&cluster, 1);
+        wait_until_bytes_arrived(&cluster, 1);
         faults.hold_wires(true);
         let error = done(&received).unwrap_err();
         assert!(began.elapsed() >= deadline, "{choice:?}: {error}, too early");
@@ -388,7 +393,7 @@ fn a_deadline_that_passes_in_the_middle_ends_the_transfer_on_both_sides() {
             matches!(&told, TransferError::Cancelled { by, reason } if by.task.0 == 1 && reason.contains("deadline")),
             "{choice:?}: {told}"
         );
-        assert_eq!(move_under(&cluster, 1 << 20, 2, || ()), (None, None), "{choice:?}");
+        assert_eq!(transfer_while(&cluster, 1 << 20, 2, || ()), (None, None), "{choice:?}");
         target.with_bytes(|bytes| assert!(bytes.iter().all(|byte| *byte == 0x55), "{choice:?}")).unwrap();
     }
 }
@@ -410,7 +415,7 @@ fn urgent_transfers_overtake_bulk_transfers() {
         (sent, received, target)
     };
     let large = launch(1, PriorityClass::Bulk, 16 << 20);
-    some_has_come(&cluster, 1);
+    wait_until_bytes_arrived(&cluster, 1);
     // Three of one size, requested in reverse order of urgency.
     let patient = launch(2, PriorityClass::Bulk, SMALL);
     let usual = launch(3, PriorityClass::Normal, SMALL);

@@ -153,7 +153,7 @@ fn a_reserved_launch_that_ends_before_it_is_launched_is_over_at_the_peer_too() {
 /// Performs the random transfers of one task with another. The other task performs the same ones, in its own
 /// time: some are requested at once, some are prepared and launched repeatedly, some are only prepared.
 /// Returns the bytes in each direction.
-fn meet_at_random(cluster: &Cluster, here: usize, there: usize, rounds: u64) -> u64 {
+fn run_random_transfers(cluster: &Cluster, here: usize, there: usize, rounds: u64) -> u64 {
     let mut moved = 0;
     let pair = (here.min(there) * 10 + here.max(there)) as u64;
     let mut together = fastrand::Rng::with_seed(pair);
@@ -214,7 +214,7 @@ fn idle_connections_are_evicted_for_new_ones() {
         let moved: Vec<_> = std::thread::scope(|scope| {
             let meet = |&(here, there)| {
                 let cluster = &cluster;
-                scope.spawn(move || meet_at_random(cluster, here, there, rounds))
+                scope.spawn(move || run_random_transfers(cluster, here, there, rounds))
             };
             let meetings: Vec<_> = pairs.iter().map(meet).collect();
             meetings.into_iter().map(|meeting| meeting.join().unwrap()).collect()

@@ -9,9 +9,9 @@ use muster::transfer::{
     TransferError, TransferHandle, TransportChoice, TransportKind,
 };
 
-use crate::cluster::{Cluster, PATIENCE, contents, fill_quickly, is_quick};
+use crate::cluster::{Cluster, PATIENCE, contents, fill_quickly, is_filled_quickly_from};
 use crate::harness::Signal;
-use crate::processes::{TaskProcess, choice_of, say, told};
+use crate::processes::{TaskProcess, choice_of, next_line_from_test, send_message_to_test};
 use crate::resharding::{DEVICES_EACH, ReshardCase, gathered};
 use crate::skip::{Lacking, is_refusal, skip};
 
@@ -20,7 +20,7 @@ const LEN: usize = 4 << 20;
 const STALL: Duration = Duration::from_secs(1);
 
 /// Returns a cluster with task 0 in this process and these tasks, which all know each other.
-fn with(choice: &str, tasks: &mut [TaskProcess]) -> Cluster {
+fn start_cluster_with_processes(choice: &str, tasks: &mut [TaskProcess]) -> Cluster {
     let cluster = Cluster::with(1, |config| config.transport = choice_of(choice));
     let mut membership = cluster.membership();
     membership.peers.extend(tasks.iter().map(TaskProcess::peer));
@@ -32,7 +32,12 @@ fn with(choice: &str, tasks: &mut [TaskProcess]) -> Cluster {
 }
 
 /// Prepares the transfers between task 0 and another one: a buffer each way, on channels of their own.
-fn streams(engine: &TransferEngine, task: usize, first: &Buffer, second: &Buffer) -> [PreparedTransfers; 2] {
+fn prepare_both_directions(
+    engine: &TransferEngine,
+    task: usize,
+    first: &Buffer,
+    second: &Buffer,
+) -> [PreparedTransfers; 2] {
     let near = engine.here().task.0 as usize == 0;
     let (out, back) = if near {
         (crate::cluster::outgoing(first, 0, task, 1), crate::cluster::incoming(second, task, 0, 2))
@@ -46,34 +51,41 @@ fn streams(engine: &TransferEngine, task: usize, first: &Buffer, second: &Buffer
 }
 
 /// Returns the seed of the contents that one side sends in a round.
-fn of_round(task: usize, near: bool, round: usize) -> u64 {
+fn contents_seed_of_round(task: usize, near: bool, round: usize) -> u64 {
     (round * 1000 + 2 * task + usize::from(near)) as u64
 }
 
 /// A task that exchanges buffers with task 0 for as long as it can, with other contents every time, and
 /// checks what it receives.
-pub fn stream(engine: &TransferEngine, task: usize, late: bool) {
+pub fn exchange_while_peer_lives(engine: &TransferEngine, task: usize, late: bool) {
     let arena = Arena::new(4 * LEN).unwrap();
     let (source, target) = (arena.allocate(LEN).unwrap(), arena.allocate(LEN).unwrap());
-    let [mut out, mut back] = streams(engine, task, &target, &source);
+    let [mut out, mut back] = prepare_both_directions(engine, task, &target, &source);
     if late {
-        say("ready");
+        send_message_to_test("ready");
         std::thread::sleep(PATIENCE);
     }
     for round in 0.. {
-        source.with_bytes_mut(|bytes| fill_quickly(bytes, of_round(task, false, round))).unwrap();
+        source
+            .with_bytes_mut(|bytes| fill_quickly(bytes, contents_seed_of_round(task, false, round)))
+            .unwrap();
         let (received, sent) = (out.launch(&[]), back.launch(&[]));
         if received.wait().is_err() {
-            return say(&format!("whole {round}"));
+            return send_message_to_test(&format!("whole {round}"));
         }
         target
-            .with_bytes(|bytes| assert!(is_quick(bytes, of_round(task, true, round)), "round {round}"))
+            .with_bytes(|bytes| {
+                assert!(
+                    is_filled_quickly_from(bytes, contents_seed_of_round(task, true, round)),
+                    "round {round}"
+                )
+            })
             .unwrap();
         if sent.wait().is_err() {
-            return say(&format!("whole {}", round + 1));
+            return send_message_to_test(&format!("whole {}", round + 1));
         }
         if round == 3 {
-            say("going");
+            send_message_to_test("going");
         }
     }
 }
@@ -98,8 +110,10 @@ impl FinalRound {
     fn check(&self, task: usize) {
         match self.received.wait_for(PATIENCE).expect("it has an outcome") {
             Ok(_) => {
-                let wanted = of_round(task, false, self.round);
-                self.target.with_bytes(|bytes| assert!(is_quick(bytes, wanted), "the last round")).unwrap();
+                let wanted = contents_seed_of_round(task, false, self.round);
+                self.target
+                    .with_bytes(|bytes| assert!(is_filled_quickly_from(bytes, wanted), "the last round"))
+                    .unwrap();
             }
             Err(_) => self.target.fill(0).unwrap(),
         }
@@ -108,18 +122,25 @@ impl FinalRound {
 
 /// Exchanges buffers with a task until `until` returns true or a transfer fails, and checks what it receives.
 /// Returns the transfers that were in flight then.
-fn flow(cluster: &Cluster, task: usize, until: impl Fn(usize) -> bool) -> FinalRound {
+fn exchange_until(cluster: &Cluster, task: usize, until: impl Fn(usize) -> bool) -> FinalRound {
     let (source, target) = (cluster.empty(0, LEN), cluster.empty(0, LEN));
-    let [mut out, mut back] = streams(&cluster.engines[0], task, &source, &target);
+    let [mut out, mut back] = prepare_both_directions(&cluster.engines[0], task, &source, &target);
     for round in 0.. {
-        source.with_bytes_mut(|bytes| fill_quickly(bytes, of_round(task, true, round))).unwrap();
+        source
+            .with_bytes_mut(|bytes| fill_quickly(bytes, contents_seed_of_round(task, true, round)))
+            .unwrap();
         let launched = Instant::now();
         let (sent, received) = (out.launch(&[]), back.launch(&[]));
         if until(round) || received.wait().is_err() || sent.wait().is_err() {
             return FinalRound { round, launched, sent, received, source, target };
         }
         target
-            .with_bytes(|bytes| assert!(is_quick(bytes, of_round(task, false, round)), "round {round}"))
+            .with_bytes(|bytes| {
+                assert!(
+                    is_filled_quickly_from(bytes, contents_seed_of_round(task, false, round)),
+                    "round {round}"
+                )
+            })
             .unwrap();
     }
     unreachable!()
@@ -132,13 +153,13 @@ fn a_killed_peer_is_reported_at_once_and_other_transfers_complete() {
             TaskProcess::start(1, choice, "stream", None),
             TaskProcess::start(2, choice, "stream", None),
         ];
-        let cluster = with(choice, &mut tasks);
+        let cluster = start_cluster_with_processes(choice, &mut tasks);
         let over = AtomicBool::new(false);
         let [task, other] = &mut tasks[..] else { unreachable!("there are two") };
         let task = &*task;
         std::thread::scope(|scope| {
             let others = scope.spawn(|| {
-                let last = flow(&cluster, 2, |_| over.load(Ordering::SeqCst));
+                let last = exchange_until(&cluster, 2, |_| over.load(Ordering::SeqCst));
                 for transfer in last.transfers() {
                     transfer.wait_for(PATIENCE).unwrap().unwrap();
                 }
@@ -153,7 +174,7 @@ fn a_killed_peer_is_reported_at_once_and_other_transfers_complete() {
             let mut unmet = cluster.engines[0].prepare(unmet, options).wait().unwrap();
             let unmet = unmet.launch(&[]);
             let killed = std::cell::Cell::new(Instant::now());
-            let under_way = flow(&cluster, 1, |round| {
+            let under_way = exchange_until(&cluster, 1, |round| {
                 if round == 20 {
                     task.signal(Signal::KILL);
                     killed.set(Instant::now());
@@ -192,7 +213,7 @@ fn a_killed_peer_is_reported_at_once_and_other_transfers_complete() {
             let rounds = others.join().unwrap();
             // The other task has checked all that it received.
             cluster.engines[0].shutdown();
-            assert_eq!(other.hears_of("whole "), rounds.to_string());
+            assert_eq!(other.wait_for_message_and_take_rest("whole "), rounds.to_string());
         });
     }
 }
@@ -214,10 +235,10 @@ const SAME_HOST_AND_TCP: [&str; 4] = ["auto", "pvm", "unix", "tcp"];
 fn a_peer_that_is_stopped_is_given_up_at_the_stall_limit() {
     for choice in SAME_HOST_AND_TCP {
         let mut tasks = vec![TaskProcess::start(1, choice, "stream", None)];
-        let cluster = with(choice, &mut tasks);
+        let cluster = start_cluster_with_processes(choice, &mut tasks);
         let stopped = std::cell::Cell::new(Instant::now());
         // Further rounds follow those that were quick enough to complete.
-        let last = flow(&cluster, 1, |round| {
+        let last = exchange_until(&cluster, 1, |round| {
             if round == 20 {
                 tasks[0].signal(Signal::STOP);
                 stopped.set(Instant::now());
@@ -244,10 +265,10 @@ fn a_peer_that_is_stopped_is_given_up_at_the_stall_limit() {
 fn a_peer_that_is_stopped_before_it_launched_is_given_up_at_the_stall_limit() {
     for choice in SAME_HOST_AND_TCP {
         let mut tasks = vec![TaskProcess::start(1, choice, "late", None)];
-        let cluster = with(choice, &mut tasks);
-        tasks[0].hears("ready");
+        let cluster = start_cluster_with_processes(choice, &mut tasks);
+        tasks[0].wait_for_message("ready");
         let launched = Instant::now();
-        let patient = flow(&cluster, 1, |_| true);
+        let patient = exchange_until(&cluster, 1, |_| true);
         // The peer is alive, so the transfer waits longer than the limit.
         std::thread::sleep(Duration::from_millis(1500));
         assert!(patient.transfers().iter().all(|transfer| transfer.outcome().is_none()));
@@ -299,12 +320,12 @@ pub fn gather_all(engine: &TransferEngine) {
     let arena = Arena::new(64 << 20).unwrap();
     let (_, error, shards) = gather_until_it_fails(engine, &arena, |round| {
         if round == 2 {
-            say("going");
+            send_message_to_test("going");
         }
     });
     assert!(!matches!(error, ReshardError::Unproven { .. }), "{error}");
     shards.destination.values().for_each(|buffer| buffer.fill(0).unwrap());
-    say("over");
+    send_message_to_test("over");
 }
 
 #[test]
@@ -331,7 +352,7 @@ fn a_plan_with_a_peer_that_is_stopped_ends_in_its_time_and_its_shards_are_free()
         let freed: Vec<_> = std::thread::scope(|scope| {
             let ours = cluster.engines.iter().zip(&cluster.arenas);
             let carrying: Vec<_> = ours.map(|ours| scope.spawn(move || carry(ours))).collect();
-            tasks[0].hears("going");
+            tasks[0].wait_for_message("going");
             std::thread::sleep(Duration::from_millis(40));
             stopped.store(true, Ordering::SeqCst);
             tasks[0].signal(Signal::STOP);
@@ -339,7 +360,7 @@ fn a_plan_with_a_peer_that_is_stopped_ends_in_its_time_and_its_shards_are_free()
         });
         // Bytes still in flight from or to the stopped task must change nothing any more.
         tasks[0].signal(Signal::CONT);
-        tasks[0].hears("over");
+        tasks[0].wait_for_message("over");
         for buffer in freed.iter().flat_map(|shards| shards.destination.values()) {
             buffer.with_bytes(|bytes| assert!(bytes.iter().all(|byte| *byte == 0x77), "{choice}")).unwrap();
         }
@@ -347,7 +368,7 @@ fn a_plan_with_a_peer_that_is_stopped_ends_in_its_time_and_its_shards_are_free()
 }
 
 /// Every task sends to every other task, once.
-pub fn meet_all(engine: &TransferEngine, membership: &Membership) {
+pub fn send_to_every_task(engine: &TransferEngine, membership: &Membership) {
     const MEET: usize = 300_001;
     let here = engine.here().task.0 as usize;
     let arena = Arena::new(16 << 20).unwrap();
@@ -367,8 +388,8 @@ pub fn meet_all(engine: &TransferEngine, membership: &Membership) {
     for (target, seed) in targets {
         target.with_bytes(|bytes| assert!(bytes == contents(MEET, seed))).unwrap();
     }
-    say("met");
-    let _until_all_have = told();
+    send_message_to_test("met");
+    let _until_all_have = next_line_from_test();
 }
 
 #[test]
@@ -378,12 +399,12 @@ fn two_to_eight_processes_all_send_to_all() {
             (0..count).map(|task| TaskProcess::start(task, choice, "meet", None)).collect();
         let membership = Membership::of_own_job(tasks.iter().map(TaskProcess::peer).collect());
         tasks.iter_mut().for_each(|task| task.announce(&membership));
-        tasks.iter_mut().for_each(|task| task.hears("met"));
+        tasks.iter_mut().for_each(|task| task.wait_for_message("met"));
     }
 }
 
 /// Runs `ip`, or returns the reason why it failed.
-fn ip(line: &str) -> Result<(), String> {
+fn run_ip_command(line: &str) -> Result<(), String> {
     let told = |what: &dyn std::fmt::Display| format!("ip {line}: {what}");
     let output = Command::new("ip").args(line.split(' ')).output().map_err(|error| told(&error))?;
     if output.status.success() {
@@ -399,20 +420,20 @@ struct OtherNamespace(String);
 impl OtherNamespace {
     fn new() -> Result<Self, String> {
         let (name, near) = (format!("muster-{}", std::process::id()), format!("mu{}", std::process::id()));
-        ip(&format!("netns add {name}"))?;
+        run_ip_command(&format!("netns add {name}"))?;
         let away = Self(name.clone());
-        ip(&format!("link add {near} type veth peer name far netns {name}"))?;
-        ip(&format!("addr add 10.77.0.1/24 dev {near}"))?;
-        ip(&format!("link set {near} up"))?;
-        ip(&format!("-n {name} addr add 10.77.0.2/24 dev far"))?;
-        ip(&format!("-n {name} link set far up"))?;
+        run_ip_command(&format!("link add {near} type veth peer name far netns {name}"))?;
+        run_ip_command(&format!("addr add 10.77.0.1/24 dev {near}"))?;
+        run_ip_command(&format!("link set {near} up"))?;
+        run_ip_command(&format!("-n {name} addr add 10.77.0.2/24 dev far"))?;
+        run_ip_command(&format!("-n {name} link set far up"))?;
         Ok(away)
     }
 }
 
 impl Drop for OtherNamespace {
     fn drop(&mut self) {
-        if let Err(why) = ip(&format!("netns del {}", self.0)) {
+        if let Err(why) = run_ip_command(&format!("netns del {}", self.0)) {
             println!("the namespace is left behind: {why}");
         }
     }
@@ -436,7 +457,7 @@ fn between_two_network_namespaces_tcp_is_chosen_by_itself_for_transfers_and_plan
     };
     meet(&cluster, &mut tasks);
     // Both directions at once, and both sides check what they receive.
-    let last = flow(&cluster, 1, |round| round == 15);
+    let last = exchange_until(&cluster, 1, |round| round == 15);
     for transfer in last.transfers() {
         transfer.wait_for(PATIENCE).unwrap().unwrap();
     }
@@ -444,7 +465,7 @@ fn between_two_network_namespaces_tcp_is_chosen_by_itself_for_transfers_and_plan
     let kinds: Vec<_> = cluster.engines[0].links().iter().map(|link| link.kind).collect();
     assert_eq!(kinds, [TransportKind::Tcp]);
     cluster.engines[0].shutdown();
-    assert_eq!(tasks[0].hears_of("whole "), "16");
+    assert_eq!(tasks[0].wait_for_message_and_take_rest("whole "), "16");
 
     let mut tasks = [TaskProcess::start(3, "auto", "gather-away", Some(&away.0))];
     let cluster = Cluster::of_devices(3, DEVICES_EACH, |config| config.listen = here());
@@ -468,11 +489,11 @@ fn between_two_network_namespaces_tcp_is_chosen_by_itself_for_transfers_and_plan
     };
     assert_eq!((kind(1), kind(3)), (Some(TransportKind::Unix), Some(TransportKind::Tcp)));
     cluster.engines.iter().for_each(TransferEngine::shutdown);
-    tasks[0].hears("over");
+    tasks[0].wait_for_message("over");
 }
 
 /// Moves `len` bytes in each of these directions.
-fn move_much(choice: TransportChoice, len: usize, ways: &[(usize, usize)]) {
+fn transfer_large_buffers(choice: TransportChoice, len: usize, ways: &[(usize, usize)]) {
     let mut cluster = Cluster::new(2, choice);
     let each = ways.len() * (len + 8192);
     cluster.arenas = (0..2).map(|_| Arena::new(each).unwrap()).collect();
@@ -495,12 +516,12 @@ fn move_much(choice: TransportChoice, len: usize, ways: &[(usize, usize)]) {
     }
     println!("{choice:?}: {len} bytes on {} ways in {:?}", ways.len(), began.elapsed());
     for (from, _, _, target) in moved {
-        target.with_bytes(|bytes| assert!(is_quick(bytes, from as u64), "{choice:?}")).unwrap();
+        target.with_bytes(|bytes| assert!(is_filled_quickly_from(bytes, from as u64), "{choice:?}")).unwrap();
     }
 }
 
 #[test]
 fn a_gibibyte_arrives_whole() {
-    move_much(TransportChoice::Auto, (1 << 30) + 13, &[(0, 1)]);
-    move_much(TransportChoice::Tcp, (512 << 20) + 13, &[(0, 1), (1, 0)]);
+    transfer_large_buffers(TransportChoice::Auto, (1 << 30) + 13, &[(0, 1)]);
+    transfer_large_buffers(TransportChoice::Tcp, (512 << 20) + 13, &[(0, 1), (1, 0)]);
 }

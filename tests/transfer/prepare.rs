@@ -11,7 +11,7 @@ use muster::transfer::{
 use crate::cluster::{Cluster, PATIENCE, done, eventually, incoming, outgoing};
 
 /// Returns addresses at which a socket listens but never answers.
-fn silent(count: usize) -> (Vec<TcpListener>, Vec<SocketAddr>) {
+fn start_silent_listeners(count: usize) -> (Vec<TcpListener>, Vec<SocketAddr>) {
     let listeners: Vec<_> = (0..count).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
     let addresses = listeners.iter().map(|listener| listener.local_addr().unwrap()).collect();
     (listeners, addresses)
@@ -20,11 +20,11 @@ fn silent(count: usize) -> (Vec<TcpListener>, Vec<SocketAddr>) {
 /// Returns a cluster whose last `dark` tasks cannot be reached.
 fn with_dark_peers(count: usize, dark: usize) -> (Cluster, Vec<TcpListener>) {
     let mut cluster = Cluster::with(count, |config| config.transport = TransportChoice::Tcp);
-    let (listeners, addresses) = silent(dark);
+    let (listeners, addresses) = start_silent_listeners(dark);
     let mut all: Vec<_> =
         cluster.engines[..count - dark].iter().map(|engine| engine.address().tcp[0]).collect();
     all.extend(addresses);
-    cluster.reached_at(all);
+    cluster.announce_other_addresses(all);
     (cluster, listeners)
 }
 
@@ -147,8 +147,8 @@ fn memory_of_others_is_used_as_it_is_and_kept_until_the_last_transfer_of_it() {
 #[expect(unsafe_code, reason = "lends memory to a transfer by its address")]
 fn memory_that_is_only_read_is_sent_and_never_received_into() {
     /// Memory that reports when it is dropped.
-    struct Lent(#[expect(unused, reason = "kept")] Vec<u8>, std::sync::mpsc::Sender<()>);
-    impl Drop for Lent {
+    struct DropReportingVector(#[expect(unused, reason = "kept")] Vec<u8>, std::sync::mpsc::Sender<()>);
+    impl Drop for DropReportingVector {
         fn drop(&mut self) {
             self.1.send(()).unwrap();
         }
@@ -159,7 +159,7 @@ fn memory_that_is_only_read_is_sent_and_never_received_into() {
         let memory = crate::cluster::contents(100_000, 3);
         let (address, len) = (memory.as_ptr(), memory.len());
         // SAFETY: the owner keeps the vector, which nothing writes.
-        let lent = unsafe { Buffer::read_only(address, len, 1, Box::new(Lent(memory, gone))) };
+        let lent = unsafe { Buffer::read_only(address, len, 1, Box::new(DropReportingVector(memory, gone))) };
         let buffer = lent.unwrap();
         let target = cluster.empty(1, len);
         let refused =
@@ -187,7 +187,7 @@ fn memory_that_is_only_read_is_sent_and_never_received_into() {
         let address = memory.as_ptr();
         let (gone, told) = std::sync::mpsc::channel();
         // SAFETY: as above.
-        let lent = unsafe { Buffer::read_only(address, len, 1, Box::new(Lent(memory, gone))) };
+        let lent = unsafe { Buffer::read_only(address, len, 1, Box::new(DropReportingVector(memory, gone))) };
         let specs = vec![outgoing(&lent.unwrap(), 0, 1, 3)];
         let sent = cluster.engines[0].transfer(&[], specs, LaunchOptions::default());
         let specs = vec![incoming(&target, 0, 1, 3)];

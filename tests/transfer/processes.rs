@@ -75,12 +75,12 @@ impl TaskProcess {
         self.process.say(&line).expect("the child lives");
     }
 
-    pub fn hears(&mut self, what: &str) {
-        assert_eq!(self.hears_of(what), "");
+    pub fn wait_for_message(&mut self, what: &str) {
+        assert_eq!(self.wait_for_message_and_take_rest(what), "");
     }
 
     /// Waits for a message that begins with `what`. Returns the rest of it.
-    pub fn hears_of(&mut self, what: &str) -> String {
+    pub fn wait_for_message_and_take_rest(&mut self, what: &str) -> String {
         message(&mut self.process, what)
     }
 
@@ -99,12 +99,12 @@ fn message(process: &mut Process, what: &str) -> String {
 }
 
 /// Sends a message to the test that started this process.
-pub fn say(what: &str) {
+pub fn send_message_to_test(what: &str) {
     println!("\nchild: {what}");
 }
 
 /// Returns the next line from the test; none when it is over.
-pub fn told() -> Option<String> {
+pub fn next_line_from_test() -> Option<String> {
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).is_ok_and(|read| read > 0).then_some(line)
 }
@@ -127,13 +127,13 @@ fn child() {
             (config.reactors, config.copiers, config.lanes) = (1, 1, 2);
         }
     });
-    say(&serde_json::to_string(engine.address()).unwrap());
-    let membership: Membership = serde_json::from_str(&told().unwrap()).unwrap();
+    send_message_to_test(&serde_json::to_string(engine.address()).unwrap());
+    let membership: Membership = serde_json::from_str(&next_line_from_test().unwrap()).unwrap();
     engine.on_membership(membership.clone());
     match role.as_str() {
-        "meet" => peer_failures::meet_all(&engine, &membership),
+        "meet" => peer_failures::send_to_every_task(&engine, &membership),
         "gather" | "gather-away" => peer_failures::gather_all(&engine),
-        "fire" => cancel::under_fire(&engine),
-        _ => peer_failures::stream(&engine, task, role == "late"),
+        "fire" => cancel::run_cancelling_task(&engine),
+        _ => peer_failures::exchange_while_peer_lives(&engine, task, role == "late"),
     }
 }

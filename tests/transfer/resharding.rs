@@ -78,7 +78,12 @@ impl ReshardCase {
     }
 
     /// Executes the plan for a task, and checks the result.
-    fn carried_out(&self, engine: &TransferEngine, arena: &Arena, options: LaunchOptions) -> ReshardStats {
+    fn execute_and_check(
+        &self,
+        engine: &TransferEngine,
+        arena: &Arena,
+        options: LaunchOptions,
+    ) -> ReshardStats {
         let shards = self.buffers(engine.here().task.0, DEVICES_EACH, arena);
         let moved = engine.execute_plan(&self.plan, &shards, arena, options).unwrap();
         self.assert_after(&shards);
@@ -102,7 +107,7 @@ fn compare(cluster: &Cluster, plan: Plan, channel: u32) {
         for (engine, arena) in cluster.engines.iter().zip(&cluster.arenas) {
             let wanted = &wanted;
             scope.spawn(move || {
-                let moved = wanted.carried_out(engine, arena, options);
+                let moved = wanted.execute_and_check(engine, arena, options);
                 assert!(moved.elapsed < Duration::from_secs(30));
             });
         }
@@ -343,7 +348,7 @@ fn a_late_task_delays_only_its_dependents() {
             std::thread::scope(|scope| {
                 let carry = |task: usize| {
                     let (wanted, engine, arena) = (&wanted, &cluster.engines[task], &cluster.arenas[task]);
-                    scope.spawn(move || wanted.carried_out(engine, arena, options))
+                    scope.spawn(move || wanted.execute_and_check(engine, arena, options))
                 };
                 let early: Vec<_> = (0..4).filter(|task| *task != late as usize).map(carry).collect();
                 eventually("what does not need the late one is there", || {

@@ -3,21 +3,25 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use muster::tls::issue::{Authority, CertificatePurpose};
+use muster::tls::certificate_authority::{CertificateAuthority, CertificatePurpose};
 use muster::transfer::{EngineConfig, PemCertificates, TransferEngine, TransportChoice, TransportKind};
 
 use crate::cluster::{Cluster, assert_contents, done, member};
 use crate::hostile::RecordingProxy;
-use crate::network::{move_under, with_faults};
+use crate::network::{transfer_while, with_faults};
 
 /// Returns a certificate for this name that `signed_by` has signed, with trust in `trusted`.
-fn certificates(signed_by: &Authority, trusted: &Authority, name: &str) -> PemCertificates {
+fn certificates(
+    signed_by: &CertificateAuthority,
+    trusted: &CertificateAuthority,
+    name: &str,
+) -> PemCertificates {
     signed(signed_by, trusted, CertificatePurpose::Server, name, 9)
 }
 
 fn signed(
-    by: &Authority,
-    trusted: &Authority,
+    by: &CertificateAuthority,
+    trusted: &CertificateAuthority,
     purpose: CertificatePurpose,
     name: &str,
     days: i64,
@@ -34,7 +38,7 @@ fn secure(config: &mut EngineConfig, certificates: &PemCertificates) {
 
 #[test]
 fn concurrent_transfers_in_both_directions_are_complete_with_and_without_a_token() {
-    let authority = Authority::new("of the engines").unwrap();
+    let authority = CertificateAuthority::new("of the engines").unwrap();
     let own = certificates(&authority, &authority, "engines");
     for (token, name) in [(None, None), (Some(b"known to all".to_vec()), Some("engines".to_owned()))] {
         let mut cluster = Cluster::with(2, |config| {
@@ -44,7 +48,7 @@ fn concurrent_transfers_in_both_directions_are_complete_with_and_without_a_token
         });
         let before: Vec<_> =
             cluster.engines.iter().map(|engine| RecordingProxy::before(engine.address().tcp[0])).collect();
-        cluster.reached_at(before.iter().map(|before| before.address).collect());
+        cluster.announce_other_addresses(before.iter().map(|before| before.address).collect());
         let mut moved = Vec::new();
         for (n, len) in [0, 1, 63, 4096, 8193, 16_384, 65_537, (3 << 20) + 5, 9 << 20].into_iter().enumerate()
         {
@@ -72,10 +76,10 @@ fn concurrent_transfers_in_both_directions_are_complete_with_and_without_a_token
 
 #[test]
 fn under_tls_a_bad_network_is_survived_too() {
-    let authority = Authority::new("of the engines").unwrap();
+    let authority = CertificateAuthority::new("of the engines").unwrap();
     let own = certificates(&authority, &authority, "engines");
     let (cluster, faults) = with_faults(TransportChoice::Tcp, |config| secure(config, &own));
-    assert_eq!(move_under(&cluster, 1000, 0, || ()), (None, None));
+    assert_eq!(transfer_while(&cluster, 1000, 0, || ()), (None, None));
     let mut random = fastrand::Rng::with_seed(5);
     for round in 1..30u64 {
         let side = &faults[round as usize % 2];
@@ -87,7 +91,7 @@ fn under_tls_a_bad_network_is_survived_too() {
             3 => side.delay_receives(Duration::from_micros(random.u64(0..500))),
             _ => faults.iter().for_each(muster::transfer::FaultInjector::clear_faults),
         }
-        let outcomes = move_under(&cluster, random.usize(1..4 << 20), round, || {
+        let outcomes = transfer_while(&cluster, random.usize(1..4 << 20), round, || {
             if round % 3 == 0 {
                 std::thread::sleep(Duration::from_micros(random.u64(0..20_000)));
                 side.reset(|at| at == round as usize % 4);
@@ -101,7 +105,10 @@ fn under_tls_a_bad_network_is_survived_too() {
 }
 
 /// Returns the errors of two engines that cannot connect.
-fn strangers(first: Option<&PemCertificates>, second: Option<&PemCertificates>) -> [String; 2] {
+fn errors_of_refused_engines(
+    first: Option<&PemCertificates>,
+    second: Option<&PemCertificates>,
+) -> [String; 2] {
     let cluster = Cluster::with(2, |config| {
         config.transport = TransportChoice::Tcp;
         config.tls = if config.here.task.0 == 0 { first } else { second }.cloned();
@@ -123,42 +130,50 @@ fn strangers(first: Option<&PemCertificates>, second: Option<&PemCertificates>) 
 
 #[test]
 fn a_peer_with_a_wrong_certificate_is_refused_with_the_reason() {
-    let (ours, theirs) = (Authority::new("ours").unwrap(), Authority::new("theirs").unwrap());
+    let (ours, theirs) =
+        (CertificateAuthority::new("ours").unwrap(), CertificateAuthority::new("theirs").unwrap());
     let own = certificates(&ours, &ours, "engines");
     let foreign = "does not come from an authority of this engine";
     let away = "turns this engine's certificate away";
 
-    let [first, second] = strangers(Some(&own), Some(&certificates(&theirs, &theirs, "engines")));
+    let [first, second] =
+        errors_of_refused_engines(Some(&own), Some(&certificates(&theirs, &theirs, "engines")));
     assert!(first.contains(foreign) && second.contains(foreign));
 
-    let [first, second] = strangers(Some(&own), Some(&certificates(&theirs, &ours, "engines")));
+    let [first, second] =
+        errors_of_refused_engines(Some(&own), Some(&certificates(&theirs, &ours, "engines")));
     assert!(first.contains(foreign) && second.contains(away));
 
     let named = PemCertificates { name: Some("engines".to_owned()), ..own.clone() };
-    let [first, second] = strangers(Some(&named), Some(&certificates(&ours, &ours, "something-else")));
+    let [first, second] =
+        errors_of_refused_engines(Some(&named), Some(&certificates(&ours, &ours, "something-else")));
     assert!(first.contains("not for the name") && second.contains(away));
 
-    let [first, second] =
-        strangers(Some(&own), Some(&signed(&ours, &ours, CertificatePurpose::Server, "engines", -1)));
+    let [first, second] = errors_of_refused_engines(
+        Some(&own),
+        Some(&signed(&ours, &ours, CertificatePurpose::Server, "engines", -1)),
+    );
     assert!(first.contains("has expired") && second.contains(away));
 
-    let [first, second] =
-        strangers(Some(&own), Some(&signed(&ours, &ours, CertificatePurpose::Client, "engines", 9)));
+    let [first, second] = errors_of_refused_engines(
+        Some(&own),
+        Some(&signed(&ours, &ours, CertificatePurpose::Client, "engines", 9)),
+    );
     assert!(first.contains("not good for a server") && second.contains(away));
 }
 
 #[test]
 fn plaintext_and_tls_do_not_mix() {
-    let authority = Authority::new("ours").unwrap();
+    let authority = CertificateAuthority::new("ours").unwrap();
     let own = certificates(&authority, &authority, "engines");
-    let [first, second] = strangers(Some(&own), None);
+    let [first, second] = errors_of_refused_engines(Some(&own), None);
     assert!(first.contains("hung up in the TLS handshake"));
     assert!(second.contains("it speaks TLS only"));
 }
 
 #[test]
 fn a_right_certificate_does_not_stand_for_the_token() {
-    let authority = Authority::new("ours").unwrap();
+    let authority = CertificateAuthority::new("ours").unwrap();
     let own = certificates(&authority, &authority, "engines");
     let cluster = Cluster::with(2, |config| {
         secure(config, &own);
@@ -173,7 +188,7 @@ fn a_right_certificate_does_not_stand_for_the_token() {
 
 #[test]
 fn unusable_certificates_fail_at_start() {
-    let authority = Authority::new("ours").unwrap();
+    let authority = CertificateAuthority::new("ours").unwrap();
     let [own, other] = ["a", "b"].map(|name| certificates(&authority, &authority, name));
     for (certificates, said) in [
         (PemCertificates { cert: b"nothing".to_vec(), ..own.clone() }, "the engine's certificate"),

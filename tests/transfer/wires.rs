@@ -53,7 +53,7 @@ fn the_end_of_an_in_process_engine_is_reported_at_once() {
 }
 
 /// Moves bytes in both directions between tasks 0 and 1. Returns the transport of the connection.
-fn both_ways(cluster: &Cluster, key: u64) -> TransportKind {
+fn transfer_both_ways(cluster: &Cluster, key: u64) -> TransportKind {
     const LEN: usize = 1_500_001;
     let moved = [(0, 1), (1, 0)].map(|(from, to)| {
         let (source, target) = (cluster.filled(from, LEN, key), cluster.empty(to, LEN));
@@ -82,7 +82,7 @@ fn a_unix_socket_that_cannot_be_dialled_is_not_missed() {
         engine.on_membership(membership.clone());
     }
     for key in 0..3 {
-        assert_eq!(both_ways(&cluster, key), TransportKind::Tcp);
+        assert_eq!(transfer_both_ways(&cluster, key), TransportKind::Tcp);
     }
 }
 
@@ -90,7 +90,7 @@ fn a_unix_socket_that_cannot_be_dialled_is_not_missed() {
 fn a_unix_socket_that_is_lost_in_use_gives_way_to_tcp() {
     let faults = FaultInjector::new(1);
     let cluster = Cluster::with(2, |config| config.faults = Some(faults.clone()));
-    assert_eq!(both_ways(&cluster, 0), TransportKind::Unix);
+    assert_eq!(transfer_both_ways(&cluster, 0), TransportKind::Unix);
     // In use on both sides: a transfer is prepared, and one of two sides has launched it, on a channel of its
     // own.
     let alone = LaunchOptions { channel: 7, ..LaunchOptions::default() };
@@ -104,7 +104,7 @@ fn a_unix_socket_that_is_lost_in_use_gives_way_to_tcp() {
     assert!(matches!(error, TransferError::PeerDead { .. }), "{error}");
     eventually("both sides know of it", || cluster.engines.iter().all(|engine| engine.links().is_empty()));
     for key in 2..5 {
-        assert_eq!(both_ways(&cluster, key), TransportKind::Tcp);
+        assert_eq!(transfer_both_ways(&cluster, key), TransportKind::Tcp);
     }
     // The path that failed is still in the list, for when TCP fails as well.
     let mut membership = cluster.membership();
@@ -114,11 +114,11 @@ fn a_unix_socket_that_is_lost_in_use_gives_way_to_tcp() {
     for engine in &cluster.engines {
         engine.on_membership(membership.clone());
     }
-    faults.end_new_wires(true);
+    faults.set_new_wires_end_at_once(true);
     faults.reset(|_| true);
     eventually("both sides know of it", || cluster.engines.iter().all(|engine| engine.links().is_empty()));
     faults.clear_faults();
-    assert_eq!(both_ways(&cluster, 5), TransportKind::Unix);
+    assert_eq!(transfer_both_ways(&cluster, 5), TransportKind::Unix);
 }
 
 #[test]
@@ -128,7 +128,7 @@ fn a_choice_that_is_forced_is_not_made_again() {
         config.transport = TransportChoice::Pvm;
         config.faults = Some(faults.clone());
     });
-    assert_eq!(both_ways(&cluster, 0), TransportKind::Unix);
+    assert_eq!(transfer_both_ways(&cluster, 0), TransportKind::Unix);
     let target = cluster.empty(1, 1000);
     let waiting =
         cluster.engines[1].transfer(&[], vec![incoming(&target, 0, 1, 1)], LaunchOptions::default());
@@ -147,7 +147,7 @@ fn a_choice_that_is_forced_is_not_made_again() {
 #[test]
 fn a_connection_that_made_room_for_another_has_not_failed() {
     let cluster = Cluster::with(3, |config| config.cliques_max = if config.here.task.0 == 0 { 1 } else { 8 });
-    assert_eq!(both_ways(&cluster, 0), TransportKind::Unix);
+    assert_eq!(transfer_both_ways(&cluster, 0), TransportKind::Unix);
     let (source, target) = (cluster.filled(0, 1000, 1), cluster.empty(2, 1000));
     let dropped = || !cluster.engines[0].links().iter().any(|link| link.peer.task.0 == 1);
     eventually("it was dropped", || {
@@ -156,5 +156,5 @@ fn a_connection_that_made_room_for_another_has_not_failed() {
         dropped()
     });
     eventually("the other side knows of it", || cluster.engines[1].links().is_empty());
-    assert_eq!(both_ways(&cluster, 2), TransportKind::Unix);
+    assert_eq!(transfer_both_ways(&cluster, 2), TransportKind::Unix);
 }

@@ -8,14 +8,14 @@ use muster::proto::tensorflow as a;
 use prost::Message as _;
 use prost::bytes::Bytes;
 
-use crate::raw::{GENERATION_A, RawClient, finish, frame, prefixed};
+use crate::raw::{GENERATION_A, RawClient, grpc_framed, message_with_prefix, receive_response};
 use crate::second_client::SecondClient;
 use crate::support::MusterServer;
 
 const RESOURCE_EXHAUSTED: Option<i32> = Some(8);
 const MIB: u64 = 1 << 20;
 
-async fn start(further: &[&str]) -> (MusterServer, SecondClient, RawClient) {
+async fn start_server_and_second_client(further: &[&str]) -> (MusterServer, SecondClient, RawClient) {
     let arguments = [&["--job", "witness=2", "--job", "target=3", "--log", "error"], further].concat();
     let server = MusterServer::patient(&arguments);
     let witness = SecondClient::register(&server, "witness").await;
@@ -40,12 +40,12 @@ fn insert_up_to_value(value_bytes: u64) -> Vec<u8> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_value_of_a_gibibyte_is_refused_without_being_taken() {
-    let (server, witness, mut raw) = start(&[]).await;
+    let (server, witness, mut raw) = start_server_and_second_client(&[]).await;
     let before = server.resident_bytes();
     let head = insert_up_to_value(1 << 30);
     let length = u32::try_from(head.len() + (1 << 30)).expect("it fits a prefix");
-    let (response, mut stream) = raw.begin(raw.request(&insert_path())).await.expect("a stream");
-    stream.send_data(Bytes::from(prefixed(0, length, &head)), false).expect("an open stream");
+    let (response, mut stream) = raw.begin_request(raw.request(&insert_path())).await.expect("a stream");
+    stream.send_data(Bytes::from(message_with_prefix(0, length, &head)), false).expect("an open stream");
     let sending = tokio::spawn(async move {
         // As much as the server accepts.
         let chunk = Bytes::from(vec![7u8; 1 << 20]);
@@ -57,7 +57,7 @@ async fn a_value_of_a_gibibyte_is_refused_without_being_taken() {
             }
         }
     });
-    let back = finish(response).await.expect("an answer, not a reset");
+    let back = receive_response(response).await.expect("an answer, not a reset");
     assert_eq!(back.code, RESOURCE_EXHAUSTED, "{back:?}");
     sending.abort();
     witness.assert_served().await;
@@ -67,7 +67,8 @@ async fn a_value_of_a_gibibyte_is_refused_without_being_taken() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_small_message_that_inflates_beyond_the_bound_is_refused() {
-    let (server, witness, mut raw) = start(&["--grpc-message-bytes", "16777216"]).await;
+    let (server, witness, mut raw) =
+        start_server_and_second_client(&["--grpc-message-bytes", "16777216"]).await;
     let before = server.resident_bytes();
     let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
     encoder.write_all(&insert_up_to_value(1 << 30)).expect("memory takes it");
@@ -79,7 +80,7 @@ async fn a_small_message_that_inflates_beyond_the_bound_is_refused() {
     assert!(bomb.len() < 2 << 20, "a small message");
     let length = u32::try_from(bomb.len()).expect("a small message");
     let request = raw.request(&insert_path()).header("grpc-encoding", "gzip");
-    let back = raw.send_body(request, prefixed(1, length, &bomb)).await.expect("an answer");
+    let back = raw.send_body(request, message_with_prefix(1, length, &bomb)).await.expect("an answer");
     assert_eq!(back.code, RESOURCE_EXHAUSTED, "{back:?}");
     witness.assert_served().await;
     let moved = server.peak_resident_bytes().saturating_sub(before);
@@ -91,7 +92,8 @@ async fn every_store_bound_is_enforced_and_named_in_the_error() {
     let config = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("bounds-of-the-store.toml");
     let bounds = "[bounds]\nkeys = 50\nkey-bytes = 100\nvalue-bytes = 1000\nstore-bytes = 20000\n";
     std::fs::write(&config, bounds).expect("a writable directory");
-    let (_server, witness, mut raw) = start(&["--config", config.to_str().expect("a plain path")]).await;
+    let (_server, witness, mut raw) =
+        start_server_and_second_client(&["--config", config.to_str().expect("a plain path")]).await;
     let path = insert_path();
     let insert = |key: String, value: usize| {
         let kv = Some(a::KeyValueEntry { key, value: vec![0u8; value].into() });
@@ -123,17 +125,17 @@ async fn every_store_bound_is_enforced_and_named_in_the_error() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reader_that_takes_nothing_costs_little() {
-    let (server, witness, mut raw) = start(&[]).await;
+    let (server, witness, mut raw) = start_server_and_second_client(&[]).await;
     let kv = Some(a::KeyValueEntry { key: "large".into(), value: vec![1u8; 4 << 20].into() });
     let request = a::InsertKeyValueRequest { kv, allow_overwrite: false };
     assert_eq!(raw.call(&insert_path(), &request).await.code, Some(0));
     let before = server.resident_bytes();
     // Two thousand answers of 4 MiB are requested, and none is read.
-    let get = frame(&a::GetKeyValueRequest { key: "large".into() }.encode_to_vec());
+    let get = grpc_framed(&a::GetKeyValueRequest { key: "large".into() }.encode_to_vec());
     let mut unread = Vec::new();
     for _ in 0..2000 {
         let (response, mut stream) =
-            raw.begin(raw.request(&format!("{GENERATION_A}/GetKeyValue"))).await.expect("a stream");
+            raw.begin_request(raw.request(&format!("{GENERATION_A}/GetKeyValue"))).await.expect("a stream");
         stream.send_data(Bytes::from(get.clone()), true).expect("an open stream");
         unread.push(response);
     }

@@ -7,12 +7,15 @@ use muster::proto::{CoordinatedTask, tensorflow as a, xla::coordination as c};
 use prost::Message as _;
 use prost::bytes::Bytes;
 
-use crate::raw::{GENERATION_A, GENERATION_C, RawClient, RawResponse, finish, frame, gzip, now, prefixed};
+use crate::raw::{
+    GENERATION_A, GENERATION_C, RawClient, RawResponse, grpc_framed, gzip, message_with_prefix,
+    output_if_ready, receive_response,
+};
 use crate::second_client::SecondClient;
 use crate::support::MusterServer;
 
 /// Starts a server with the second client's job and another one.
-async fn start() -> (MusterServer, SecondClient, RawClient) {
+async fn start_server_and_second_client() -> (MusterServer, SecondClient, RawClient) {
     let server = MusterServer::patient(&["--job", "witness=2", "--job", "target=3", "--log", "error"]);
     let witness = SecondClient::register(&server, "witness").await;
     let raw = RawClient::connect(server.grpc, "target").await;
@@ -20,7 +23,7 @@ async fn start() -> (MusterServer, SecondClient, RawClient) {
 }
 
 /// Returns a valid message of every method of both generations, with every field set.
-fn samples() -> Vec<(String, Vec<u8>)> {
+fn sample_requests() -> Vec<(String, Vec<u8>)> {
     let task = |task_id| Some(CoordinatedTask { named: true, task_id, recoverable: true });
     let kv = Some(a::KeyValueEntry { key: "k".into(), value: "v".into() });
     let device = vec![prost_types::Any { type_url: "x".into(), value: vec![1, 2, 3] }];
@@ -155,10 +158,14 @@ const MAY_WAIT: [&str; 9] = [
 ];
 
 /// Sends bodies all at once. Every one is answered with a status, unless it is by chance a call that waits.
-async fn send_all(raw: &mut RawClient, bodies: impl IntoIterator<Item = (String, Vec<u8>)>) {
+async fn send_all_and_check_answers(
+    raw: &mut RawClient,
+    bodies: impl IntoIterator<Item = (String, Vec<u8>)>,
+) {
     let mut answers: Vec<(String, Vec<u8>, ResponseFuture)> = Vec::new();
     for (path, body) in bodies {
-        let (response, mut stream) = raw.begin(raw.request(&path)).await.expect("the connection lives");
+        let (response, mut stream) =
+            raw.begin_request(raw.request(&path)).await.expect("the connection lives");
         let _ = stream.send_data(Bytes::from(body.clone()), true);
         answers.push((path, body, response));
     }
@@ -169,7 +176,11 @@ async fn send_all(raw: &mut RawClient, bodies: impl IntoIterator<Item = (String,
     assert_eq!(back.code, Some(5), "{back:?}");
     for (path, body, response) in answers {
         let may_wait = path.rsplit_once('/').is_some_and(|(_, method)| MAY_WAIT.contains(&method));
-        let answer = if may_wait { now(finish(response)) } else { Some(finish(response).await) };
+        let answer = if may_wait {
+            output_if_ready(receive_response(response))
+        } else {
+            Some(receive_response(response).await)
+        };
         if let Some(back) = answer {
             let back = back.unwrap_or_else(|error| panic!("{path} with {} bytes: {error}", body.len()));
             assert!(back.http == 200 && back.code.is_some(), "{path} with {} bytes: {back:?}", body.len());
@@ -179,10 +190,10 @@ async fn send_all(raw: &mut RawClient, bodies: impl IntoIterator<Item = (String,
 
 #[tokio::test(flavor = "multi_thread")]
 async fn messages_that_are_cut_off_anywhere_are_answered() {
-    let (server, witness, mut raw) = start().await;
-    for (path, message) in samples() {
-        let cut = (0..=message.len()).map(|end| (path.clone(), frame(&message[..end])));
-        send_all(&mut raw, cut).await;
+    let (server, witness, mut raw) = start_server_and_second_client().await;
+    for (path, message) in sample_requests() {
+        let cut = (0..=message.len()).map(|end| (path.clone(), grpc_framed(&message[..end])));
+        send_all_and_check_answers(&mut raw, cut).await;
     }
     raw.hang_up();
     witness.assert_served().await;
@@ -191,9 +202,9 @@ async fn messages_that_are_cut_off_anywhere_are_answered() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn random_messages_are_answered() {
-    let (server, witness, mut raw) = start().await;
+    let (server, witness, mut raw) = start_server_and_second_client().await;
     let mut rng = Rng::with_seed(1);
-    for (path, message) in samples() {
+    for (path, message) in sample_requests() {
         let mut bodies = Vec::new();
         for _ in 0..100 {
             // Entirely random, or a valid one with a few changed bytes, which gets further.
@@ -205,9 +216,9 @@ async fn random_messages_are_answered() {
                     bytes[place] = rng.u8(..);
                 }
             }
-            bodies.push((path.clone(), frame(&bytes)));
+            bodies.push((path.clone(), grpc_framed(&bytes)));
         }
-        send_all(&mut raw, bodies).await;
+        send_all_and_check_answers(&mut raw, bodies).await;
     }
     raw.hang_up();
     witness.assert_served().await;
@@ -216,7 +227,7 @@ async fn random_messages_are_answered() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn fields_of_any_type_and_absurd_lengths_are_answered() {
-    let (server, witness, mut raw) = start().await;
+    let (server, witness, mut raw) = start_server_and_second_client().await;
     // Every field number of the methods, as every wire type, with impossible lengths.
     let fields: Vec<Vec<u8>> = (0..=8u8)
         .flat_map(|field| (0..8u8).map(move |wire_type| field << 3 | wire_type))
@@ -233,10 +244,11 @@ async fn fields_of_any_type_and_absurd_lengths_are_answered() {
         .collect();
     // Deeply nested groups and messages.
     let deep = [vec![0x0B; 100_000], [0x0A, 0x7F].repeat(50_000)];
-    for (path, _) in samples() {
-        send_all(&mut raw, fields.iter().map(|bytes| (path.clone(), frame(bytes)))).await;
+    for (path, _) in sample_requests() {
+        send_all_and_check_answers(&mut raw, fields.iter().map(|bytes| (path.clone(), grpc_framed(bytes))))
+            .await;
         for bytes in &deep {
-            send_all(&mut raw, [(path.clone(), frame(bytes))]).await;
+            send_all_and_check_answers(&mut raw, [(path.clone(), grpc_framed(bytes))]).await;
         }
     }
     raw.hang_up();
@@ -244,17 +256,17 @@ async fn fields_of_any_type_and_absurd_lengths_are_answered() {
     assert!(server.is_running());
 }
 
-fn path() -> String {
+fn insert_path() -> String {
     format!("{GENERATION_A}/InsertKeyValue")
 }
 
-fn insert(value: &[u8]) -> Vec<u8> {
+fn encode_insert_request(value: &[u8]) -> Vec<u8> {
     let kv = Some(a::KeyValueEntry { key: "k".into(), value: Bytes::copy_from_slice(value) });
     a::InsertKeyValueRequest { kv, allow_overwrite: true }.encode_to_vec()
 }
 
-async fn send(raw: &mut RawClient, encoding: Option<&str>, body: Vec<u8>) -> RawResponse {
-    let mut request = raw.request(&path());
+async fn send_insert(raw: &mut RawClient, encoding: Option<&str>, body: Vec<u8>) -> RawResponse {
+    let mut request = raw.request(&insert_path());
     if let Some(encoding) = encoding {
         request = request.header("grpc-encoding", encoding);
     }
@@ -263,51 +275,51 @@ async fn send(raw: &mut RawClient, encoding: Option<&str>, body: Vec<u8>) -> Raw
 
 #[tokio::test(flavor = "multi_thread")]
 async fn framing_that_is_wrong_is_answered() {
-    let (_server, witness, mut raw) = start().await;
-    let message = insert(b"v");
+    let (_server, witness, mut raw) = start_server_and_second_client().await;
+    let message = encode_insert_request(b"v");
     let length = u32::try_from(message.len()).expect("a short message");
     let wrong = [
         Vec::new(),
         vec![0],
         vec![0, 0, 0, 0],
-        prefixed(0, length + 1, &message),
-        prefixed(0, length - 1, &message),
-        prefixed(0, 0, &message),
-        prefixed(0, u32::MAX, &message),
-        prefixed(2, length, &message),
-        prefixed(255, length, &message),
+        message_with_prefix(0, length + 1, &message),
+        message_with_prefix(0, length - 1, &message),
+        message_with_prefix(0, 0, &message),
+        message_with_prefix(0, u32::MAX, &message),
+        message_with_prefix(2, length, &message),
+        message_with_prefix(255, length, &message),
         // The flag says compressed, but no header names the compression.
-        prefixed(1, length, &message),
-        [frame(&message), frame(&message)].concat(),
-        [frame(&message), vec![0]].concat(),
+        message_with_prefix(1, length, &message),
+        [grpc_framed(&message), grpc_framed(&message)].concat(),
+        [grpc_framed(&message), vec![0]].concat(),
     ];
     for body in wrong {
-        let back = send(&mut raw, None, body.clone()).await;
+        let back = send_insert(&mut raw, None, body.clone()).await;
         assert!(back.code.is_some_and(|code| code != 0), "{body:x?}: {back:?}");
     }
-    assert_eq!(send(&mut raw, None, frame(&message)).await.code, Some(0));
+    assert_eq!(send_insert(&mut raw, None, grpc_framed(&message)).await.code, Some(0));
     witness.assert_served().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn gzip_is_inflated_and_what_only_looks_like_it_is_refused() {
-    let (_server, witness, mut raw) = start().await;
+    let (_server, witness, mut raw) = start_server_and_second_client().await;
     // No repetitions, in which damage could go unnoticed.
     let mut rng = Rng::with_seed(2);
     let value: Vec<u8> = (0..100_000).map(|_| rng.u8(0..16)).collect();
-    let message = insert(&value);
+    let message = encode_insert_request(&value);
     let compressed = gzip(&message);
     let length = |bytes: &[u8]| u32::try_from(bytes.len()).expect("a short message");
-    let whole = prefixed(1, length(&compressed), &compressed);
-    assert_eq!(send(&mut raw, Some("gzip"), whole.clone()).await.code, Some(0));
+    let whole = message_with_prefix(1, length(&compressed), &compressed);
+    assert_eq!(send_insert(&mut raw, Some("gzip"), whole.clone()).await.code, Some(0));
     // The header announces compression for messages with the flag; others are read as they are.
-    assert_eq!(send(&mut raw, Some("gzip"), frame(&message)).await.code, Some(0));
+    assert_eq!(send_insert(&mut raw, Some("gzip"), grpc_framed(&message)).await.code, Some(0));
     let garbage: Vec<u8> = (0..200u8).collect();
     let cut = &compressed[..compressed.len() - 9];
     let mut damaged = compressed.clone();
     damaged[compressed.len() / 2] ^= 0x55;
     for bytes in [&garbage[..], cut, &damaged, b"", &compressed[..5]] {
-        let back = send(&mut raw, Some("gzip"), prefixed(1, length(bytes), bytes)).await;
+        let back = send_insert(&mut raw, Some("gzip"), message_with_prefix(1, length(bytes), bytes)).await;
         assert!(
             back.code.is_some_and(|code| code != 0),
             "{} bytes {:x?}...: {back:?}",
@@ -315,6 +327,6 @@ async fn gzip_is_inflated_and_what_only_looks_like_it_is_refused() {
             bytes.first()
         );
     }
-    assert!(send(&mut raw, Some("identity"), whole).await.code.is_some_and(|code| code != 0));
+    assert!(send_insert(&mut raw, Some("identity"), whole).await.code.is_some_and(|code| code != 0));
     witness.assert_served().await;
 }

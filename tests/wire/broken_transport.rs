@@ -39,7 +39,7 @@ impl TransportFixture {
     }
 
     /// Sends bytes over a new connection, reads the answer for a moment, and closes it.
-    async fn say(&self, bytes: &[u8]) -> Vec<u8> {
+    async fn send_and_read_briefly(&self, bytes: &[u8]) -> Vec<u8> {
         let mut socket = self.connect().await;
         // The server may close the connection before the end.
         let _ = socket.write_all(bytes).await;
@@ -49,7 +49,7 @@ impl TransportFixture {
     }
 
     /// Checks that the other client is served and no memory has been lost.
-    async fn is_unharmed(&mut self) {
+    async fn assert_unharmed(&mut self) {
         self.second_client.assert_served().await;
         assert!(self.server.is_running(), "{}", self.server.said());
         let moved = self.server.peak_resident_bytes().saturating_sub(self.before);
@@ -58,14 +58,14 @@ impl TransportFixture {
 }
 
 /// Reads until the server closes the connection, which it must do.
-async fn is_closed(socket: &mut TcpStream) {
+async fn wait_until_closed(socket: &mut TcpStream) {
     let mut buffer = [0; 4096];
     let closed = async { while socket.read(&mut buffer).await.is_ok_and(|count| count > 0) {} };
     tokio::time::timeout(PATIENCE, closed).await.expect("the server closes the connection");
 }
 
 /// Writes until everything is sent or the server closes the connection, and reads meanwhile.
-async fn pour(socket: TcpStream, pieces: impl Iterator<Item = Vec<u8>>) {
+async fn write_while_reading(socket: TcpStream, pieces: impl Iterator<Item = Vec<u8>>) {
     let (mut reader, mut writer) = socket.into_split();
     let reading = tokio::spawn(async move {
         let mut buffer = [0; 65536];
@@ -88,7 +88,10 @@ async fn a_request_in_plain_bytes_is_answered() {
     // Checks that the bytes which the tests below damage are valid.
     let rig = TransportFixture::start().await;
     let mut socket = rig.connect().await;
-    socket.write_all(&[opening(), request(1)].concat()).await.expect("an open connection");
+    socket
+        .write_all(&[connection_opening(), complete_request(1)].concat())
+        .await
+        .expect("an open connection");
     let mut heard = Vec::new();
     let answered = async {
         while !heard.windows(2).any(|pair| pair == [HEADERS, END_STREAM | END_HEADERS]) {
@@ -116,8 +119,8 @@ async fn peers_that_do_not_speak_http2_are_shown_out() {
     for hello in hellos {
         let mut socket = rig.connect().await;
         let _ = socket.write_all(&hello).await;
-        is_closed(&mut socket).await;
-        rig.is_unharmed().await;
+        wait_until_closed(&mut socket).await;
+        rig.assert_unharmed().await;
     }
 }
 
@@ -127,11 +130,11 @@ async fn random_bytes_are_no_more_than_noise() {
     let mut rng = Rng::with_seed(3);
     for _ in 0..40 {
         let noise: Vec<u8> = (0..rng.usize(1..30_000)).map(|_| rng.u8(..)).collect();
-        rig.say(&noise).await;
-        rig.say(&[PREFACE, &noise].concat()).await;
-        rig.say(&[opening(), noise].concat()).await;
+        rig.send_and_read_briefly(&noise).await;
+        rig.send_and_read_briefly(&[PREFACE, &noise].concat()).await;
+        rig.send_and_read_briefly(&[connection_opening(), noise].concat()).await;
     }
-    rig.is_unharmed().await;
+    rig.assert_unharmed().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -139,24 +142,24 @@ async fn random_frames_are_no_more_than_noise() {
     let mut rig = TransportFixture::start().await;
     let mut rng = Rng::with_seed(4);
     for _ in 0..60 {
-        let mut bytes = opening();
+        let mut bytes = connection_opening();
         for _ in 0..rng.usize(1..40) {
             let payload: Vec<u8> = (0..rng.usize(0..60)).map(|_| rng.u8(..)).collect();
             let stream = if rng.bool() { rng.u32(0..6) } else { rng.u32(..) };
             bytes.extend(http2_frame(rng.u8(0..12), rng.u8(..), stream, &payload));
             if rng.u8(0..4) == 0 {
-                bytes.extend(request(rng.u32(0..9)));
+                bytes.extend(complete_request(rng.u32(0..9)));
             }
         }
-        rig.say(&bytes).await;
+        rig.send_and_read_briefly(&bytes).await;
     }
-    rig.is_unharmed().await;
+    rig.assert_unharmed().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_conversation_may_break_off_anywhere() {
     let mut rig = TransportFixture::start().await;
-    let whole = [opening(), request(1)].concat();
+    let whole = [connection_opening(), complete_request(1)].concat();
     for end in 0..whole.len() {
         let mut socket = rig.connect().await;
         socket.write_all(&whole[..end]).await.expect("an open connection");
@@ -165,7 +168,7 @@ async fn a_conversation_may_break_off_anywhere() {
             socket.set_zero_linger().expect("a TCP socket");
         }
     }
-    rig.is_unharmed().await;
+    rig.assert_unharmed().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -187,8 +190,8 @@ async fn streams_that_are_reset_as_soon_as_they_begin_exhaust_nothing() {
             ]
             .concat()
         });
-        pour(rig.connect().await, std::iter::once(opening()).chain(rounds)).await;
-        rig.is_unharmed().await;
+        write_while_reading(rig.connect().await, std::iter::once(connection_opening()).chain(rounds)).await;
+        rig.assert_unharmed().await;
     }
 }
 
@@ -206,18 +209,18 @@ async fn headers_without_end_are_cut_off() {
             let last = n + 1 == pieces.len();
             http2_frame(kind, if last { END_HEADERS } else { 0 }, 1, piece)
         });
-        pour(rig.connect().await, std::iter::once(opening()).chain(frames)).await;
-        rig.is_unharmed().await;
+        write_while_reading(rig.connect().await, std::iter::once(connection_opening()).chain(frames)).await;
+        rig.assert_unharmed().await;
     }
     let endless = (0..8_000).map(|n| {
         let piece = header_block(&[("x-another", &"y".repeat(10_000))]);
         http2_frame(if n == 0 { HEADERS } else { CONTINUATION }, 0, 1, &piece)
     });
-    pour(rig.connect().await, std::iter::once(opening()).chain(endless)).await;
+    write_while_reading(rig.connect().await, std::iter::once(connection_opening()).chain(endless)).await;
     // Empty CONTINUATION frames cost the sender next to nothing.
     let empty = (0..200_000).map(|n| http2_frame(if n == 0 { HEADERS } else { CONTINUATION }, 0, 1, &[]));
-    pour(rig.connect().await, std::iter::once(opening()).chain(empty)).await;
-    rig.is_unharmed().await;
+    write_while_reading(rig.connect().await, std::iter::once(connection_opening()).chain(empty)).await;
+    rig.assert_unharmed().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -235,9 +238,9 @@ async fn floods_of_frames_that_ask_for_nothing_are_borne() {
     for frame in floods {
         let head = http2_frame(HEADERS, END_HEADERS, 1, &header_block(&request_fields()));
         let flood = frame.repeat(1000);
-        let pieces = [opening(), head].into_iter().chain(std::iter::repeat_n(flood, 200));
-        pour(rig.connect().await, pieces).await;
-        rig.is_unharmed().await;
+        let pieces = [connection_opening(), head].into_iter().chain(std::iter::repeat_n(flood, 200));
+        write_while_reading(rig.connect().await, pieces).await;
+        rig.assert_unharmed().await;
     }
 }
 
@@ -245,7 +248,7 @@ async fn floods_of_frames_that_ask_for_nothing_are_borne() {
 async fn unread_responses_of_a_flood_are_bounded() {
     let mut rig = TransportFixture::start().await;
     let mut socket = rig.connect().await;
-    socket.write_all(&opening()).await.expect("an open connection");
+    socket.write_all(&connection_opening()).await.expect("an open connection");
     let flood = http2_frame(PING, 0, 0, &[0; 8]).repeat(1000);
     // Nothing is read: at some point the server must stop reading, or close.
     let pouring = async {
@@ -256,13 +259,13 @@ async fn unread_responses_of_a_flood_are_bounded() {
         }
     };
     let _ = tokio::time::timeout(Duration::from_secs(2), pouring).await;
-    rig.is_unharmed().await;
+    rig.assert_unharmed().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn slow_peers_delay_no_other_peer() {
     let mut rig = TransportFixture::start().await;
-    let whole = [opening(), request(1)].concat();
+    let whole = [connection_opening(), complete_request(1)].concat();
     let silent = rig.connect().await;
     let mut slow = Vec::new();
     for n in 0..200 {
@@ -271,7 +274,7 @@ async fn slow_peers_delay_no_other_peer() {
         slow.push(socket);
     }
     for _ in 0..5 {
-        rig.is_unharmed().await;
+        rig.assert_unharmed().await;
         for (n, socket) in slow.iter_mut().enumerate() {
             if let Some(byte) = whole.get(n) {
                 // The server may have closed slow connections.
@@ -281,7 +284,7 @@ async fn slow_peers_delay_no_other_peer() {
     }
     // A connection without any input is closed in the end.
     let mut silent = silent;
-    is_closed(&mut silent).await;
+    wait_until_closed(&mut silent).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -290,12 +293,12 @@ async fn hundreds_of_idle_connections_cost_little() {
     let mut idle = Vec::new();
     for _ in 0..800 {
         let mut socket = rig.connect().await;
-        socket.write_all(&opening()).await.expect("an open connection");
+        socket.write_all(&connection_opening()).await.expect("an open connection");
         idle.push(socket);
     }
-    rig.is_unharmed().await;
+    rig.assert_unharmed().await;
     drop(idle);
-    rig.is_unharmed().await;
+    rig.assert_unharmed().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -306,18 +309,18 @@ async fn connections_beyond_the_bound_are_closed_and_others_live() {
     for _ in 0..60 {
         let mut socket = TcpStream::connect(server.grpc).await.expect("the server listens");
         // It may be closed by now.
-        let _ = socket.write_all(&opening()).await;
+        let _ = socket.write_all(&connection_opening()).await;
         kept.push(socket);
     }
     let last = kept.last_mut().expect("there are some");
-    is_closed(last).await;
+    wait_until_closed(last).await;
     witness.assert_served().await;
     drop(kept);
     // A closed connection makes room.
     let deadline = tokio::time::Instant::now() + PATIENCE;
     loop {
         let mut socket = TcpStream::connect(server.grpc).await.expect("the server listens");
-        let _ = socket.write_all(&opening()).await;
+        let _ = socket.write_all(&connection_opening()).await;
         let mut byte = [0];
         if socket.read(&mut byte).await.is_ok_and(|count| count == 1) {
             break;

@@ -2,13 +2,13 @@
 
 use prost::Message as _;
 
-use crate::raw::{GENERATION_A, GENERATION_C, PATIENCE, RawClient, gzip, prefixed};
+use crate::raw::{GENERATION_A, GENERATION_C, PATIENCE, RawClient, gzip, message_with_prefix};
 use crate::second_client::{expect_ok, within};
 use crate::support::answer::code_name;
 use crate::support::{Body, Call, Caller, Client, Generation, MusterServer, Signal};
 
 /// Registers every task of the default job over its own connection.
-async fn register(
+async fn register_all_tasks(
     server: &MusterServer,
     generation: Generation,
     tasks: i32,
@@ -41,7 +41,7 @@ async fn polls_are_held_or_cancelled_as_the_job_says() {
         (&["--tasks", "2", "--recoverable", "--error-delivery", "hold"], true),
     ] {
         let server = MusterServer::patient(&[arguments, &["--log", "error"]].concat());
-        let tasks = register(&server, Generation::C, 2, false).await;
+        let tasks = register_all_tasks(&server, Generation::C, 2, false).await;
         let (client, caller) = &tasks[0];
         let poll = client.start(*caller, Call::PollForError, |_| {});
         // The calls of one connection are processed in order.
@@ -58,7 +58,7 @@ async fn polls_are_held_or_cancelled_as_the_job_says() {
 #[tokio::test(flavor = "multi_thread")]
 async fn without_polls_an_error_comes_with_the_next_heartbeat() {
     let server = MusterServer::patient(&["--tasks", "2", "--error-delivery", "cancel", "--log", "error"]);
-    let tasks = register(&server, Generation::A, 2, false).await;
+    let tasks = register_all_tasks(&server, Generation::A, 2, false).await;
     for (client, caller) in &tasks {
         let answer = within(client.ask(caller, &Call::PollForError)).await;
         assert_eq!(code_name(answer.code), "CANCELLED");
@@ -76,7 +76,7 @@ async fn the_living_are_listed_in_ascending_order() {
     use muster::proto::{CoordinatedTask, tensorflow as a, xla::coordination as c};
 
     let server = MusterServer::patient(&["--tasks", "1", "--log", "error"]);
-    let (_, caller) = register(&server, Generation::C, 1, false).await.remove(0);
+    let (_, caller) = register_all_tasks(&server, Generation::C, 1, false).await.remove(0);
     let mut raw = RawClient::connect(server.grpc, "default").await;
     let incarnations = Some(c::Incarnations {
         service_incarnation: caller.service.expect("it is registered"),
@@ -88,7 +88,7 @@ async fn the_living_are_listed_in_ascending_order() {
     assert_eq!((alive.alive_task_ids, alive.incarnations), (vec![0], vec![caller.incarnation]));
 
     let server = MusterServer::patient(&["--tasks", "40", "--log", "error"]);
-    let tasks = register(&server, Generation::A, 40, false).await;
+    let tasks = register_all_tasks(&server, Generation::A, 40, false).await;
     let ids: Vec<i32> = (0..40).rev().collect();
     let others: Vec<_> = tasks
         .iter()
@@ -117,7 +117,7 @@ async fn sets_of_tasks_are_told_apart_by_their_bytes_and_not_by_a_checksum() {
     // CRC-32 stays the same if these are added (XOR) to the bytes of a message, wherever in it.
     const UNNOTICED: [i32; 5] = [0x4d, 0x2d, 0x3d, 0x6d, 0x08];
     let server = MusterServer::patient(&["--tasks", "2", "--log", "error"]);
-    let tasks = register(&server, Generation::C, 2, false).await;
+    let tasks = register_all_tasks(&server, Generation::C, 2, false).await;
     // Tasks 0 and 1 in the middle of ids that the job does not have. Each id is one byte of the request.
     let both: Vec<i32> = [vec![100; 200], vec![1, 2, 3, 4, 5, 0], vec![100; 200]].concat();
     let mut alone = both.clone();
@@ -143,7 +143,7 @@ async fn sets_of_tasks_are_told_apart_by_their_bytes_and_not_by_a_checksum() {
         let file = gzip(&request.encode_to_vec());
         let mut raw = RawClient::connect(server.grpc, "default").await;
         let call = raw.request(&format!("{GENERATION_C}/GetAliveTasks")).header("grpc-encoding", "gzip");
-        let body = prefixed(1, u32::try_from(file.len()).expect("a short file"), &file);
+        let body = message_with_prefix(1, u32::try_from(file.len()).expect("a short file"), &file);
         let alive: c::GetAliveTasksResponse = raw.send_body(call, body).await.expect("an answer").decode();
         alive.alive_task_ids
     };
@@ -158,7 +158,7 @@ async fn sets_of_tasks_are_told_apart_by_their_bytes_and_not_by_a_checksum() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_task_that_asks_to_be_recoverable_may_come_back() {
     let server = MusterServer::patient(&["--tasks", "2", "--log", "error"]);
-    let tasks = register(&server, Generation::A, 2, true).await;
+    let tasks = register_all_tasks(&server, Generation::A, 2, true).await;
     let (client, caller) = &tasks[1];
     let again = Call::Register { incarnation: 0xBEEF, recoverable: true };
     expect_ok(&within(client.ask(&Caller { incarnation: 0xBEEF, ..*caller }, &again)).await);
@@ -170,7 +170,7 @@ async fn a_task_that_asks_to_be_recoverable_may_come_back() {
 async fn a_server_that_stops_answers_everybody_who_waits_and_polls_in_the_way_that_lets_clients_live() {
     for generation in [Generation::A, Generation::C] {
         let server = MusterServer::patient(&["--tasks", "2", "--log", "error"]);
-        let tasks = register(&server, generation, 2, false).await;
+        let tasks = register_all_tasks(&server, generation, 2, false).await;
         let (client, caller) = &tasks[0];
         let poll = client.start(*caller, Call::PollForError, |_| {});
         let waiting = [Call::get("never"), Call::barrier("b", 0), Call::alive(&[0, 1])]

@@ -50,7 +50,7 @@ pub fn request_fields() -> Vec<(&'static str, &'static str)> {
 }
 
 /// Returns the header fields of a call of this method in generation A.
-pub fn fields_of(method: &'static str) -> Vec<(&'static str, &'static str)> {
+pub fn request_fields_of_method(method: &'static str) -> Vec<(&'static str, &'static str)> {
     let mut fields = request_fields();
     fields[2].1 = match method {
         "GetKeyValue" => "/tensorflow.CoordinationService/GetKeyValue",
@@ -63,37 +63,37 @@ pub fn fields_of(method: &'static str) -> Vec<(&'static str, &'static str)> {
 /// A request for the key `k`, with gRPC's prefix.
 pub const GET_K: [u8; 8] = [0, 0, 0, 0, 3, 0x0A, 1, b'k'];
 
-pub fn settings(pairs: &[(u16, u32)]) -> Vec<u8> {
+pub fn settings_frame(pairs: &[(u16, u32)]) -> Vec<u8> {
     let mut bytes = Vec::new();
     frames::settings(&mut bytes, pairs);
     bytes
 }
 
-pub fn window_update(stream: u32, more: u32) -> Vec<u8> {
+pub fn window_update_frame(stream: u32, more: u32) -> Vec<u8> {
     http2_frame(WINDOW_UPDATE, 0, stream, &more.to_be_bytes())
 }
 
-pub fn reset(stream: u32) -> Vec<u8> {
+pub fn reset_frame(stream: u32) -> Vec<u8> {
     http2_frame(RST_STREAM, 0, stream, &8_u32.to_be_bytes())
 }
 
 /// Returns the regular opening of a connection: the preface and SETTINGS.
-pub fn opening() -> Vec<u8> {
+pub fn connection_opening() -> Vec<u8> {
     [PREFACE, &http2_frame(SETTINGS, 0, 0, &[])].concat()
 }
 
 /// Returns a complete request for a key that does not exist.
-pub fn request(stream: u32) -> Vec<u8> {
-    whole(stream, &request_fields())
+pub fn complete_request(stream: u32) -> Vec<u8> {
+    complete_request_with_fields(stream, &request_fields())
 }
 
 /// Returns a complete request for the key `k` with these header fields.
-pub fn whole(stream: u32, fields: &[(&str, &str)]) -> Vec<u8> {
-    [head(stream, 0, fields), http2_frame(DATA, END_STREAM, stream, &GET_K)].concat()
+pub fn complete_request_with_fields(stream: u32, fields: &[(&str, &str)]) -> Vec<u8> {
+    [headers_frame(stream, 0, fields), http2_frame(DATA, END_STREAM, stream, &GET_K)].concat()
 }
 
 /// Returns HEADERS of a request, with further flags.
-pub fn head(stream: u32, flags: u8, fields: &[(&str, &str)]) -> Vec<u8> {
+pub fn headers_frame(stream: u32, flags: u8, fields: &[(&str, &str)]) -> Vec<u8> {
     http2_frame(HEADERS, END_HEADERS | flags, stream, &header_block(fields))
 }
 
@@ -107,23 +107,23 @@ pub struct Frame {
 }
 
 impl Frame {
-    pub fn has(&self, flag: u8) -> bool {
+    pub fn has_flag(&self, flag: u8) -> bool {
         self.flags & flag != 0
     }
 
     /// Returns the four bytes from `place` on as a number.
-    pub fn number(&self, place: usize) -> u32 {
+    pub fn u32_at(&self, place: usize) -> u32 {
         let bytes = self.payload.get(place..place + 4).expect("the frame is long enough");
         u32::from_be_bytes(bytes.try_into().expect("four bytes"))
     }
 }
 
 /// A peer that sends and receives single frames.
-pub struct Peer {
+pub struct FramePeer {
     pub socket: TcpStream,
 }
 
-impl Peer {
+impl FramePeer {
     pub async fn connect(server: SocketAddr) -> Self {
         let socket = TcpStream::connect(server).await.expect("the server listens");
         socket.set_nodelay(true).expect("a TCP socket");
@@ -133,7 +133,7 @@ impl Peer {
     /// Connects and sends the regular opening.
     pub async fn open(server: SocketAddr) -> Self {
         let mut peer = Self::connect(server).await;
-        peer.say(&opening()).await;
+        peer.say(&connection_opening()).await;
         peer
     }
 
@@ -143,7 +143,7 @@ impl Peer {
     }
 
     /// Returns the next frame, or `None` at the end of the connection.
-    pub async fn hear(&mut self) -> Option<Frame> {
+    pub async fn receive_frame(&mut self) -> Option<Frame> {
         let read = async {
             let mut head = [0; 9];
             self.socket.read_exact(&mut head).await.ok()?;
@@ -157,9 +157,9 @@ impl Peer {
     }
 
     /// Reads until a frame matches; returns `None` if the connection ends before.
-    pub async fn hear_until(&mut self, mut is_it: impl FnMut(&Frame) -> bool) -> Option<Frame> {
+    pub async fn receive_until(&mut self, mut is_it: impl FnMut(&Frame) -> bool) -> Option<Frame> {
         loop {
-            let frame = self.hear().await?;
+            let frame = self.receive_frame().await?;
             if is_it(&frame) {
                 return Some(frame);
             }
@@ -167,9 +167,9 @@ impl Peer {
     }
 
     /// Reads until GOAWAY; returns its error code and its text.
-    pub async fn hear_goaway(&mut self) -> (u32, String) {
-        let goaway = self.hear_until(|frame| frame.kind == GOAWAY).await.expect("a goodbye");
-        assert!(self.hear().await.is_none(), "the connection is closed after its goodbye");
-        (goaway.number(4), String::from_utf8_lossy(&goaway.payload[8..]).into_owned())
+    pub async fn receive_goaway(&mut self) -> (u32, String) {
+        let goaway = self.receive_until(|frame| frame.kind == GOAWAY).await.expect("a goodbye");
+        assert!(self.receive_frame().await.is_none(), "the connection is closed after its goodbye");
+        (goaway.u32_at(4), String::from_utf8_lossy(&goaway.payload[8..]).into_owned())
     }
 }

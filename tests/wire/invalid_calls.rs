@@ -25,7 +25,7 @@ impl CallFixture {
     }
 
     /// Returns the three registered tasks of the target job.
-    async fn target(&self, generation: Generation) -> Vec<(Client, Caller)> {
+    async fn register_target_tasks(&self, generation: Generation) -> Vec<(Client, Caller)> {
         let client = self.client(generation);
         let call = |task: i32| (client.clone(), Caller::new(task, 0x100 + u64::from(task.unsigned_abs()), 0));
         let mut tasks = [0, 1, 2].map(call);
@@ -57,7 +57,7 @@ async fn keys_beyond_all_measure_are_refused_by_every_call() {
     let rig = CallFixture::start().await;
     let long = "k".repeat(10 << 20);
     for generation in [Generation::A, Generation::C] {
-        let tasks = rig.target(generation).await;
+        let tasks = rig.register_target_tasks(generation).await;
         let calls = [
             Call::insert(&long, "v"),
             Call::overwrite(&long, "v"),
@@ -91,7 +91,7 @@ async fn keys_beyond_all_measure_are_refused_by_every_call() {
 #[tokio::test(flavor = "multi_thread")]
 async fn counters_and_timeouts_at_the_ends_of_their_range_harm_their_caller_only() {
     let rig = CallFixture::start().await;
-    let tasks = rig.target(Generation::C).await;
+    let tasks = rig.register_target_tasks(Generation::C).await;
     for counter in [i64::MIN, -1, 1, i64::MAX - 1, i64::MAX] {
         let answer = ask(&tasks[0], Call::barrier("unused", counter)).await;
         assert_eq!(code_name(answer.code), "INTERNAL", "{answer:?}");
@@ -116,7 +116,7 @@ async fn counters_and_timeouts_at_the_ends_of_their_range_harm_their_caller_only
 async fn lists_of_tasks_beyond_all_measure_are_taken_or_refused_but_not_suffered() {
     let rig = CallFixture::start().await;
     for generation in [Generation::A, Generation::C] {
-        let tasks = rig.target(generation).await;
+        let tasks = rig.register_target_tasks(generation).await;
         let many: Vec<i32> = (-200_000..200_000).rev().collect();
         let same = vec![1; 300_000];
         for list in [many, same] {
@@ -141,7 +141,7 @@ async fn lists_of_tasks_beyond_all_measure_are_taken_or_refused_but_not_suffered
 #[tokio::test(flavor = "multi_thread")]
 async fn counting_stops_at_the_ends_of_the_range() {
     let rig = CallFixture::start().await;
-    let tasks = rig.target(Generation::C).await;
+    let tasks = rig.register_target_tasks(Generation::C).await;
     expect_ok(&ask(&tasks[0], Call::increment("n", i64::MAX)).await);
     let beyond = ask(&tasks[0], Call::increment("n", 1)).await;
     assert!(!beyond.is_ok(), "there is no such number: {beyond:?}");
@@ -156,7 +156,7 @@ async fn counting_stops_at_the_ends_of_the_range() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_overlong_error_report_is_truncated() {
     let rig = CallFixture::start().await;
-    let tasks = rig.target(Generation::A).await;
+    let tasks = rig.register_target_tasks(Generation::A).await;
     let poll = tasks[0].0.start(tasks[0].1, Call::PollForError, |_| {});
     let novel = "Call me Ishmael. ".repeat(1 << 18);
     expect_ok(&ask(&tasks[1], Call::report(10, &novel)).await);

@@ -11,20 +11,20 @@ use crate::second_client::SecondClient;
 use crate::support::MusterServer;
 use crate::support::harness::run_with_input;
 
-async fn start() -> (MusterServer, SecondClient) {
+async fn start_server_and_second_client() -> (MusterServer, SecondClient) {
     let server = MusterServer::patient(&["--job", "witness=2", "--job", "target=3", "--log", "error"]);
     let witness = SecondClient::register(&server, "witness").await;
     (server, witness)
 }
 
 /// Runs a program to its end.
-fn run(program: impl AsRef<std::ffi::OsStr>, arguments: &[&str], input: &str) -> Output {
+fn run_program(program: impl AsRef<std::ffi::OsStr>, arguments: &[&str], input: &str) -> Output {
     let program = program.as_ref();
     run_with_input(Command::new(program).args(arguments), input)
         .unwrap_or_else(|error| panic!("{program:?} cannot be started ({error}); tests/run installs it"))
 }
 
-fn text(output: &Output) -> String {
+fn output_text(output: &Output) -> String {
     [&output.stdout[..], &output.stderr].iter().map(|some| String::from_utf8_lossy(some)).collect()
 }
 
@@ -39,7 +39,7 @@ const TRY_GET: &str = "/tensorflow.CoordinationService/TryGetKeyValue";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn grpc_for_python_checks_health_and_calls_and_waits() {
-    let (server, witness) = start().await;
+    let (server, witness) = start_server_and_second_client().await;
     let python = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/grpcio/bin/python");
     let script = r#"
 import sys, threading, grpc
@@ -89,14 +89,14 @@ with grpc.insecure_channel(address, options=[("grpc.default_authority", "target.
     assert get(b"\x0a\x03key", timeout=30).endswith(value)
 print("done")
 "#;
-    let output = run(&python, &["-", &server.grpc.to_string()], script);
-    assert!(output.status.success() && text(&output).contains("done"), "{}", text(&output));
+    let output = run_program(&python, &["-", &server.grpc.to_string()], script);
+    assert!(output.status.success() && output_text(&output).contains("done"), "{}", output_text(&output));
     witness.assert_served().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nghttp_calls_and_reads_the_trailers() {
-    let (server, witness) = start().await;
+    let (server, witness) = start_server_and_second_client().await;
     let message = message_file("nghttp-message", &GET_K);
     let url = format!("http://{}{TRY_GET}", server.grpc);
     let data = format!("--data={}", message.display());
@@ -114,7 +114,7 @@ async fn nghttp_calls_and_reads_the_trailers() {
         &data,
         &url,
     ];
-    let said = text(&run("nghttp", &arguments, ""));
+    let said = output_text(&run_program("nghttp", &arguments, ""));
     assert_eq!(said.matches(":status: 200").count(), 20, "{said}");
     assert_eq!(said.matches("grpc-status: 5").count(), 20, "{said}");
     assert!(!said.contains("GOAWAY frame <length=8, flags=0x00, stream_id=0>\n          (last_stream_id=0, error_code=PROTOCOL") && !said.contains("RST_STREAM"), "{said}");
@@ -123,7 +123,7 @@ async fn nghttp_calls_and_reads_the_trailers() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn h2load_makes_thousands_of_calls() {
-    let (server, witness) = start().await;
+    let (server, witness) = start_server_and_second_client().await;
     let message = message_file("h2load-message", &GET_K);
     let url = format!("http://{}{TRY_GET}", server.grpc);
     let data = format!("--data={}", message.display());
@@ -137,7 +137,7 @@ async fn h2load_makes_thousands_of_calls() {
         &data,
         &url,
     ];
-    let said = text(&run("h2load", &arguments, ""));
+    let said = output_text(&run_program("h2load", &arguments, ""));
     assert!(said.contains("20000 succeeded, 0 failed, 0 errored, 0 timeout"), "{said}");
     assert!(said.contains("status codes: 20000 2xx"), "{said}");
     witness.assert_served().await;
@@ -145,7 +145,7 @@ async fn h2load_makes_thousands_of_calls() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn curl_checks_health_with_prior_knowledge() {
-    let (server, witness) = start().await;
+    let (server, witness) = start_server_and_second_client().await;
     // An empty message asks for the health of the whole server.
     let message = message_file("curl-message", &[0; 5]);
     let headers = Path::new(env!("CARGO_TARGET_TMPDIR")).join("curl-headers");
@@ -165,21 +165,24 @@ async fn curl_checks_health_with_prior_knowledge() {
         &data,
         &url,
     ];
-    let output = run("curl", &arguments, "");
-    assert!(output.status.success(), "{}", text(&output));
+    let output = run_program("curl", &arguments, "");
+    assert!(output.status.success(), "{}", output_text(&output));
     assert_eq!(output.stdout, [0, 0, 0, 0, 2, 8, 1], "it serves");
     let headers = std::fs::read_to_string(headers).expect("curl has written it");
     assert!(headers.starts_with("HTTP/2 200") && headers.contains("grpc-status: 0"), "{headers}");
     // A request that is no call is refused by HTTP status.
-    let plain =
-        run("curl", &["--silent", "--http2-prior-knowledge", "--write-out", "%{http_code}", &url], "");
+    let plain = run_program(
+        "curl",
+        &["--silent", "--http2-prior-knowledge", "--write-out", "%{http_code}", &url],
+        "",
+    );
     assert_eq!(String::from_utf8_lossy(&plain.stdout), "405");
     witness.assert_served().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn node_calls_resets_pings_and_goes() {
-    let (server, witness) = start().await;
+    let (server, witness) = start_server_and_second_client().await;
     let script = r#"
 const http2 = require('node:http2');
 const assert = require('node:assert');
@@ -216,14 +219,14 @@ const ask = [0, 0, 0, 0, 3, 10, 1, 107];
 })().catch((error) => { console.error(error); process.exit(1); });
 "#;
     let path = message_file("peer.cjs", script.as_bytes());
-    let output = run("node", &[&path.display().to_string(), &server.grpc.to_string()], "");
-    assert!(output.status.success() && text(&output).contains("done"), "{}", text(&output));
+    let output = run_program("node", &[&path.display().to_string(), &server.grpc.to_string()], "");
+    assert!(output.status.success() && output_text(&output).contains("done"), "{}", output_text(&output));
     witness.assert_served().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn grpc_for_go_checks_health_and_watches_it() {
-    let (server, witness) = start().await;
+    let (server, witness) = start_server_and_second_client().await;
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("grpc-go-peer");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/wire/peer.go");
     // Debian's packages of Go libraries install source trees here.
@@ -234,9 +237,14 @@ async fn grpc_for_go_checks_health_and_watches_it() {
         .env("GOPATH", "/usr/share/gocode")
         .output()
         .unwrap_or_else(|error| panic!("go cannot be started ({error}); tests/run installs it"));
-    assert!(built.status.success(), "tests/run installs grpc-go: {}", text(&built));
-    let output = run(&program, &[&server.grpc.to_string()], "");
-    assert!(output.status.success(), "{}", text(&output));
-    assert_eq!(text(&output).lines().filter(|line| line.starts_with("ok: ")).count(), 5, "{}", text(&output));
+    assert!(built.status.success(), "tests/run installs grpc-go: {}", output_text(&built));
+    let output = run_program(&program, &[&server.grpc.to_string()], "");
+    assert!(output.status.success(), "{}", output_text(&output));
+    assert_eq!(
+        output_text(&output).lines().filter(|line| line.starts_with("ok: ")).count(),
+        5,
+        "{}",
+        output_text(&output)
+    );
     witness.assert_served().await;
 }

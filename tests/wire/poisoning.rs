@@ -17,13 +17,13 @@ impl Attack {
     async fn begin() -> Self {
         let server = MusterServer::patient(&["--tasks", "2", "--log", "error"]);
         let witness = SecondClient::register(&server, "default").await;
-        let caller = Caller::new(7, 0xBAD, witness.service());
+        let caller = Caller::new(7, 0xBAD, witness.service_incarnation());
         let clients = [Generation::A, Generation::C].map(|generation| Client::new(generation, server.grpc));
         Self { server, second_client: witness, caller, clients }
     }
 
     /// Makes a call in both generations, after each of which the job must work.
-    async fn with(&mut self, caller: Caller, call: Call, check: impl Fn(&Answer)) {
+    async fn assert_job_survives_call(&mut self, caller: Caller, call: Call, check: impl Fn(&Answer)) {
         for client in &self.clients {
             let unknown_there = client.generation() == Generation::C
                 && matches!(call, Call::TaskStates { .. } | Call::WaitForAllTasks { .. } | Call::Reset);
@@ -37,9 +37,9 @@ impl Attack {
         assert!(self.server.is_running());
     }
 
-    async fn refused(&mut self, caller: Caller, call: Call, code: i32) {
+    async fn assert_refused(&mut self, caller: Caller, call: Call, code: i32) {
         let asked = format!("{call:?}");
-        self.with(caller, call, |answer| {
+        self.assert_job_survives_call(caller, call, |answer| {
             assert_eq!(code_name(answer.code), code_name(code), "{asked}: {answer:?}");
         })
         .await;
@@ -55,7 +55,7 @@ async fn a_watch_from_the_future_is_answered_at_once() {
     let mut attack = Attack::begin().await;
     for version in [999, i64::MAX, i64::MIN, -1] {
         attack
-            .with(attack.caller, Call::watch(version), |answer| {
+            .assert_job_survives_call(attack.caller, Call::watch(version), |answer| {
                 let Body::States { version, tasks } = &answer.body else { panic!("{answer:?}") };
                 assert!(*version >= 0, "the present version is told, not the caller's");
                 assert!(tasks.iter().all(|task| task.state == 3), "{tasks:?}");
@@ -68,7 +68,7 @@ async fn a_watch_from_the_future_is_answered_at_once() {
 async fn a_report_without_an_error_is_refused() {
     let mut attack = Attack::begin().await;
     let victim = Caller { task: 1, ..attack.caller };
-    attack.refused(victim, Call::report(0, "no error at all"), INVALID_ARGUMENT).await;
+    attack.assert_refused(victim, Call::report(0, "no error at all"), INVALID_ARGUMENT).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -76,10 +76,10 @@ async fn barriers_with_wrong_beginnings_stay_usable() {
     let mut attack = Attack::begin().await;
     let member = Caller { task: 0, ..*attack.second_client.task(0).1 };
     for counter in [3, -1, i64::MAX, i64::MIN] {
-        attack.refused(member, Call::barrier("fresh", counter), INTERNAL).await;
+        attack.assert_refused(member, Call::barrier("fresh", counter), INTERNAL).await;
     }
     for counter in [0, 1, -1, i64::MAX, i64::MIN] {
-        attack.refused(member, Call::cancel("never begun", counter), FAILED_PRECONDITION).await;
+        attack.assert_refused(member, Call::cancel("never begun", counter), FAILED_PRECONDITION).await;
     }
     for id in ["fresh", "never begun"] {
         let met = [0, 1].map(|task| {
@@ -100,20 +100,22 @@ async fn strangers_change_nothing_in_a_job_that_is_not_theirs() {
     let waiting = client.start(*member, Call::barrier("begun", 0), |_| {});
     for id in [2, 7, -1, i32::MIN, i32::MAX] {
         let stranger = Caller { task: id, ..attack.caller };
-        attack.refused(stranger, Call::Shutdown, INTERNAL).await;
-        attack.refused(stranger, Call::Reset, INVALID_ARGUMENT).await;
-        attack.refused(stranger, Call::cancel("begun", 0), INVALID_ARGUMENT).await;
-        attack.refused(stranger, Call::barrier("begun", 0), INVALID_ARGUMENT).await;
-        attack.refused(stranger, Call::barrier_of("begun", 0, &[0, id]), INVALID_ARGUMENT).await;
-        attack.refused(stranger, Call::barrier("begun by a stranger", 0), INVALID_ARGUMENT).await;
-        attack.refused(stranger, Call::PollForError, INVALID_ARGUMENT).await;
-        attack.refused(stranger, Call::report(13, "not mine"), INVALID_ARGUMENT).await;
-        attack.refused(stranger, Call::Heartbeat { incarnation: 1 }, INVALID_ARGUMENT).await;
-        attack.refused(stranger, Call::alive(&[0, 1]), INVALID_ARGUMENT).await;
-        attack.refused(stranger, Call::TaskStates { tasks: vec![id] }, INVALID_ARGUMENT).await;
-        attack.refused(stranger, Call::WaitForAllTasks { devices: vec![vec![1]] }, INVALID_ARGUMENT).await;
+        attack.assert_refused(stranger, Call::Shutdown, INTERNAL).await;
+        attack.assert_refused(stranger, Call::Reset, INVALID_ARGUMENT).await;
+        attack.assert_refused(stranger, Call::cancel("begun", 0), INVALID_ARGUMENT).await;
+        attack.assert_refused(stranger, Call::barrier("begun", 0), INVALID_ARGUMENT).await;
+        attack.assert_refused(stranger, Call::barrier_of("begun", 0, &[0, id]), INVALID_ARGUMENT).await;
+        attack.assert_refused(stranger, Call::barrier("begun by a stranger", 0), INVALID_ARGUMENT).await;
+        attack.assert_refused(stranger, Call::PollForError, INVALID_ARGUMENT).await;
+        attack.assert_refused(stranger, Call::report(13, "not mine"), INVALID_ARGUMENT).await;
+        attack.assert_refused(stranger, Call::Heartbeat { incarnation: 1 }, INVALID_ARGUMENT).await;
+        attack.assert_refused(stranger, Call::alive(&[0, 1]), INVALID_ARGUMENT).await;
+        attack.assert_refused(stranger, Call::TaskStates { tasks: vec![id] }, INVALID_ARGUMENT).await;
+        attack
+            .assert_refused(stranger, Call::WaitForAllTasks { devices: vec![vec![1]] }, INVALID_ARGUMENT)
+            .await;
         let register = Call::Register { incarnation: 1, recoverable: true };
-        attack.refused(stranger, register, INVALID_ARGUMENT).await;
+        attack.assert_refused(stranger, register, INVALID_ARGUMENT).await;
         assert_eq!(waiting.answer(), None, "nobody has disturbed the barrier");
     }
     let (client, other) = attack.second_client.task(1);

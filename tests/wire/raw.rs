@@ -69,7 +69,9 @@ impl RawClient {
 
     /// Makes a gRPC call with this message.
     pub async fn call(&mut self, path: &str, message: &impl Message) -> RawResponse {
-        self.send_body(self.request(path), frame(&message.encode_to_vec())).await.expect("the server answers")
+        self.send_body(self.request(path), grpc_framed(&message.encode_to_vec()))
+            .await
+            .expect("the server answers")
     }
 
     /// Sends a request with this body, valid or not.
@@ -83,11 +85,11 @@ impl RawClient {
         let (response, mut stream) = self.send.send_request(request, false)?;
         // The server may refuse the request before it has received all of it.
         let _ = stream.send_data(Bytes::from(body), true);
-        finish(response).await
+        receive_response(response).await
     }
 
     /// Starts a request and leaves its body open.
-    pub async fn begin(
+    pub async fn begin_request(
         &mut self,
         request: http::request::Builder,
     ) -> Result<(ResponseFuture, h2::SendStream<Bytes>), h2::Error> {
@@ -109,7 +111,7 @@ impl Drop for RawClient {
 }
 
 /// Waits for the complete response.
-pub async fn finish(response: ResponseFuture) -> Result<RawResponse, h2::Error> {
+pub async fn receive_response(response: ResponseFuture) -> Result<RawResponse, h2::Error> {
     let answer = async {
         let (head, mut stream) = response.await?.into_parts();
         let mut body = Vec::new();
@@ -119,7 +121,7 @@ pub async fn finish(response: ResponseFuture) -> Result<RawResponse, h2::Error> 
             stream.flow_control().release_capacity(piece.len())?;
         }
         let trailers = stream.trailers().await?.unwrap_or_default();
-        let text = |name: &str| header(&trailers, name).or_else(|| header(&head.headers, name));
+        let text = |name: &str| header_text(&trailers, name).or_else(|| header_text(&head.headers, name));
         Ok(RawResponse {
             http: head.status.as_u16(),
             code: text("grpc-status").map(|code| code.parse().expect("a number")),
@@ -132,7 +134,7 @@ pub async fn finish(response: ResponseFuture) -> Result<RawResponse, h2::Error> 
 }
 
 /// Returns the output of a future, if it is ready.
-pub fn now<T>(future: impl Future<Output = T>) -> Option<T> {
+pub fn output_if_ready<T>(future: impl Future<Output = T>) -> Option<T> {
     let mut cx = Context::from_waker(Waker::noop());
     match pin!(future).poll(&mut cx) {
         Poll::Ready(value) => Some(value),
@@ -140,7 +142,7 @@ pub fn now<T>(future: impl Future<Output = T>) -> Option<T> {
     }
 }
 
-fn header(headers: &HeaderMap, name: &str) -> Option<String> {
+fn header_text(headers: &HeaderMap, name: &str) -> Option<String> {
     headers.get(name).map(|value| value.to_str().expect("headers are ASCII").to_owned())
 }
 
@@ -151,8 +153,8 @@ fn decode_base64(text: &str) -> Vec<u8> {
 }
 
 /// Returns a message with gRPC's prefix.
-pub fn frame(message: &[u8]) -> Vec<u8> {
-    prefixed(0, u32::try_from(message.len()).expect("a short message"), message)
+pub fn grpc_framed(message: &[u8]) -> Vec<u8> {
+    message_with_prefix(0, u32::try_from(message.len()).expect("a short message"), message)
 }
 
 /// Returns a file of gzip with these bytes.
@@ -163,7 +165,7 @@ pub fn gzip(bytes: &[u8]) -> Vec<u8> {
 }
 
 /// Returns a message with an arbitrary prefix.
-pub fn prefixed(flags: u8, length: u32, message: &[u8]) -> Vec<u8> {
+pub fn message_with_prefix(flags: u8, length: u32, message: &[u8]) -> Vec<u8> {
     let mut framed = vec![flags];
     framed.extend(length.to_be_bytes());
     framed.extend_from_slice(message);

@@ -7,13 +7,13 @@ use muster::proto::tensorflow as a;
 use prost::bytes::Bytes;
 
 use crate::frames::*;
-use crate::raw::{GENERATION_A, PATIENCE, RawClient, frame, prefixed};
+use crate::raw::{GENERATION_A, PATIENCE, RawClient, grpc_framed, message_with_prefix};
 use crate::second_client::SecondClient;
 use crate::support::MusterServer;
 
 const MIB: u64 = 1 << 20;
 
-async fn start(further: &[&str]) -> (MusterServer, SecondClient) {
+async fn start_server_and_second_client(further: &[&str]) -> (MusterServer, SecondClient) {
     let arguments = [&["--job", "witness=2", "--job", "target=3", "--log", "error"], further].concat();
     let server = MusterServer::patient(&arguments);
     let witness = SecondClient::register(&server, "witness").await;
@@ -21,7 +21,7 @@ async fn start(further: &[&str]) -> (MusterServer, SecondClient) {
 }
 
 /// Stores a value of this length under the key `k`.
-async fn store(server: &MusterServer, length: usize) {
+async fn store_value_of_length(server: &MusterServer, length: usize) {
     let mut raw = RawClient::connect(server.grpc, "target").await;
     let kv = Some(a::KeyValueEntry { key: "k".into(), value: vec![1; length].into() });
     let message = a::InsertKeyValueRequest { kv, allow_overwrite: true };
@@ -29,18 +29,18 @@ async fn store(server: &MusterServer, length: usize) {
 }
 
 /// Returns a peer that reads no answers and has so many of them that its further requests are deferred.
-async fn full(server: &MusterServer) -> Peer {
-    store(server, 17 << 20).await;
-    let mut peer = Peer::connect(server.grpc).await;
-    let get = whole(1, &fields_of("GetKeyValue"));
-    peer.say(&[PREFACE, &settings(&[(INITIAL_WINDOW_SIZE, 0)]), &get].concat()).await;
-    let answered = peer.hear_until(|frame| frame.kind == HEADERS && frame.stream == 1).await;
+async fn backpressured_peer(server: &MusterServer) -> FramePeer {
+    store_value_of_length(server, 17 << 20).await;
+    let mut peer = FramePeer::connect(server.grpc).await;
+    let get = complete_request_with_fields(1, &request_fields_of_method("GetKeyValue"));
+    peer.say(&[PREFACE, &settings_frame(&[(INITIAL_WINDOW_SIZE, 0)]), &get].concat()).await;
+    let answered = peer.receive_until(|frame| frame.kind == HEADERS && frame.stream == 1).await;
     assert!(answered.is_some(), "its first call is answered");
     peer
 }
 
 /// Returns header fields of the greatest length.
-fn long_fields(path: &'static str) -> Vec<(&'static str, &'static str)> {
+fn longest_request_fields(path: &'static str) -> Vec<(&'static str, &'static str)> {
     let mut fields = request_fields();
     fields[2].1 = path;
     fields.push(("x-long", Box::leak("y".repeat(15_000).into_boxed_str())));
@@ -49,19 +49,19 @@ fn long_fields(path: &'static str) -> Vec<(&'static str, &'static str)> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_heads_of_requests_that_wait_cost_little() {
-    let (server, witness) = start(&[]).await;
-    let mut peer = full(&server).await;
+    let (server, witness) = start_server_and_second_client(&[]).await;
+    let mut peer = backpressured_peer(&server).await;
     let before = server.resident_bytes();
-    let fields = long_fields("/tensorflow.CoordinationService/GetKeyValue");
+    let fields = longest_request_fields("/tensorflow.CoordinationService/GetKeyValue");
     for n in 1..16_000_u32 {
         // Each is different, so that no two share a cached head.
         let number = format!("{n}");
         let mut fields = fields.clone();
         fields.push(("x-number", &number));
-        assert!(peer.say(&whole(2 * n + 1, &fields)).await, "the connection stays");
+        assert!(peer.say(&complete_request_with_fields(2 * n + 1, &fields)).await, "the connection stays");
     }
     peer.say(&http2_frame(PING, 0, 0, &[9; 8])).await;
-    assert!(peer.hear_until(|frame| frame.kind == PING).await.is_some());
+    assert!(peer.receive_until(|frame| frame.kind == PING).await.is_some());
     let moved = server.resident_bytes().saturating_sub(before);
     assert!(moved < 48 * MIB, "{} MiB are held for 16,000 requests that wait", moved / MIB);
     witness.assert_served().await;
@@ -76,15 +76,15 @@ async fn a_connection_over_its_memory_quota_gets_resource_exhausted() {
         ),
         (&["--grpc-state-bytes", "4000000"], "on all connections take the server's 4000000 bytes"),
     ] {
-        let (server, witness) = start(flags).await;
-        let mut peer = full(&server).await;
+        let (server, witness) = start_server_and_second_client(flags).await;
+        let mut peer = backpressured_peer(&server).await;
         let before = server.resident_bytes();
-        let fields = long_fields("/grpc.health.v1.Health/Check");
+        let fields = longest_request_fields("/grpc.health.v1.Health/Check");
         for n in 1..1_000_u32 {
-            peer.say(&whole(2 * n + 1, &fields)).await;
+            peer.say(&complete_request_with_fields(2 * n + 1, &fields)).await;
         }
         let refused = peer
-            .hear_until(|frame| frame.kind == HEADERS && frame.has(END_STREAM))
+            .receive_until(|frame| frame.kind == HEADERS && frame.has_flag(END_STREAM))
             .await
             .expect("some are refused");
         let said = String::from_utf8_lossy(&refused.payload).into_owned();
@@ -93,12 +93,12 @@ async fn a_connection_over_its_memory_quota_gets_resource_exhausted() {
         assert!(moved < 24 * MIB, "{} MiB", moved / MIB);
         witness.assert_served().await;
         // The memory of cancelled requests is free again.
-        let given_up: Vec<u8> = (1..1_000_u32).flat_map(|n| reset(2 * n + 1)).collect();
+        let given_up: Vec<u8> = (1..1_000_u32).flat_map(|n| reset_frame(2 * n + 1)).collect();
         peer.say(&given_up).await;
-        peer.say(&whole(2_001, &fields)).await;
+        peer.say(&complete_request_with_fields(2_001, &fields)).await;
         peer.say(&http2_frame(PING, 0, 0, &[9; 8])).await;
         let mut refused_again = false;
-        let pong = peer.hear_until(|frame| {
+        let pong = peer.receive_until(|frame| {
             refused_again |= frame.stream == 2_001;
             frame.kind == PING
         });
@@ -109,47 +109,49 @@ async fn a_connection_over_its_memory_quota_gets_resource_exhausted() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_announcement_takes_nothing_from_an_honest_insertion() {
-    let (server, witness) = start(&[]).await;
+    let (server, witness) = start_server_and_second_client(&[]).await;
     let path = format!("{GENERATION_A}/InsertKeyValue");
     let mut greedy = Vec::new();
     // Two bodies of nearly the whole memory, and a hundred that get theirs in advance.
     for length in [476_u32 << 20; 2].into_iter().chain([4 << 20; 100]) {
         let mut raw = RawClient::connect(server.grpc, "target").await;
-        let (response, mut stream) = raw.begin(raw.request(&path)).await.expect("a stream");
-        stream.send_data(Bytes::from(prefixed(0, length, &[0; 1000])), false).expect("an open stream");
+        let (response, mut stream) = raw.begin_request(raw.request(&path)).await.expect("a stream");
+        stream
+            .send_data(Bytes::from(message_with_prefix(0, length, &[0; 1000])), false)
+            .expect("an open stream");
         greedy.push((raw, response, stream));
     }
     witness.assert_served().await;
     // The greedy bodies stall for a minute: a later answer means that the honest one had to wait for them.
-    let honest = tokio::time::timeout(Duration::from_secs(30), store(&server, 20 << 20));
+    let honest = tokio::time::timeout(Duration::from_secs(30), store_value_of_length(&server, 20 << 20));
     honest.await.expect("the honest one is not kept waiting");
     witness.assert_served().await;
 }
 
 /// Returns a peer with many waiting calls.
-async fn many_waiting(server: &MusterServer) -> Peer {
-    let mut peer = Peer::open(server.grpc).await;
+async fn peer_with_waiting_calls(server: &MusterServer) -> FramePeer {
+    let mut peer = FramePeer::open(server.grpc).await;
     let mut last = 0;
     for chunk in 0..16_u32 {
         let calls: Vec<u8> = (0..1_000)
             .flat_map(|n| {
                 last = 2 * (chunk * 1_000 + n) + 1;
-                whole(last, &fields_of("GetKeyValue"))
+                complete_request_with_fields(last, &request_fields_of_method("GetKeyValue"))
             })
             .collect();
         peer.say(&calls).await;
     }
     peer.say(&http2_frame(PING, 0, 0, &[9; 8])).await;
-    assert!(peer.hear_until(|frame| frame.kind == PING).await.is_some());
+    assert!(peer.receive_until(|frame| frame.kind == PING).await.is_some());
     peer
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn settings_that_change_all_the_time_cost_little_and_end_the_connection() {
-    let (server, witness) = start(&[]).await;
-    let mut peers = [many_waiting(&server).await, many_waiting(&server).await];
+    let (server, witness) = start_server_and_second_client(&[]).await;
+    let mut peers = [peer_with_waiting_calls(&server).await, peer_with_waiting_calls(&server).await];
     let entries: Vec<(u16, u32)> = (0..682).map(|n| (INITIAL_WINDOW_SIZE, 65_535 + n % 2)).collect();
-    let churn = settings(&entries);
+    let churn = settings_frame(&entries);
     let before = server.cpu();
     for _ in 0..200 {
         for peer in &mut peers {
@@ -163,10 +165,11 @@ async fn settings_that_change_all_the_time_cost_little_and_end_the_connection() 
     for peer in &mut peers {
         let mut flips = 0;
         // One change in each frame, which affects every stream.
-        while peer.say(&settings(&[(INITIAL_WINDOW_SIZE, flips % 2)]).repeat(20)).await && flips < 1_000 {
+        while peer.say(&settings_frame(&[(INITIAL_WINDOW_SIZE, flips % 2)]).repeat(20)).await && flips < 1_000
+        {
             flips += 1;
         }
-        let (code, said) = peer.hear_goaway().await;
+        let (code, said) = peer.receive_goaway().await;
         assert_eq!(code, ENHANCE_YOUR_CALM, "{said}");
         assert!(said.contains("frames that ask for nothing"), "{said}");
     }
@@ -175,8 +178,8 @@ async fn settings_that_change_all_the_time_cost_little_and_end_the_connection() 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn references_to_a_long_name_are_cut_off() {
-    let (server, witness) = start(&[]).await;
-    let mut peer = Peer::open(server.grpc).await;
+    let (server, witness) = start_server_and_second_client(&[]).await;
+    let mut peer = FramePeer::open(server.grpc).await;
     let mut first = header_block(&request_fields());
     first.push(0x40);
     string(&mut first, &[b'n'; 4_000]);
@@ -186,7 +189,7 @@ async fn references_to_a_long_name_are_cut_off() {
     // A literal without indexing with the name of the entry and an empty value.
     let references = [0x0f, 62 - 15, 0].repeat(21_000);
     peer.say(&http2_frame(HEADERS, END_HEADERS | END_STREAM, 3, &references)).await;
-    let (code, said) = peer.hear_goaway().await;
+    let (code, said) = peer.receive_goaway().await;
     assert_eq!((code, &*said), (ENHANCE_YOUR_CALM, "a header list without end"));
     assert!(server.cpu().saturating_sub(before) < Duration::from_secs(1));
     witness.assert_served().await;
@@ -194,21 +197,27 @@ async fn references_to_a_long_name_are_cut_off() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn frames_that_ask_for_nothing_end_the_connection_when_they_become_many() {
-    let (server, witness) = start(&[]).await;
+    let (server, witness) = start_server_and_second_client(&[]).await;
     let too_long = {
         let fields =
             [&request_fields()[..], &[("x-long", Box::leak("y".repeat(17_000).into_boxed_str()) as &str)]]
                 .concat();
-        move |n: u32| head(2 * n + 3, END_STREAM, &fields)
+        move |n: u32| headers_frame(2 * n + 3, END_STREAM, &fields)
     };
-    let malformed = |n: u32| head(2 * n + 3, END_STREAM, &[(":method", "POST")]);
-    let rapid_reset = |n: u32| [whole(2 * n + 3, &fields_of("GetKeyValue")), reset(2 * n + 3)].concat();
+    let malformed = |n: u32| headers_frame(2 * n + 3, END_STREAM, &[(":method", "POST")]);
+    let rapid_reset = |n: u32| {
+        [
+            complete_request_with_fields(2 * n + 3, &request_fields_of_method("GetKeyValue")),
+            reset_frame(2 * n + 3),
+        ]
+        .concat()
+    };
     let same = |frame: Vec<u8>| move |_: u32| frame.clone();
     type Flood = Box<dyn Fn(u32) -> Vec<u8> + Send>;
     let floods: [(&str, Flood); 9] = [
-        ("settings", Box::new(same(settings(&[])))),
+        ("settings", Box::new(same(settings_frame(&[])))),
         ("pings", Box::new(same(http2_frame(PING, 0, 0, &[0; 8])))),
-        ("window updates", Box::new(same(window_update(0, 1)))),
+        ("window updates", Box::new(same(window_update_frame(0, 1)))),
         ("priorities", Box::new(same(http2_frame(PRIORITY, 0, 3, &[0, 0, 0, 0, 1])))),
         ("empty data", Box::new(same(http2_frame(DATA, 0, 1, &[])))),
         ("unknown frames", Box::new(same(http2_frame(0x77, 0, 0, &[])))),
@@ -217,8 +226,8 @@ async fn frames_that_ask_for_nothing_end_the_connection_when_they_become_many() 
         ("long heads", Box::new(too_long)),
     ];
     for (name, flood) in floods {
-        let mut peer = Peer::open(server.grpc).await;
-        peer.say(&head(1, 0, &request_fields())).await;
+        let mut peer = FramePeer::open(server.grpc).await;
+        peer.say(&headers_frame(1, 0, &request_fields())).await;
         let pour = async {
             for round in 0..2_000 {
                 let piece: Vec<u8> = (0..100).flat_map(|n| flood(100 * round + n)).collect();
@@ -246,31 +255,31 @@ async fn frames_that_ask_for_nothing_end_the_connection_when_they_become_many() 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn cancelling_all_calls_at_once_is_no_abuse() {
-    let (server, witness) = start(&[]).await;
-    let mut peer = many_waiting(&server).await;
-    let resets: Vec<u8> = (0..16_000).flat_map(|n| reset(2 * n + 1)).collect();
+    let (server, witness) = start_server_and_second_client(&[]).await;
+    let mut peer = peer_with_waiting_calls(&server).await;
+    let resets: Vec<u8> = (0..16_000).flat_map(|n| reset_frame(2 * n + 1)).collect();
     peer.say(&resets).await;
-    peer.say(&request(40_001)).await;
-    let answer = peer.hear_until(|frame| frame.stream == 40_001).await;
+    peer.say(&complete_request(40_001)).await;
+    let answer = peer.receive_until(|frame| frame.stream == 40_001).await;
     assert!(answer.is_some_and(|answer| answer.kind == HEADERS), "the connection goes on");
     witness.assert_served().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_to_auxiliary_services_in_tiny_pieces_cost_little() {
-    let (server, witness) = start(&[]).await;
+    let (server, witness) = start_server_and_second_client(&[]).await;
     let before = server.resident_bytes();
-    let mut peer = Peer::open(server.grpc).await;
+    let mut peer = FramePeer::open(server.grpc).await;
     let mut fields = request_fields();
     fields[2].1 = "/grpc.health.v1.Health/Check";
-    let body = frame(&[0; 60_000]);
+    let body = grpc_framed(&[0; 60_000]);
     for n in 0..30_u32 {
         let pieces: Vec<u8> =
             body.iter().flat_map(|byte| http2_frame(DATA, 0, 2 * n + 1, &[*byte])).collect();
-        peer.say(&[head(2 * n + 1, 0, &fields), pieces].concat()).await;
+        peer.say(&[headers_frame(2 * n + 1, 0, &fields), pieces].concat()).await;
     }
     peer.say(&http2_frame(PING, 0, 0, &[9; 8])).await;
-    assert!(peer.hear_until(|frame| frame.kind == PING).await.is_some());
+    assert!(peer.receive_until(|frame| frame.kind == PING).await.is_some());
     let moved = server.resident_bytes().saturating_sub(before);
     assert!(moved < 24 * MIB, "{} MiB", moved / MIB);
     witness.assert_served().await;
@@ -278,7 +287,7 @@ async fn requests_to_auxiliary_services_in_tiny_pieces_cost_little() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn unread_listings_are_bounded() {
-    let (server, witness) = start(&["--grpc-state-bytes", "30000000"]).await;
+    let (server, witness) = start_server_and_second_client(&["--grpc-state-bytes", "30000000"]).await;
     let mut raw = RawClient::connect(server.grpc, "target").await;
     for n in 0..3_000 {
         let kv = Some(a::KeyValueEntry { key: format!("d/{n}"), value: vec![1; 4_000].into() });
@@ -288,15 +297,15 @@ async fn unread_listings_are_bounded() {
     let before = server.resident_bytes();
     let mut fields = request_fields();
     fields[2].1 = "/tensorflow.CoordinationService/GetKeyValueDir";
-    let body = frame(b"\x0a\x01d");
-    let list = [head(1, 0, &fields), http2_frame(DATA, END_STREAM, 1, &body)].concat();
+    let body = grpc_framed(b"\x0a\x01d");
+    let list = [headers_frame(1, 0, &fields), http2_frame(DATA, END_STREAM, 1, &body)].concat();
     let mut refused = 0;
     let mut peers = Vec::new();
     for _ in 0..10 {
-        let mut peer = Peer::connect(server.grpc).await;
-        peer.say(&[PREFACE, &settings(&[(INITIAL_WINDOW_SIZE, 0)]), &list].concat()).await;
-        let answer = peer.hear_until(|frame| frame.kind == HEADERS).await.expect("an answer");
-        if answer.has(END_STREAM) {
+        let mut peer = FramePeer::connect(server.grpc).await;
+        peer.say(&[PREFACE, &settings_frame(&[(INITIAL_WINDOW_SIZE, 0)]), &list].concat()).await;
+        let answer = peer.receive_until(|frame| frame.kind == HEADERS).await.expect("an answer");
+        if answer.has_flag(END_STREAM) {
             let said = String::from_utf8_lossy(&answer.payload).into_owned();
             assert!(said.contains("answers in progress on all connections"), "{said:?}");
             refused += 1;
@@ -333,8 +342,8 @@ async fn a_flood_of_registrations_writes_few_lines() {
     for incarnation in 1..=5_000 {
         let source_task = Some(muster::proto::CoordinatedTask { named: true, ..Default::default() });
         let message = a::RegisterTaskRequest { incarnation, source_task };
-        let (response, mut stream) = raw.begin(raw.request(&path)).await.expect("a stream");
-        let body = frame(&prost::Message::encode_to_vec(&message));
+        let (response, mut stream) = raw.begin_request(raw.request(&path)).await.expect("a stream");
+        let body = grpc_framed(&prost::Message::encode_to_vec(&message));
         stream.send_data(Bytes::from(body), true).expect("an open stream");
         asked.push(response);
     }

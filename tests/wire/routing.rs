@@ -8,16 +8,16 @@ async fn the_name_that_a_client_dials_tells_jobs_apart() {
     let server = MusterServer::patient(&["--job", "left=2", "--job", "right=2", "--log", "error"]);
     let left = SecondClient::register(&server, "left").await;
     let right = SecondClient::register(&server, "right").await;
-    assert_ne!(left.service(), right.service(), "each job has a run of its own");
+    assert_ne!(left.service_incarnation(), right.service_incarnation(), "each job has a run of its own");
     let (client, caller) = left.task(1);
     expect_ok(&within(client.ask(caller, &Call::insert("k", "of the left"))).await);
     let (client, caller) = right.task(1);
     let answer = within(client.ask(caller, &Call::try_get("k"))).await;
     assert_eq!(answer.code, 5, "stores are apart: {answer:?}");
     // A caller of one job that calls the other is told its service incarnation.
-    let strayed = Caller { service: Some(left.service()), ..*caller };
+    let strayed = Caller { service: Some(left.service_incarnation()), ..*caller };
     let answer = within(client.ask(&strayed, &Call::try_get("k"))).await;
-    assert_eq!(answer.payloads.mismatch, Some(right.service()), "{answer:?}");
+    assert_eq!(answer.payloads.mismatch, Some(right.service_incarnation()), "{answer:?}");
     // The end of one job does not affect the other.
     let (client, caller) = left.task(0);
     let poll = within(client.ask(caller, &Call::Heartbeat { incarnation: 4711 })).await;
@@ -32,11 +32,15 @@ async fn an_address_without_a_job_name_reaches_the_default_job() {
     for authority in [None, Some("muster.example:8476"), Some("default:1"), Some("10.1.2.3:8476")] {
         let client = Client::to_authority(Generation::C, server.grpc, authority);
         let answer = within(client.ask(&Caller::new(9, 9, 0), &Call::watch(-1))).await;
-        assert_eq!(answer.payloads.mismatch, Some(witness.service()), "{authority:?}: {answer:?}");
+        assert_eq!(
+            answer.payloads.mismatch,
+            Some(witness.service_incarnation()),
+            "{authority:?}: {answer:?}"
+        );
     }
     let client = Client::to_authority(Generation::C, server.grpc, Some("other.muster.example:8476"));
     let answer = within(client.ask(&Caller::new(9, 9, 0), &Call::watch(-1))).await;
-    assert_ne!(answer.payloads.mismatch, Some(witness.service()), "{answer:?}");
+    assert_ne!(answer.payloads.mismatch, Some(witness.service_incarnation()), "{answer:?}");
     witness.assert_served().await;
 }
 

@@ -32,7 +32,7 @@ impl SecondClient {
     }
 
     /// Returns the service incarnation of the run.
-    pub fn service(&self) -> u64 {
+    pub fn service_incarnation(&self) -> u64 {
         self.tasks[0].1.service.expect("it is registered")
     }
 
@@ -48,7 +48,7 @@ impl SecondClient {
         for answer in self.register_both().await {
             assert!(answer.is_ok(), "registration of round {round}: {answer:?}");
         }
-        let met = self.both(&Call::barrier("the witness's own barrier", round)).await;
+        let met = self.ask_both(&Call::barrier("the witness's own barrier", round)).await;
         assert!(met.iter().all(|answer| answer.body == Body::Barrier(round)), "round {round}: {met:?}");
         let [(zero, me), (one, other)] = &self.tasks;
         let key = format!("witness/{round}");
@@ -72,7 +72,7 @@ impl SecondClient {
         <[Answer; 2]>::from(tokio::join!(ask(0), ask(1)))
     }
 
-    async fn both(&self, call: &Call) -> [Answer; 2] {
+    async fn ask_both(&self, call: &Call) -> [Answer; 2] {
         let [(zero, me), (one, other)] = &self.tasks;
         <[Answer; 2]>::from(tokio::join!(within(zero.ask(me, call)), within(one.ask(other, call))))
     }

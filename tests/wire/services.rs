@@ -8,13 +8,13 @@ use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
 use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
 use tonic_reflection::pb::v1::{ListServiceResponse, ServerReflectionRequest};
 
-use crate::raw::{GENERATION_A, GENERATION_C, RawClient, frame};
+use crate::raw::{GENERATION_A, GENERATION_C, RawClient, grpc_framed};
 use crate::second_client::SecondClient;
 use crate::support::{Client, Generation, MusterServer};
 
 const SERVICES: [&str; 2] = ["tensorflow.CoordinationService", "xla.coordination.CoordinationService"];
 
-async fn start() -> (MusterServer, SecondClient) {
+async fn start_server_and_second_client() -> (MusterServer, SecondClient) {
     let server = MusterServer::patient(&["--tasks", "2", "--log", "error"]);
     let witness = SecondClient::register(&server, "default").await;
     (server, witness)
@@ -22,7 +22,7 @@ async fn start() -> (MusterServer, SecondClient) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn health_is_served_for_the_server_and_for_each_service() {
-    let (server, witness) = start().await;
+    let (server, witness) = start_server_and_second_client().await;
     let mut health = HealthClient::new(Client::new(Generation::C, server.grpc).channel());
     for service in
         ["", SERVICES[0], SERVICES[1], "muster.v1.Hosts", "muster.v1.PeerJobs", "muster.v1.Transfers"]
@@ -37,7 +37,7 @@ async fn health_is_served_for_the_server_and_for_each_service() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn reflection_lists_the_services_and_describes_them() {
-    let (server, witness) = start().await;
+    let (server, witness) = start_server_and_second_client().await;
     let mut client = ServerReflectionClient::new(Client::new(Generation::C, server.grpc).channel());
     let ask = |message_request| ServerReflectionRequest {
         host: String::new(),
@@ -67,7 +67,7 @@ async fn reflection_lists_the_services_and_describes_them() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn unknown_methods_are_unimplemented() {
-    let (server, witness) = start().await;
+    let (server, witness) = start_server_and_second_client().await;
     let mut raw = RawClient::connect(server.grpc, "default").await;
     let paths = [
         format!("{GENERATION_A}/NoSuchMethod"),
@@ -86,7 +86,7 @@ async fn unknown_methods_are_unimplemented() {
         format!("/{}", "x".repeat(4000)),
     ];
     for path in paths {
-        let back = raw.send_body(raw.request(&path), frame(b"")).await.expect("an answer");
+        let back = raw.send_body(raw.request(&path), grpc_framed(b"")).await.expect("an answer");
         assert_eq!((back.http, back.code), (200, Some(12)), "{path}: {back:?}");
         assert!(back.message.len() < 4096, "{path}");
     }
@@ -95,7 +95,7 @@ async fn unknown_methods_are_unimplemented() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_that_are_no_calls_are_refused() {
-    let (server, witness) = start().await;
+    let (server, witness) = start_server_and_second_client().await;
     let mut raw = RawClient::connect(server.grpc, "default").await;
     let path = format!("{GENERATION_C}/TryGetKeyValue");
     let no_calls = [
@@ -113,7 +113,7 @@ async fn requests_that_are_no_calls_are_refused() {
     ];
     for request in no_calls {
         let asked = format!("{:?}", request.headers_ref());
-        match raw.send_body(request, frame(b"")).await {
+        match raw.send_body(request, grpc_framed(b"")).await {
             Ok(back) => assert!(back.http != 200 || back.code.is_some(), "{asked}: {back:?}"),
             Err(reset) => assert!(reset.is_reset(), "{asked}: {reset}"),
         }

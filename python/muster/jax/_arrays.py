@@ -105,7 +105,7 @@ def when_defined(array: jax.Array) -> DefinitionEvent:
     results: list[Any] = []
     try:
         for shard in array.addressable_shards:
-            _add(native, shard.data, results)
+            _make_event_wait_for_array(native, shard.data, results)
     except BaseException as error:
         native.fail(f"{type(error).__name__}: {error}")
         if array.is_deleted():
@@ -115,7 +115,7 @@ def when_defined(array: jax.Array) -> DefinitionEvent:
     return DefinitionEvent(native, results)
 
 
-def _add(native: _native.DefinitionEvent, data: Any, results: list[Any]) -> None:
+def _make_event_wait_for_array(native: _native.DefinitionEvent, data: Any, results: list[Any]) -> None:
     """Makes an event wait for an array on one device."""
     [device] = data.sharding.device_set
     if device.platform != "cpu" or device not in jax.local_devices(backend="cpu"):
@@ -137,7 +137,7 @@ def _wait_for(data: Any, _token: _native.Token) -> None:
         data.block_until_ready()
 
 
-class _Programs:
+class _TokenPrograms:
     """The programs that pass a token on when an array is defined, the last used ones."""
 
     def __init__(self) -> None:
@@ -156,7 +156,7 @@ class _Programs:
             if key in self._kept:
                 self._kept.move_to_end(key)
                 return self._kept[key]
-        program = _in_new_thread(lambda: _compile(data.shape, data.dtype, data.sharding, device))
+        program = _in_new_thread(lambda: _compile_token_program(data.shape, data.dtype, data.sharding, device))
         with self._lock:
             if backend is self._backend:
                 self._kept[key] = program
@@ -165,7 +165,7 @@ class _Programs:
         return program
 
 
-def _compile(shape: Any, dtype: Any, sharding: Any, device: Any) -> Callable[[Any, Any], Any]:
+def _compile_token_program(shape: Any, dtype: Any, sharding: Any, device: Any) -> Callable[[Any, Any], Any]:
     array = _Struct(shape, dtype, sharding=sharding)
     token = _Struct((_TOKEN_BYTES,), jax.numpy.uint8, sharding=SingleDeviceSharding(device))
     return jax.jit(lambda _, token: token, keep_unused=True).lower(array, token).compile()
@@ -190,7 +190,7 @@ def _in_new_thread(call: Callable[[], T]) -> T:
     return results[0]
 
 
-_programs = _Programs()
+_programs = _TokenPrograms()
 
 
 def describe(array: jax.Array | jax.ShapeDtypeStruct) -> dict[str, Any]:
@@ -212,11 +212,11 @@ def describe(array: jax.Array | jax.ShapeDtypeStruct) -> dict[str, Any]:
     kind = getattr(sharding, "memory_kind", None)
     if kind not in _MEMORY_KINDS:
         raise SettingsError(f"memory of the kind {kind!r} cannot be reached: use {', '.join(map(repr, _MEMORY_KINDS[1:]))}")
-    placed = _named(sharding) if isinstance(sharding, NamedSharding) else _placed(shape, sharding)
+    placed = _describe_named_sharding(sharding) if isinstance(sharding, NamedSharding) else _describe_by_device_parts(shape, sharding)
     return {"shape": list(shape), "dtype": str(array.dtype), "sharding": placed}
 
 
-def _named(sharding: NamedSharding) -> dict[str, Any]:
+def _describe_named_sharding(sharding: NamedSharding) -> dict[str, Any]:
     mesh: Any = sharding.mesh
     spec: Any = sharding.spec
     if isinstance(mesh, AbstractMesh):
@@ -232,7 +232,7 @@ def _named(sharding: NamedSharding) -> dict[str, Any]:
     return {"mesh": {"axes": axes, "devices": [int(device.id) for device in mesh.devices.flat]}, "spec": entries}
 
 
-def _placed(shape: tuple[int, ...], sharding: Any) -> dict[str, Any]:
+def _describe_by_device_parts(shape: tuple[int, ...], sharding: Any) -> dict[str, Any]:
     """Describes any sharding by the part of each device. The parts must be a grid of equal ones, each held equally often."""
     held: dict[tuple[int, ...], list[int]] = {}
     for device, index in sharding.devices_indices_map(shape).items():

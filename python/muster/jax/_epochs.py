@@ -79,7 +79,7 @@ class MembershipChanged(MusterError, *_internals.process_failure_bases()):  # ty
         committed: bool = False,
         failed_devices: frozenset[Any] = frozenset(),
     ) -> None:
-        parts = [f"joined by {_named(joined)}"] if joined else []
+        parts = [f"joined by {_processes_text(joined)}"] if joined else []
         parts += [
             f"{'lost' if process in lost else 'failed in'} process {process}: {cause}" for process, cause in sorted(causes.items())
         ]
@@ -90,13 +90,13 @@ class MembershipChanged(MusterError, *_internals.process_failure_bases()):  # ty
         self.committed, self.failed_devices = committed, failed_devices
 
 
-def _named(processes: Iterable[int]) -> str:
+def _processes_text(processes: Iterable[int]) -> str:
     listed = sorted(processes)
     return f"process{'es' if len(listed) > 1 else ''} {', '.join(map(str, listed))}"
 
 
 @dataclass(frozen=True)
-class _States:
+class _TaskStates:
     """The states of the tasks, as the service has sent them."""
 
     version: int
@@ -134,7 +134,7 @@ class _Epoch:
     def round(self, number: int) -> str:
         return f"{self.group(number)}/{number}"
 
-    def live(self, states: _States) -> list[int]:
+    def live(self, states: _TaskStates) -> list[int]:
         """Returns the members that are live, ascending."""
         members = sorted(self.members.items())
         return [process for process, incarnation in members if states.has(process, incarnation, self.version)]
@@ -205,7 +205,7 @@ class _Decision:
         )
 
 
-class _Timer:
+class _RemainingTime:
     """What is left of a timeout."""
 
     def __init__(self, timeout: float) -> None:
@@ -231,7 +231,7 @@ class EpochMember:
         self.native = _native.EpochClient(state.coordinator_address, tls, _internals.collectives())
         live = self._states(_ANSWER_S).live
         if self.me not in live:
-            raise self._stale(0)
+            raise self._own_loss_error(0)
         self.incarnation = live[self.me]
         self.is_inside = False
         self.epoch: _Epoch | None = None
@@ -245,13 +245,13 @@ class EpochMember:
 
     def enter(self, timeout: float) -> LiveDevices:
         """Returns the devices of the present epoch, and begins a block."""
-        timer = _Timer(timeout)
+        timer = _RemainingTime(timeout)
         if self.vote is not None:
-            self._resolve(timer)
+            self._resolve_interrupted_block(timer)
         if self.change is not None:
             change, self.change = self.change, None
             raise change
-        epoch = self.epoch or self._join(timer)
+        epoch = self.epoch or self._join_epoch(timer)
         devices = [device for device in _internals.devices() if device.process_index in epoch.members]
         self.is_inside = True
         self.native.arm()
@@ -267,7 +267,7 @@ class EpochMember:
                 error = _internals.await_arrays()
             self.vote = _Vote.of(error)
             if error is not None:
-                self._fail(self.vote.error)
+                self._fail_epoch(self.vote.error)
                 if isinstance(error, Exception):
                     # Nothing of this epoch may be under way when the next one begins.
                     _internals.await_arrays()
@@ -279,7 +279,7 @@ class EpochMember:
             with contextlib.suppress(MusterError):
                 self._write_vote(self.epoch, self.vote, _BRIEF_S)
             return None
-        decision = self._agree(_Timer(timeout))
+        decision = self._vote_and_follow_decision(_RemainingTime(timeout))
         lost, joined = frozenset(decision.lost), frozenset(decision.joined)
         failed_devices = frozenset(device for device in devices if device.process_index in lost)
         causes = {**decision.failed, **decision.lost}
@@ -302,7 +302,7 @@ class EpochMember:
             Deadline: not all members have called it in time.
         """
         assert self.epoch is not None and self.is_inside
-        timer = _Timer(timeout)
+        timer = _RemainingTime(timeout)
         epoch = self.epoch
         self.exchanges += 1
         directory = self.room
@@ -316,7 +316,7 @@ class EpochMember:
                 return {process: entries[f"{directory}/{process}"] for process in epoch.members}
             live = epoch.live(states)
             if lost := [process for process in missing if process not in live]:
-                raise MusterError(f"{_named(lost)} was lost before all had exchanged their values")
+                raise MusterError(f"{_processes_text(lost)} was lost before all had exchanged their values")
             if failure is not None:
                 raise MusterError(f"the block has failed: {failure}")
             found = self.native.wait_for_key([f"{directory}/{missing[-1]}", epoch.failed], states.version, timer.left())
@@ -338,18 +338,18 @@ class EpochMember:
 
     # The calls of the service.
 
-    def _states(self, timeout: float) -> _States:
+    def _states(self, timeout: float) -> _TaskStates:
         version, tasks = self.native.states(timeout)
-        return _States(version, {task: incarnation for task, incarnation, is_connected, _ in tasks if is_connected})
+        return _TaskStates(version, {task: incarnation for task, incarnation, is_connected, _ in tasks if is_connected})
 
-    def _own_states(self, timer: _Timer) -> _States:
+    def _own_states(self, timer: _RemainingTime) -> _TaskStates:
         """Returns the states of the tasks; raises if this process is not live by them."""
         states = self._states(timer.answer())
         if states.live.get(self.me) != self.incarnation:
-            raise self._stale(self.incarnation)
+            raise self._own_loss_error(self.incarnation)
         return states
 
-    def _stale(self, incarnation: int) -> StaleIncarnation:
+    def _own_loss_error(self, incarnation: int) -> StaleIncarnation:
         why = self.native.error_of(self.me, incarnation) or "it left, or another process took its place"
         return StaleIncarnation(
             f"the service does not count this process as live any more (process {self.me}: {why}). What it has computed since is "
@@ -359,13 +359,13 @@ class EpochMember:
     def _write_vote(self, epoch: _Epoch, vote: _Vote, timeout: float) -> None:
         self.native.insert(f"{epoch.round(self.round)}/{self.me}", vote.encode(), True, timeout)
 
-    def _write_once(self, key: str, value: bytes, timer: _Timer) -> bytes:
+    def _write_once(self, key: str, value: bytes, timer: _RemainingTime) -> bytes:
         """Writes a key, unless it exists; returns its value."""
         if self.native.insert(key, value, False, timer.answer()):
             return value
         return self.native.try_get(key, timer.answer()) or value
 
-    def _fail(self, why: str) -> None:
+    def _fail_epoch(self, why: str) -> None:
         """Ends the collectives of the epoch, here and in all other members."""
         assert self.epoch is not None
         with contextlib.suppress(MusterError):
@@ -374,9 +374,9 @@ class EpochMember:
 
     # Agreement.
 
-    def _resolve(self, timer: _Timer) -> None:
+    def _resolve_interrupted_block(self, timer: _RemainingTime) -> None:
         """Learns how the block ended whose decision was not waited for."""
-        decision = self._agree(timer)
+        decision = self._vote_and_follow_decision(timer)
         if decision.is_committed:
             raise MusterError(
                 "the block before was interrupted here while the processes agreed, and was committed: take the state from another "
@@ -386,17 +386,17 @@ class EpochMember:
             causes = {**decision.failed, **decision.lost}
             self.change = MembershipChanged(frozenset(decision.lost), frozenset(decision.joined), causes, False)
 
-    def _agree(self, timer: _Timer) -> _Decision:
+    def _vote_and_follow_decision(self, timer: _RemainingTime) -> _Decision:
         """Votes, and returns the decision once it is made; what follows from it is done."""
         assert self.epoch is not None and self.vote is not None
         epoch = self.epoch
         self._write_vote(epoch, self.vote, timer.answer())
         decision = _Decision.decode(self._wait_for_decision(epoch, timer))
         self.vote = None
-        self._follow(epoch, decision, timer)
+        self._carry_out_decision(epoch, decision, timer)
         return decision
 
-    def _wait_for_decision(self, epoch: _Epoch, timer: _Timer) -> bytes:
+    def _wait_for_decision(self, epoch: _Epoch, timer: _RemainingTime) -> bytes:
         room = epoch.round(self.round)
         decision = f"{room}/decision"
         while True:
@@ -421,17 +421,17 @@ class EpochMember:
                 if voters[:1] == [self.me]:
                     return self._decide(epoch, room, entries, states, timer)
                 # The one that decides came later than this process.
-                timer = _Timer(timer.timeout)
+                timer = _RemainingTime(timer.timeout)
                 continue
             if found is not None and found[0] == decision:
                 return found[1]
 
-    def _decide(self, epoch: _Epoch, room: str, entries: Mapping[str, bytes], states: _States, timer: _Timer) -> bytes:
+    def _decide(self, epoch: _Epoch, room: str, entries: Mapping[str, bytes], states: _TaskStates, timer: _RemainingTime) -> bytes:
         """Decides about the block by the votes that there are. Returns the decision, which another process may have made."""
         votes = {process: _Vote.decode(entries[key]) for process in epoch.members if (key := f"{room}/{process}") in entries}
         live = epoch.live(states)
         lost = {
-            process: self._cause(process, incarnation, process in live, timer)
+            process: self._loss_cause(process, incarnation, process in live, timer)
             for process, incarnation in epoch.members.items()
             if process not in live or process not in votes
         }
@@ -440,10 +440,10 @@ class EpochMember:
         if not failed and not lost:
             failed = {process: vote.error for process, vote in bad.items()}
         is_committed = not bad and len(votes) == len(epoch.members)
-        joined = self._ready(epoch, states, timer)
+        joined = self._processes_ready_to_join(epoch, states, timer)
         following: _Epoch | None = None
         if lost or joined or not is_committed:
-            claimed = self._claim(room, f"{room}/decision", states, timer)
+            claimed = self._claim_epoch_change(room, f"{room}/decision", states, timer)
             if claimed is not None:
                 return claimed
             members = {process: epoch.members[process] for process in live if process not in lost} | joined
@@ -457,14 +457,14 @@ class EpochMember:
             self.native.delete(epoch.group(self.round - 2 * _ROUNDS_PER_GROUP), timer.answer())
         return value
 
-    def _ready(self, epoch: _Epoch, states: _States, timer: _Timer) -> dict[int, int]:
+    def _processes_ready_to_join(self, epoch: _Epoch, states: _TaskStates, timer: _RemainingTime) -> dict[int, int]:
         """Returns the live processes that wait to become members."""
         if all(epoch.members.get(process) == incarnation for process, incarnation in states.live.items()):
             return {}
         ready = self.native.list_keys(_READY, timer.answer())
         return {process: inc for process, inc in states.live.items() if f"{_READY}/{process}-{inc}" in ready}
 
-    def _cause(self, process: int, incarnation: int, is_live: bool, timer: _Timer) -> str:
+    def _loss_cause(self, process: int, incarnation: int, is_live: bool, timer: _RemainingTime) -> str:
         """Returns why a member is lost."""
         if is_live:
             return f"late: it did not come to the end of the block within {timer.timeout:g} s"
@@ -477,7 +477,7 @@ class EpochMember:
             return "drained: it left the job after a preemption notice"
         return "left: it has shut down"
 
-    def _claim(self, directory: str, outcome: str, states: _States, timer: _Timer) -> bytes | None:
+    def _claim_epoch_change(self, directory: str, outcome: str, states: _TaskStates, timer: _RemainingTime) -> bytes | None:
         """Makes this process the only one that ends an epoch. If another live one is that already, returns the outcome."""
         own = f"{self.me} {self.incarnation} {states.version}".encode()
         attempt = 0
@@ -492,18 +492,18 @@ class EpochMember:
                     return found[1]
             attempt += 1
 
-    def _follow(self, epoch: _Epoch, decision: _Decision, timer: _Timer) -> None:
+    def _carry_out_decision(self, epoch: _Epoch, decision: _Decision, timer: _RemainingTime) -> None:
         """Does what a decision says: goes on to the next round, or to the next epoch."""
         if decision.next is None:
             self.round += 1
             return
         # The newcomers wait for this key.
         following = _Epoch.decode(json.loads(self._write_once(decision.next.key, json.dumps(decision.next.encode()).encode(), timer)))
-        self._begin(following)
+        self._begin_epoch(following)
         if following.members and min(following.members) == self.me:
-            self._clean(following, timer)
+            self._delete_unread_keys(following, timer)
 
-    def _begin(self, epoch: _Epoch) -> None:
+    def _begin_epoch(self, epoch: _Epoch) -> None:
         self.native.end()
         _internals.renew_backend()
         self.round = 0
@@ -515,7 +515,7 @@ class EpochMember:
             # This process came too late. If it is live it joins again.
             self.epoch = None
 
-    def _clean(self, epoch: _Epoch, timer: _Timer) -> None:
+    def _delete_unread_keys(self, epoch: _Epoch, timer: _RemainingTime) -> None:
         """Deletes what no process reads any more: rooms of old epochs, and what processes wrote that were lost while they joined."""
         live = self._own_states(timer).live
         waiting = {f"{_READY}/{process}-{incarnation}" for process, incarnation in live.items()}
@@ -530,7 +530,7 @@ class EpochMember:
 
     # Joining.
 
-    def _join(self, timer: _Timer) -> _Epoch:
+    def _join_epoch(self, timer: _RemainingTime) -> _Epoch:
         """Becomes a member of an epoch: of the one after the present one, or of a new one if nobody lives in the present one."""
         try:
             epoch = self._wait_for_epoch(timer)
@@ -539,10 +539,10 @@ class EpochMember:
                 f"this process was not let in within {timer.timeout:g} s, because the others have not come to the end of their "
                 "live_devices(), or have not begun one: `muster status` shows where they are"
             ) from error
-        self._begin(epoch)
+        self._begin_epoch(epoch)
         return epoch
 
-    def _wait_for_epoch(self, timer: _Timer) -> _Epoch:
+    def _wait_for_epoch(self, timer: _RemainingTime) -> _Epoch:
         own_key = f"{_READY}/{self.me}-{self.incarnation}"
         while True:
             states = self._own_states(timer)
@@ -558,17 +558,17 @@ class EpochMember:
                 ready = self.native.list_keys(_READY, timer.answer())
                 missing = [key for process, inc in sorted(states.live.items()) if (key := f"{_READY}/{process}-{inc}") not in ready]
                 if not missing and min(states.live) == self.me:
-                    self._found(_Epoch(number, states.live, states.version), states, timer)
+                    self._begin_epoch_with_live_processes(_Epoch(number, states.live, states.version), states, timer)
                     continue
                 keys += missing[-1:]
             self.native.wait_for_key(keys, states.version, timer.left())
 
-    def _latest_epoch(self, timer: _Timer) -> _Epoch | None:
+    def _latest_epoch(self, timer: _RemainingTime) -> _Epoch | None:
         epochs = [_Epoch.decode(json.loads(value)) for value in self.native.list_keys(_EPOCHS, timer.answer()).values()]
         return max(epochs, key=lambda epoch: epoch.number, default=None)
 
-    def _found(self, epoch: _Epoch, states: _States, timer: _Timer) -> None:
+    def _begin_epoch_with_live_processes(self, epoch: _Epoch, states: _TaskStates, timer: _RemainingTime) -> None:
         """Begins an epoch with all live processes, which are all ready."""
-        if self._claim(f"{_FOUNDING}/{epoch.number}", epoch.key, states, timer) is None:
+        if self._claim_epoch_change(f"{_FOUNDING}/{epoch.number}", epoch.key, states, timer) is None:
             self.native.delete(_GLOO, timer.answer())
             self._write_once(epoch.key, json.dumps(epoch.encode()).encode(), timer)

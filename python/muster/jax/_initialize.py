@@ -147,7 +147,7 @@ def _initialize(
     _wait_for_tasks(connection, tls, timeout, end)
     _under_way = None
     if connection.error is not None:
-        raise _refusal(address, connection.error) from connection.error
+        raise _refusal_error(address, connection.error) from connection.error
     _restrict_devices()
     _internals.adopt(connection.client, address, tasks, process, preemption)
     if identity is not None:
@@ -156,7 +156,7 @@ def _initialize(
 
 def _check_admission(address: str, process: int, tls: Tls | None, has_failed: bool) -> None:
     """Raises if the service refuses this process, upon which JAX's client would end it."""
-    text = _native.admission_refusal(address, process, native_tls(tls), QUESTION_S)
+    text = _native.query_admission_refusal(address, process, native_tls(tls), QUESTION_S)
     if text is None:
         return
     # A task that failed by an exclusion is refused with this text until it registers again, even if it was readmitted.
@@ -186,12 +186,12 @@ def _wait_for_tasks(connection: _Connection, tls: Tls | None, timeout: float, en
             continue
         missing = [task for task, incarnation, _, _ in presence if incarnation == 0]
         if not is_late:
-            _LOG.warning("waits for %d of %d tasks to register: %s", len(missing), len(presence), _named(missing))
+            _LOG.warning("waits for %d of %d tasks to register: %s", len(missing), len(presence), _tasks_text(missing))
             continue
         if connection.is_over.is_set():
             return
         if missing:
-            who = f"{len(missing)} of {len(presence)} tasks have not registered at {connection.address}: {_named(missing)}"
+            who = f"{len(missing)} of {len(presence)} tasks have not registered at {connection.address}: {_tasks_text(missing)}"
         else:
             who = f"all tasks have registered at {connection.address}, but not at the same time: some have gone again"
         raise TasksMissing(
@@ -201,12 +201,12 @@ def _wait_for_tasks(connection: _Connection, tls: Tls | None, timeout: float, en
         )
 
 
-def _named(tasks: list[int]) -> str:
+def _tasks_text(tasks: list[int]) -> str:
     more = len(tasks) - _NAMED_MAX
     return ", ".join(map(str, tasks[:_NAMED_MAX])) + (f" and {more} more" if more > 0 else "")
 
 
-def _refusal(address: str, error: Exception) -> Refused:
+def _refusal_error(address: str, error: Exception) -> Refused:
     code, _, text = str(error).partition(":")
     if not (code.isupper() and text):
         code, text = "UNKNOWN", str(error)

@@ -61,7 +61,7 @@ class _Leaf:
 
 
 @dataclass(frozen=True)
-class _Record:
+class _StateRecord:
     """What a process says of its state."""
 
     version: int
@@ -74,7 +74,7 @@ class _Record:
         return zlib.compress(json.dumps(vars(self), separators=(",", ":")).encode())
 
     @classmethod
-    def decode(cls, value: bytes) -> _Record:
+    def decode(cls, value: bytes) -> _StateRecord:
         read = json.loads(zlib.decompress(value))
         held, wanted = ([[_box(box) for box in boxes] for boxes in read[name]] for name in ("held", "wanted"))
         return cls(read["version"], read["structure"], read["check"], held, wanted)
@@ -146,19 +146,19 @@ def recover(
         raise SettingsError("recover() is called in the block of live_devices(), with the devices that it yields")
     leaves, tree = _leaves(state, place(devices) if place is not None else None)
     structure = hashlib.sha256(repr((tree, [(leaf.name, leaf.shape, str(leaf.dtype)) for leaf in leaves])).encode()).hexdigest()
-    record = _Record(version, structure, check, [list(leaf.held) for leaf in leaves], [leaf.wanted for leaf in leaves])
-    records = {process: _Record.decode(value) for process, value in member.exchange(record.encode(), timeout).items()}
+    record = _StateRecord(version, structure, check, [list(leaf.held) for leaf in leaves], [leaf.wanted for leaf in leaves])
+    records = {process: _StateRecord.decode(value) for process, value in member.exchange(record.encode(), timeout).items()}
     newest = max(record.version for record in records.values())
     _check_structure(records)
     current = {process: record for process, record in sorted(records.items()) if record.version == newest}
-    parts = _plan(records, current, leaves, newest)
+    parts = _plan_parts(records, current, leaves, newest)
     sent = dict.fromkeys(part.region for part in parts if part.sender == member.me != part.receiver)
-    sources = {region: _source(leaves, region) for region in sent}
+    sources = {region: _region_contents(leaves, region) for region in sent}
     digests: dict[int, dict[_Region, bytes]] = {}
     if any(record.check for record in records.values()):
-        digests = _exchange_digests(member, _regions(parts, current), leaves, sources, timeout)
+        digests = _exchange_digests(member, _regions_to_digest(parts, current), leaves, sources, timeout)
         _check_contents(digests, leaves)
-    filled, arrived = _receive(parts, leaves, newest == version, member.me)
+    filled, arrived = _allocate_wanted_boxes(parts, leaves, newest == version, member.me)
     _move(member, parts, sources, arrived, timeout)
     if digests:
         _check_arrived(parts, arrived, digests, leaves)
@@ -207,7 +207,7 @@ def _bytes(array: Any) -> Any:
     return array.reshape(-1).view(np.uint8)
 
 
-def _source(leaves: list[_Leaf], region: _Region) -> Any:
+def _region_contents(leaves: list[_Leaf], region: _Region) -> Any:
     """Returns the contents of a region of this process, contiguous: the memory of the array itself if it is."""
     number, held, part = region
     return np.ascontiguousarray(leaves[number].held[held][index(part, held)])
@@ -231,7 +231,7 @@ def _sha256(memory: Any) -> bytes:
     return hashlib.sha256(memory).digest()
 
 
-def _check_structure(records: dict[int, _Record]) -> None:
+def _check_structure(records: dict[int, _StateRecord]) -> None:
     structures = {record.structure: process for process, record in records.items()}
     if len(structures) > 1:
         one, other = sorted(structures.values())[:2]
@@ -241,7 +241,7 @@ def _check_structure(records: dict[int, _Record]) -> None:
         )
 
 
-def _regions(parts: list[_Part], current: dict[int, _Record]) -> dict[int, list[_Region]]:
+def _regions_to_digest(parts: list[_Part], current: dict[int, _StateRecord]) -> dict[int, list[_Region]]:
     """Returns for each process the regions that it digests: those that it sends, and the boxes that other processes have as well.
 
     The parts that are cut out of boxes come first.
@@ -273,7 +273,7 @@ def _exchange_digests(
     either the digest of the part differs from what arrives, or that of the box from those of the other processes.
     """
     own = regions.get(member.me, [])
-    arrays = [sources[region] if region in sources else _source(leaves, region) for region in own]
+    arrays = [sources[region] if region in sources else _region_contents(leaves, region) for region in own]
     cut = sum(held != part for _, held, part in own)
     values = member.exchange(b"".join(_digests(arrays[:cut]) + _digests(arrays[cut:])), timeout)
     found = {}
@@ -300,7 +300,7 @@ def _check_contents(digests: dict[int, dict[_Region, bytes]], leaves: list[_Leaf
         )
 
 
-def _plan(records: dict[int, _Record], current: dict[int, _Record], leaves: list[_Leaf], newest: int) -> list[_Part]:
+def _plan_parts(records: dict[int, _StateRecord], current: dict[int, _StateRecord], leaves: list[_Leaf], newest: int) -> list[_Part]:
     """Returns the parts of all wanted boxes, in an order that is the same in all processes."""
     parts, missing = [], []
     senders = list(current)
@@ -329,7 +329,7 @@ _Arrived = dict[int, tuple[Any, Any]]
 """For the number of each part that this process receives: its place in the wanted box, and the memory into which it is received."""
 
 
-def _receive(
+def _allocate_wanted_boxes(
     parts: list[_Part], leaves: list[_Leaf], is_current: bool, me: int
 ) -> tuple[dict[tuple[int, Box], Any], _Arrived]:
     """Returns the wanted boxes of this process, filled with what is here already, and the memory for the parts that are not."""
@@ -337,7 +337,7 @@ def _receive(
     for number, leaf in enumerate(leaves):
         for box in leaf.wanted:
             mine = leaf.held.get(box) if is_current else None
-            filled[number, box] = _aligned(extents(box), leaf.dtype) if mine is None else mine
+            filled[number, box] = _aligned_memory(extents(box), leaf.dtype) if mine is None else mine
     arrived: _Arrived = {}
     for number, part in enumerate(parts):
         if part.receiver != me:
@@ -364,7 +364,7 @@ def _move(member: EpochMember, parts: list[_Part], sources: Mapping[_Region, Any
         transfer.attach(timeout=timeout).transfer(launch, timeout=timeout, channel=member.channel).wait()
 
 
-def _aligned(shape: tuple[int, ...], dtype: Any) -> Any:
+def _aligned_memory(shape: tuple[int, ...], dtype: Any) -> Any:
     """Returns memory that JAX uses without a copy."""
     length = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     memory = np.empty(length + _ALIGNMENT, np.uint8)

@@ -35,29 +35,29 @@ def device_put(engine: _native.Engine, tree: Any, shardings: Any, options: tuple
     if len(leaves) == 1 and leaves[0][1] is tree:
         leaves = [("", tree)]
     # Arrays that have the same shape, type and shardings are described once.
-    routes: dict[Any, _Route] = {}
+    routes: dict[Any, _ReshardRoute] = {}
     results: list[Any] = []
-    moves: list[_Move] = []
-    for (name, leaf), sharding in zip(leaves, _targets(shardings, tree, len(leaves)), strict=True):
-        with _Named(name):
-            sharding = _check(leaf, sharding)
+    moves: list[_ArrayMove] = []
+    for (name, leaf), sharding in zip(leaves, _sharding_of_each_leaf(shardings, tree, len(leaves)), strict=True):
+        with _NameInErrors(name):
+            sharding = _check_leaf(leaf, sharding)
             if leaf.sharding.is_equivalent_to(sharding, leaf.ndim):
-                results.append(_relabel(leaf, sharding))
+                results.append(_with_equivalent_sharding(leaf, sharding))
                 continue
             key = (tuple(leaf.shape), leaf.dtype, leaf.sharding, sharding)
             if key not in routes:
-                routes[key] = _route(*key)
-            moves.append(_Move(name, leaf, routes[key]))
+                routes[key] = _plan_route(*key)
+            moves.append(_ArrayMove(name, leaf, routes[key]))
             results.append(moves[-1])
     if packed := [f"{move.name} ({move.leaf.dtype})" for move in moves if move.route.packed is not None]:
         warn_of_copies(packed, stacklevel=3)
     if moves:
         tasks = sorted(set[int]().union(*(route.tasks for route in routes.values())))
         engine.reshard([move.prepare() for move in moves], tasks, options)
-    return structure.unflatten(result.finish() if isinstance(result, _Move) else result for result in results)
+    return structure.unflatten(result.finish() if isinstance(result, _ArrayMove) else result for result in results)
 
 
-def _targets(shardings: Any, tree: Any, count: int) -> list[Any]:
+def _sharding_of_each_leaf(shardings: Any, tree: Any, count: int) -> list[Any]:
     """Returns the sharding of each leaf."""
     targets: list[Any] = []
 
@@ -73,7 +73,7 @@ def _targets(shardings: Any, tree: Any, count: int) -> list[Any]:
     return targets
 
 
-class _Named:
+class _NameInErrors:
     """Puts the name of an array, if it has one, before the message of an error."""
 
     def __init__(self, name: str) -> None:
@@ -87,7 +87,7 @@ class _Named:
             raise type(error)(f"{self._name}: {error}") from error
 
 
-def _check(leaf: Any, sharding: Any) -> Any:
+def _check_leaf(leaf: Any, sharding: Any) -> Any:
     """Checks a leaf and its new sharding, and returns the sharding."""
     if not isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)):
         raise SettingsError(f"a {type(leaf).__name__} has no sharding: give a jax.Array")
@@ -102,7 +102,7 @@ def _check(leaf: Any, sharding: Any) -> Any:
     return sharding
 
 
-def _relabel(leaf: Any, sharding: Any) -> Any:
+def _with_equivalent_sharding(leaf: Any, sharding: Any) -> Any:
     """Returns an array whose shards are where another sharding, of the same meaning, has them."""
     if leaf.sharding == sharding:
         return leaf
@@ -122,7 +122,7 @@ def _assemble(shape: tuple[int, ...], dtype: Any, sharding: Any, shards: list[An
 
 
 @dataclass(frozen=True)
-class _Route:
+class _ReshardRoute:
     """How arrays of one shape and data type come from one sharding to another."""
 
     shape: tuple[int, ...]
@@ -140,7 +140,7 @@ class _Route:
     """Whether elements that could share bytes are moved with a byte each, because shards begin or end inside of bytes."""
 
 
-def _route(shape: tuple[int, ...], dtype: Any, before: Any, after: Any) -> _Route:
+def _plan_route(shape: tuple[int, ...], dtype: Any, before: Any, after: Any) -> _ReshardRoute:
     packed = packing(dtype)
     local = jax.local_devices(backend="cpu")
     try:
@@ -163,7 +163,7 @@ def _route(shape: tuple[int, ...], dtype: Any, before: Any, after: Any) -> _Rout
         # JAX refuses dimensions that are not divisible.
         raise PlanError(str(error)) from error
     tasks = frozenset(int(device.process_index) for sharding in (before, after) for device in sharding.device_set)
-    return _Route(shape, dtype, after, source_text, target_text, tasks, parts, packed, spread)
+    return _ReshardRoute(shape, dtype, after, source_text, target_text, tasks, parts, packed, spread)
 
 
 def _fills_bytes(packed: Packing, shape: tuple[int, ...], *shardings: Any) -> bool:
@@ -174,10 +174,10 @@ def _fills_bytes(packed: Packing, shape: tuple[int, ...], *shardings: Any) -> bo
     return all(start % packed.count == 0 and end % packed.count == 0 for start, end, _ in ends)
 
 
-class _Move:
+class _ArrayMove:
     """An array that is moved."""
 
-    def __init__(self, name: str, leaf: Any, route: _Route) -> None:
+    def __init__(self, name: str, leaf: Any, route: _ReshardRoute) -> None:
         self.name = name
         self.leaf = leaf
         self.route = route
@@ -186,7 +186,7 @@ class _Move:
     def prepare(self) -> tuple[str, str, str, dict[int, _native.Source], dict[int, _native.Buffer]]:
         """Returns what the extension needs to know. It waits until the array is computed."""
         route = self.route
-        with _Named(self.name):
+        with _NameInErrors(self.name):
             held: dict[int, _native.Source] = {}
             if isinstance(self.leaf, jax.Array):
                 held = {int(shard.device.id): source(self._bytes(shard.data)) for shard in self.leaf.addressable_shards}

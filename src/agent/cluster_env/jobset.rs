@@ -5,7 +5,7 @@
 
 use super::kubernetes;
 use super::variables::{
-    ClusterEnvError, DetectedClusterSystem, EnvironmentVariables, FieldsToDetect, Sourced, TASK,
+    ClusterEnvError, DetectedClusterSystem, EnvironmentVariables, TASK, UnknownParameters, ValueWithSource,
     nonempty_value, parse_number, parse_task,
 };
 use crate::coordination::TASKS_MAX;
@@ -16,7 +16,7 @@ const HINT: &str = "JOBSET_NAME is set, so JOB_INDEX (from the label jobset.sigs
 /// Returns the values of a JobSet: the pods of each of its jobs are numbered after those of the jobs before.
 pub(super) fn detect_jobset(
     variables: &EnvironmentVariables,
-    wanted: FieldsToDetect,
+    wanted: UnknownParameters,
 ) -> Result<Option<DetectedClusterSystem>, ClusterEnvError> {
     if nonempty_value(variables, "JOBSET_NAME").is_none() {
         return Ok(None);
@@ -45,13 +45,13 @@ pub(super) fn detect_jobset(
         });
     };
     let from = "JOB_INDEX × PROCESSES_IN_JOB + JOB_COMPLETION_INDEX".to_owned();
-    found.task = Some(Sourced { value, from });
+    found.task = Some(ValueWithSource { value, from });
     Ok(Some(found))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::find as place;
+    use super::super::tests::detect_from_variables as place;
 
     const POD: [(&str, &str); 5] = [
         ("JOBSET_NAME", "train"),

@@ -3,8 +3,8 @@
 //! It calls no API server. Begin at `detect_indexed_job`.
 
 use super::variables::{
-    ClusterEnvError, DetectedClusterSystem, EnvironmentVariables, FieldsToDetect, PORT, SERVICE, Sourced,
-    nonempty_value,
+    ClusterEnvError, DetectedClusterSystem, EnvironmentVariables, PORT, SERVICE, UnknownParameters,
+    ValueWithSource, nonempty_value,
 };
 
 const HINT: &str = "in Kubernetes, a job with completionMode: Indexed numbers its pods, and a Service named `muster` in the same namespace \
@@ -13,7 +13,7 @@ const HINT: &str = "in Kubernetes, a job with completionMode: Indexed numbers it
 /// Returns the values of an indexed Job. A pod does not learn the number of pods; the service knows it.
 pub(super) fn detect_indexed_job(
     variables: &EnvironmentVariables,
-    wanted: FieldsToDetect,
+    wanted: UnknownParameters,
 ) -> Result<Option<DetectedClusterSystem>, ClusterEnvError> {
     let inside = nonempty_value(variables, "KUBERNETES_SERVICE_HOST").is_some();
     let numbered = nonempty_value(variables, "JOB_COMPLETION_INDEX").is_some();
@@ -24,7 +24,7 @@ pub(super) fn detect_indexed_job(
     }
     Ok(Some(DetectedClusterSystem {
         system: "Kubernetes indexed job",
-        task: wanted.parse_task(variables, "JOB_COMPLETION_INDEX")?,
+        task: wanted.parse_task_if_unknown(variables, "JOB_COMPLETION_INDEX")?,
         tasks: None,
         service: detect_service_address(variables, wanted)?,
         hint: Some(HINT),
@@ -34,8 +34,8 @@ pub(super) fn detect_indexed_job(
 /// Returns the address of the Service named `muster`, which Kubernetes sets for every pod of its namespace.
 pub(super) fn detect_service_address(
     variables: &EnvironmentVariables,
-    wanted: FieldsToDetect,
-) -> Result<Option<Sourced<String>>, ClusterEnvError> {
+    wanted: UnknownParameters,
+) -> Result<Option<ValueWithSource<String>>, ClusterEnvError> {
     let Some(host) = nonempty_value(variables, "MUSTER_SERVICE_HOST").filter(|_| wanted.service) else {
         return Ok(None);
     };
@@ -58,12 +58,12 @@ pub(super) fn detect_service_address(
     };
     let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
     let from = "MUSTER_SERVICE_HOST, the Service named muster".to_owned();
-    Ok(Some(Sourced { value: format!("{host}:{port}"), from }))
+    Ok(Some(ValueWithSource { value: format!("{host}:{port}"), from }))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::find as place;
+    use super::super::tests::detect_from_variables as place;
 
     #[test]
     fn a_pod_of_an_indexed_job_knows_its_number() {

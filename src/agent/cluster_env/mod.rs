@@ -8,7 +8,7 @@
 //! | file | system | variables |
 //! | --- | --- | --- |
 //! | `process_identity.rs` | the identity of the host across runs | `MUSTER_HOST_ID`, `NODE_NAME`, `SLURMD_NODENAME`, `TPU_WORKER_ID` |
-//! | `explicit.rs` | flags and `MUSTER_*`, `JAX_*` variables | `MUSTER_PROCESS_ID`, `MUSTER_NUM_PROCESSES`, `JAX_COORDINATOR_ADDRESS`, … |
+//! | `explicit_parameters.rs` | flags and `MUSTER_*`, `JAX_*` variables | `MUSTER_PROCESS_ID`, `MUSTER_NUM_PROCESSES`, `JAX_COORDINATOR_ADDRESS`, … |
 //! | `slurm.rs` | Slurm | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS`, `SLURM_STEP_NODELIST`, … |
 //! | `jobset.rs` | Kubernetes JobSet | `JOBSET_NAME`, `JOB_INDEX`, `PROCESSES_IN_JOB`, `JOB_COMPLETION_INDEX` |
 //! | `kubernetes.rs` | Kubernetes indexed job | `JOB_COMPLETION_INDEX`, `MUSTER_SERVICE_HOST`, … |
@@ -16,7 +16,7 @@
 //!
 //! `variables.rs` has the values that they share, their sources and their errors.
 
-mod explicit;
+mod explicit_parameters;
 mod jobset;
 mod kubernetes;
 mod open_mpi;
@@ -26,22 +26,23 @@ mod variables;
 
 use std::fmt;
 
-pub use explicit::ClusterFlags;
+pub use explicit_parameters::ClusterFlags;
 pub use process_identity::{DetectedProcessIdentity, MachineIds};
-pub use variables::{ClusterEnvError, EnvironmentVariables, PORT, Sourced};
+pub use variables::{ClusterEnvError, EnvironmentVariables, PORT, ValueWithSource};
 use variables::{
-    DetectedClusterSystem, FieldsToDetect, Parameter, SERVICE, TASK, TASKS, conflict_error, nonempty_value,
+    DetectedClusterSystem, ParameterDescription, SERVICE, TASK, TASKS, UnknownParameters, conflict_error,
+    nonempty_value,
 };
 
 /// The detected place of this process in its job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClusterEnv {
     /// The number of the task.
-    pub task: Sourced<u32>,
+    pub task: ValueWithSource<u32>,
     /// The number of tasks; `None` if no source gives it: the service knows it.
-    pub tasks: Option<Sourced<u32>>,
+    pub tasks: Option<ValueWithSource<u32>>,
     /// The address of the service: `host:port`.
-    pub service: Sourced<String>,
+    pub service: ValueWithSource<String>,
     /// The systems that were detected.
     pub systems: Vec<&'static str>,
 }
@@ -52,14 +53,14 @@ impl ClusterEnv {
     /// # Errors
     /// If a value is missing or ambiguous; the error says what to set.
     pub fn detect(asked: &ClusterFlags, variables: &EnvironmentVariables) -> Result<Self, ClusterEnvError> {
-        let said = explicit::read_flags_or_variables(asked, variables)?;
+        let said = explicit_parameters::resolve_explicit_parameters(asked, variables)?;
         let detectors = [
             slurm::detect_slurm,
             jobset::detect_jobset,
             kubernetes::detect_indexed_job,
             open_mpi::detect_open_mpi,
         ];
-        let wanted = FieldsToDetect {
+        let wanted = UnknownParameters {
             task: said.task.is_none(),
             tasks: said.tasks.is_none(),
             service: said.service.is_none(),
@@ -68,22 +69,23 @@ impl ClusterEnv {
             .iter()
             .filter_map(|find| find(variables, wanted).transpose())
             .collect::<Result<Vec<_>, _>>()?;
-        let task = explicit_or_agreed(&TASK, said.task, &found, |found| found.task.clone())?;
-        let tasks = explicit_or_agreed(&TASKS, said.tasks, &found, |found| found.tasks.clone())?;
-        let service = explicit_or_agreed(&SERVICE, said.service, &found, |found| found.service.clone())?;
-        let task = task.ok_or_else(|| missing_error(&TASK, &found))?;
-        let service = service.ok_or_else(|| missing_error(&SERVICE, &found))?;
+        let task = explicit_or_agreed_value(&TASK, said.task, &found, |found| found.task.clone())?;
+        let tasks = explicit_or_agreed_value(&TASKS, said.tasks, &found, |found| found.tasks.clone())?;
+        let service =
+            explicit_or_agreed_value(&SERVICE, said.service, &found, |found| found.service.clone())?;
+        let task = task.ok_or_else(|| missing_parameter_error(&TASK, &found))?;
+        let service = service.ok_or_else(|| missing_parameter_error(&SERVICE, &found))?;
         if let Some(tasks) = tasks.clone().filter(|tasks| task.value >= tasks.value) {
             return Err(ClusterEnvError::TaskOutOfRange { task, tasks });
         }
-        let service = Sourced { value: address_with_port(&service)?, from: service.from };
+        let service = ValueWithSource { value: add_default_port_if_missing(&service)?, from: service.from };
         Ok(Self { task, tasks, service, systems: found.iter().map(|found| found.system).collect() })
     }
 
     /// Returns whether the process leaves its task to the service: by a flag, or by a variable if no flag gives a
     /// number.
     #[must_use]
-    pub fn claims_task(asked: &ClusterFlags, is_asked: bool, variables: &EnvironmentVariables) -> bool {
+    pub fn must_claim_task(asked: &ClusterFlags, is_asked: bool, variables: &EnvironmentVariables) -> bool {
         is_asked
             || (asked.task.is_none() && nonempty_value(variables, "MUSTER_PROCESS_ID") == Some(Self::CLAIMED))
     }
@@ -107,26 +109,27 @@ impl ClusterEnv {
     #[must_use]
     pub fn with_claimed_task(self, task: u32, host: &DetectedProcessIdentity) -> Self {
         let from = format!("the service, for {}, from {}", host.identity, host.host_from);
-        Self { task: Sourced { value: task, from }, ..self }
+        Self { task: ValueWithSource { value: task, from }, ..self }
     }
 
     /// Returns the detected values and their sources, in lines for people.
     #[must_use]
     pub fn describe(&self) -> String {
         let systems = if self.systems.is_empty() { "none".to_owned() } else { self.systems.join(", ") };
-        let tasks = self.tasks.as_ref().map_or_else(|| "the service says".to_owned(), Sourced::to_string);
+        let tasks =
+            self.tasks.as_ref().map_or_else(|| "the service says".to_owned(), ValueWithSource::to_string);
         let Self { task, service, .. } = self;
         format!("  task     {task}\n  tasks    {tasks}\n  service  {service}\n  detected {systems}\n")
     }
 }
 
 /// Returns the explicit value, or else the value on which all detected systems agree.
-fn explicit_or_agreed<T: PartialEq + fmt::Display>(
-    question: &Parameter,
-    said: Option<Sourced<T>>,
+fn explicit_or_agreed_value<T: PartialEq + fmt::Display>(
+    question: &ParameterDescription,
+    said: Option<ValueWithSource<T>>,
     found: &[DetectedClusterSystem],
-    of: impl Fn(&DetectedClusterSystem) -> Option<Sourced<T>>,
-) -> Result<Option<Sourced<T>>, ClusterEnvError> {
+    of: impl Fn(&DetectedClusterSystem) -> Option<ValueWithSource<T>>,
+) -> Result<Option<ValueWithSource<T>>, ClusterEnvError> {
     if said.is_some() {
         return Ok(said);
     }
@@ -138,7 +141,10 @@ fn explicit_or_agreed<T: PartialEq + fmt::Display>(
     }
 }
 
-fn missing_error(question: &Parameter, found: &[DetectedClusterSystem]) -> ClusterEnvError {
+fn missing_parameter_error(
+    question: &ParameterDescription,
+    found: &[DetectedClusterSystem],
+) -> ClusterEnvError {
     let looked = if found.is_empty() {
         "no system that starts processes was detected".to_owned()
     } else {
@@ -155,7 +161,7 @@ fn missing_error(question: &Parameter, found: &[DetectedClusterSystem]) -> Clust
 }
 
 /// Returns the address with a port, the default one if it has none.
-fn address_with_port(service: &Sourced<String>) -> Result<String, ClusterEnvError> {
+fn add_default_port_if_missing(service: &ValueWithSource<String>) -> Result<String, ClusterEnvError> {
     let malformed = || ClusterEnvError::Malformed {
         variable: service.from.clone(),
         value: service.value.clone(),
@@ -188,17 +194,17 @@ mod tests {
         pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
     }
 
-    pub(super) fn find(pairs: &[(&str, &str)]) -> Result<ClusterEnv, ClusterEnvError> {
+    pub(super) fn detect_from_variables(pairs: &[(&str, &str)]) -> Result<ClusterEnv, ClusterEnvError> {
         ClusterEnv::detect(&ClusterFlags::default(), &variables(pairs))
     }
 
     #[test]
     fn missing_values_are_errors() {
-        let error = find(&[]).unwrap_err().to_string();
+        let error = detect_from_variables(&[]).unwrap_err().to_string();
         for part in ["which task", "--task", "MUSTER_PROCESS_ID", "no system"] {
             assert!(error.contains(part), "{part} is not in {error}");
         }
-        let error = find(&[("MUSTER_PROCESS_ID", "1")]).unwrap_err().to_string();
+        let error = detect_from_variables(&[("MUSTER_PROCESS_ID", "1")]).unwrap_err().to_string();
         assert!(error.contains("--service") && error.contains("JAX_COORDINATOR_ADDRESS"), "{error}");
     }
 
@@ -213,7 +219,7 @@ mod tests {
             ("OMPI_COMM_WORLD_SIZE", "4"),
             ("JAX_COORDINATOR_ADDRESS", "m:1"),
         ];
-        let error = find(&both).unwrap_err().to_string();
+        let error = detect_from_variables(&both).unwrap_err().to_string();
         for part in ["SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "--task"] {
             assert!(error.contains(part), "{part} is not in {error}");
         }
@@ -251,14 +257,17 @@ mod tests {
         let slurm = variables(&[&slurm[..2], &[("SLURM_PROCID", "garbage"), ("SLURM_NTASKS", "8")]].concat());
         let place = ClusterEnv::detect(&asked, &slurm).unwrap();
         assert_eq!((place.task.value, place.tasks.map(|tasks| tasks.value)), (3, Some(8)));
-        let error = address_with_port(&Sourced { value: "host:x".to_owned(), from: "--service".to_owned() });
+        let error = add_default_port_if_missing(&ValueWithSource {
+            value: "host:x".to_owned(),
+            from: "--service".to_owned(),
+        });
         let error = error.unwrap_err().to_string();
         assert!(!error.contains("or give"), "the flag itself is wrong: {error}");
     }
 
     #[test]
     fn a_task_beyond_the_number_of_tasks_is_refused() {
-        let error = find(&[
+        let error = detect_from_variables(&[
             ("MUSTER_PROCESS_ID", "4"),
             ("MUSTER_NUM_PROCESSES", "4"),
             ("JAX_COORDINATOR_ADDRESS", "m"),
@@ -272,7 +281,9 @@ mod tests {
 
     #[test]
     fn addresses_get_a_port_or_are_refused() {
-        let port = |text: &str| address_with_port(&Sourced { value: text.to_owned(), from: "x".to_owned() });
+        let port = |text: &str| {
+            add_default_port_if_missing(&ValueWithSource { value: text.to_owned(), from: "x".to_owned() })
+        };
         for (text, wanted) in [
             ("host", "host:8476"),
             ("host:1", "host:1"),
@@ -291,7 +302,7 @@ mod tests {
 
     #[test]
     fn describe_names_the_source_of_each_value() {
-        let place = find(&[
+        let place = detect_from_variables(&[
             ("OMPI_COMM_WORLD_RANK", "1"),
             ("OMPI_COMM_WORLD_SIZE", "2"),
             ("JAX_COORDINATOR_ADDRESS", "m"),

@@ -3,13 +3,13 @@
 //! It finds no service address: Open MPI provides none. Begin at `detect_open_mpi`.
 
 use super::variables::{
-    ClusterEnvError, DetectedClusterSystem, EnvironmentVariables, FieldsToDetect, nonempty_value,
+    ClusterEnvError, DetectedClusterSystem, EnvironmentVariables, UnknownParameters, nonempty_value,
 };
 
 /// Returns the values of Open MPI, which do not include the service address.
 pub(super) fn detect_open_mpi(
     variables: &EnvironmentVariables,
-    wanted: FieldsToDetect,
+    wanted: UnknownParameters,
 ) -> Result<Option<DetectedClusterSystem>, ClusterEnvError> {
     if nonempty_value(variables, "OMPI_COMM_WORLD_RANK").is_none()
         && nonempty_value(variables, "OMPI_COMM_WORLD_SIZE").is_none()
@@ -18,8 +18,8 @@ pub(super) fn detect_open_mpi(
     }
     Ok(Some(DetectedClusterSystem {
         system: "Open MPI",
-        task: wanted.parse_task(variables, "OMPI_COMM_WORLD_RANK")?,
-        tasks: wanted.parse_task_count(variables, "OMPI_COMM_WORLD_SIZE")?,
+        task: wanted.parse_task_if_unknown(variables, "OMPI_COMM_WORLD_RANK")?,
+        tasks: wanted.parse_task_count_if_unknown(variables, "OMPI_COMM_WORLD_SIZE")?,
         service: None,
         hint: Some("mpirun hands a variable on with -x NAME"),
     }))
@@ -27,7 +27,7 @@ pub(super) fn detect_open_mpi(
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::find as place;
+    use super::super::tests::detect_from_variables as place;
 
     #[test]
     fn a_rank_knows_its_place_but_not_the_service() {

@@ -18,13 +18,14 @@ use std::path::Path;
 use ring::digest::{SHA256, digest};
 
 use super::variables::{
-    ClusterEnvError, EnvironmentVariables, Parameter, Sourced, nonempty_value, parse_number,
+    ClusterEnvError, EnvironmentVariables, ParameterDescription, ValueWithSource, nonempty_value,
+    parse_number,
 };
 use crate::coordination::ProcessIdentity;
 
-const HOST: Parameter =
-    Parameter { what: "which host this is", flag: "--host-id", variable: "MUSTER_HOST_ID=NAME" };
-const LOCAL: Parameter = Parameter {
+const HOST: ParameterDescription =
+    ParameterDescription { what: "which host this is", flag: "--host-id", variable: "MUSTER_HOST_ID=NAME" };
+const LOCAL: ParameterDescription = ParameterDescription {
     what: "which process of its host this is",
     flag: "MUSTER_LOCAL_PROCESS_ID",
     variable: "MUSTER_LOCAL_PROCESS_ID=N",
@@ -82,7 +83,7 @@ impl DetectedProcessIdentity {
         variables: &EnvironmentVariables,
         machine: &MachineIds,
     ) -> Result<Self, ClusterEnvError> {
-        let (host, survives_reboot) = detect_host(given, variables, machine)?;
+        let (host, survives_reboot) = detect_host_identity(given, variables, machine)?;
         let local = detect_local_index(variables)?;
         let malformed = |_| ClusterEnvError::Malformed {
             variable: host.from.clone(),
@@ -107,12 +108,12 @@ impl DetectedProcessIdentity {
 }
 
 /// Returns the identity of the host, and whether it stays when the host starts again.
-fn detect_host(
+fn detect_host_identity(
     given: Option<&str>,
     variables: &EnvironmentVariables,
     machine: &MachineIds,
-) -> Result<(Sourced<String>, bool), ClusterEnvError> {
-    let found = |value: &str, from: &str| Sourced { value: value.to_owned(), from: from.to_owned() };
+) -> Result<(ValueWithSource<String>, bool), ClusterEnvError> {
+    let found = |value: &str, from: &str| ValueWithSource { value: value.to_owned(), from: from.to_owned() };
     if let Some(given) = given {
         return Ok((found(given, HOST.flag), true));
     }
@@ -156,13 +157,13 @@ fn detect_host(
 }
 
 /// Returns the number of this process on its host: 0 if no source gives one.
-fn detect_local_index(variables: &EnvironmentVariables) -> Result<Sourced<u32>, ClusterEnvError> {
+fn detect_local_index(variables: &EnvironmentVariables) -> Result<ValueWithSource<u32>, ClusterEnvError> {
     for name in LOCAL_VARIABLES {
         if let Some(found) = parse_number(variables, name, &LOCAL, ProcessIdentity::LOCAL_MAX)? {
             return Ok(found);
         }
     }
-    Ok(Sourced { value: 0, from: "one process on each host".to_owned() })
+    Ok(ValueWithSource { value: 0, from: "one process on each host".to_owned() })
 }
 
 #[cfg(test)]

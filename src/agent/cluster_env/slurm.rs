@@ -3,7 +3,7 @@
 //! It ignores batch scripts, because they are not tasks of the step. Begin at `detect_slurm`.
 
 use super::variables::{
-    ClusterEnvError, DetectedClusterSystem, EnvironmentVariables, FieldsToDetect, PORT, Sourced,
+    ClusterEnvError, DetectedClusterSystem, EnvironmentVariables, PORT, UnknownParameters, ValueWithSource,
     nonempty_value,
 };
 
@@ -11,31 +11,31 @@ use super::variables::{
 /// it numbers no processes.
 pub(super) fn detect_slurm(
     variables: &EnvironmentVariables,
-    wanted: FieldsToDetect,
+    wanted: UnknownParameters,
 ) -> Result<Option<DetectedClusterSystem>, ClusterEnvError> {
     if nonempty_value(variables, "SLURM_JOB_ID").is_none() {
         return Ok(None);
     }
     let service = ["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"].into_iter().find_map(|name| {
-        let host = first_host(nonempty_value(variables, name)?)?;
+        let host = first_host_of_node_list(nonempty_value(variables, name)?)?;
         let from = format!("the first host of {name}, where `muster serve` is expected");
-        Some(Sourced { value: format!("{host}:{PORT}"), from })
+        Some(ValueWithSource { value: format!("{host}:{PORT}"), from })
     });
     let mut found = DetectedClusterSystem { system: "Slurm", service, ..DetectedClusterSystem::default() };
     if nonempty_value(variables, "SLURM_STEP_ID").is_none() {
         found.hint = Some("SLURM_STEP_ID is not set, so this is no task of a Slurm step: start it with srun");
         return Ok(Some(found));
     }
-    found.task = wanted.parse_task(variables, "SLURM_PROCID")?;
-    found.tasks = match wanted.parse_task_count(variables, "SLURM_STEP_NUM_TASKS")? {
+    found.task = wanted.parse_task_if_unknown(variables, "SLURM_PROCID")?;
+    found.tasks = match wanted.parse_task_count_if_unknown(variables, "SLURM_STEP_NUM_TASKS")? {
         Some(tasks) => Some(tasks),
-        None => wanted.parse_task_count(variables, "SLURM_NTASKS")?,
+        None => wanted.parse_task_count_if_unknown(variables, "SLURM_NTASKS")?,
     };
     Ok(Some(found))
 }
 
 /// Returns the first host of a node list: `a1,b`, `a[01-04,07]`, `a[1-2]b[3-4]`.
-fn first_host(list: &str) -> Option<String> {
+fn first_host_of_node_list(list: &str) -> Option<String> {
     let mut host = String::new();
     let mut rest = list.chars();
     while let Some(next) = rest.next() {
@@ -54,7 +54,7 @@ fn first_host(list: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::find as place;
+    use super::super::tests::detect_from_variables as place;
     use super::*;
 
     const STEP: [(&str, &str); 5] = [
@@ -102,7 +102,7 @@ mod tests {
             ("node[]", None),
             (",a", None),
         ] {
-            assert_eq!(first_host(list).as_deref(), first, "{list}");
+            assert_eq!(first_host_of_node_list(list).as_deref(), first, "{list}");
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The parameters of a task, the variables that give them, and the errors of their values.
 //!
-//! The files beside this one read the variables of one system each. Begin at [`Sourced`].
+//! The files beside this one read the variables of one system each. Begin at [`ValueWithSource`].
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,14 +15,14 @@ pub const PORT: u16 = 8476;
 
 /// A value with its source.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Sourced<T> {
+pub struct ValueWithSource<T> {
     /// The value.
     pub value: T,
     /// The flag or variable that it came from.
     pub from: String,
 }
 
-impl<T: fmt::Display> fmt::Display for Sourced<T> {
+impl<T: fmt::Display> fmt::Display for ValueWithSource<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} (from {})", self.value, self.from)
     }
@@ -33,9 +33,9 @@ impl<T: fmt::Display> fmt::Display for Sourced<T> {
 pub(super) struct DetectedClusterSystem {
     /// The name of the system, for people.
     pub(super) system: &'static str,
-    pub(super) task: Option<Sourced<u32>>,
-    pub(super) tasks: Option<Sourced<u32>>,
-    pub(super) service: Option<Sourced<String>>,
+    pub(super) task: Option<ValueWithSource<u32>>,
+    pub(super) tasks: Option<ValueWithSource<u32>>,
+    pub(super) service: Option<ValueWithSource<String>>,
     /// The advice for a missing value.
     pub(super) hint: Option<&'static str>,
 }
@@ -86,17 +86,20 @@ pub enum ClusterEnvError {
     #[error("task {task} does not exist among {tasks} task(s): they are numbered from 0")]
     TaskOutOfRange {
         /// The task.
-        task: Sourced<u32>,
+        task: ValueWithSource<u32>,
         /// The number of tasks.
-        tasks: Sourced<u32>,
+        tasks: ValueWithSource<u32>,
     },
 }
 
-pub(super) const TASK: Parameter =
-    Parameter { what: "which task this is", flag: "--task", variable: "MUSTER_PROCESS_ID=N" };
-pub(super) const TASKS: Parameter =
-    Parameter { what: "how many tasks there are", flag: "--tasks", variable: "MUSTER_NUM_PROCESSES=N" };
-pub(super) const SERVICE: Parameter = Parameter {
+pub(super) const TASK: ParameterDescription =
+    ParameterDescription { what: "which task this is", flag: "--task", variable: "MUSTER_PROCESS_ID=N" };
+pub(super) const TASKS: ParameterDescription = ParameterDescription {
+    what: "how many tasks there are",
+    flag: "--tasks",
+    variable: "MUSTER_NUM_PROCESSES=N",
+};
+pub(super) const SERVICE: ParameterDescription = ParameterDescription {
     what: "where the service is",
     flag: "--service",
     variable: "JAX_COORDINATOR_ADDRESS=HOST:PORT",
@@ -105,34 +108,34 @@ pub(super) const SERVICE: Parameter = Parameter {
 /// The parameters that are still unknown. Other variables are not read, so a user who gives a flag need not
 /// correct the environment.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct FieldsToDetect {
+pub(super) struct UnknownParameters {
     pub(super) task: bool,
     pub(super) tasks: bool,
     pub(super) service: bool,
 }
 
-impl FieldsToDetect {
+impl UnknownParameters {
     /// Returns the number of the task, if it is unknown.
-    pub(super) fn parse_task(
+    pub(super) fn parse_task_if_unknown(
         self,
         variables: &EnvironmentVariables,
         name: &str,
-    ) -> Result<Option<Sourced<u32>>, ClusterEnvError> {
+    ) -> Result<Option<ValueWithSource<u32>>, ClusterEnvError> {
         if self.task { parse_task(variables, name) } else { Ok(None) }
     }
 
     /// Returns the number of tasks, if it is unknown.
-    pub(super) fn parse_task_count(
+    pub(super) fn parse_task_count_if_unknown(
         self,
         variables: &EnvironmentVariables,
         name: &str,
-    ) -> Result<Option<Sourced<u32>>, ClusterEnvError> {
+    ) -> Result<Option<ValueWithSource<u32>>, ClusterEnvError> {
         if self.tasks { parse_task_count(variables, name) } else { Ok(None) }
     }
 }
 
 /// A parameter, with the flag and the variable that set it.
-pub(super) struct Parameter {
+pub(super) struct ParameterDescription {
     pub(super) what: &'static str,
     pub(super) flag: &'static str,
     pub(super) variable: &'static str,
@@ -144,9 +147,9 @@ fn flag_advice(variable: &str, flag: &str) -> String {
 }
 
 pub(super) fn conflict_error<T: fmt::Display>(
-    question: &Parameter,
-    first: &Sourced<T>,
-    second: &Sourced<T>,
+    question: &ParameterDescription,
+    first: &ValueWithSource<T>,
+    second: &ValueWithSource<T>,
 ) -> ClusterEnvError {
     let (first, second) = (first.to_string(), second.to_string());
     ClusterEnvError::Conflict { what: question.what, first, second, flag: question.flag }
@@ -156,12 +159,12 @@ pub(super) fn conflict_error<T: fmt::Display>(
 pub(super) fn parse_number(
     variables: &EnvironmentVariables,
     name: &str,
-    question: &Parameter,
+    question: &ParameterDescription,
     most: u32,
-) -> Result<Option<Sourced<u32>>, ClusterEnvError> {
+) -> Result<Option<ValueWithSource<u32>>, ClusterEnvError> {
     let Some(text) = nonempty_value(variables, name) else { return Ok(None) };
     match text.parse::<u32>().ok().filter(|number| *number <= most) {
-        Some(value) => Ok(Some(Sourced { value, from: name.to_owned() })),
+        Some(value) => Ok(Some(ValueWithSource { value, from: name.to_owned() })),
         None => Err(ClusterEnvError::Malformed {
             variable: name.to_owned(),
             value: text.to_owned(),
@@ -175,7 +178,7 @@ pub(super) fn parse_number(
 pub(super) fn parse_task(
     variables: &EnvironmentVariables,
     name: &str,
-) -> Result<Option<Sourced<u32>>, ClusterEnvError> {
+) -> Result<Option<ValueWithSource<u32>>, ClusterEnvError> {
     parse_number(variables, name, &TASK, TASKS_MAX - 1)
 }
 
@@ -183,7 +186,7 @@ pub(super) fn parse_task(
 pub(super) fn parse_task_count(
     variables: &EnvironmentVariables,
     name: &str,
-) -> Result<Option<Sourced<u32>>, ClusterEnvError> {
+) -> Result<Option<ValueWithSource<u32>>, ClusterEnvError> {
     parse_number(variables, name, &TASKS, TASKS_MAX)
 }
 

@@ -38,16 +38,18 @@ const TURNS: usize = 1 << 10;
 const CUTTING: Duration = Duration::from_millis(50);
 
 pub(super) fn configure_allocator_and_start_trimming(runtime: Handle) {
-    set(&[(libc::M_TRIM_THRESHOLD, TRIM_THRESHOLD), (libc::M_MMAP_THRESHOLD, LARGE)]);
+    set_allocator_parameters(&[(libc::M_TRIM_THRESHOLD, TRIM_THRESHOLD), (libc::M_MMAP_THRESHOLD, LARGE)]);
     allocate_and_free_on_each_thread(&runtime, ROOM);
     let watch = move || {
         let mut slack = TrimPolicy::default();
         loop {
             std::thread::sleep(PAUSE);
-            if resident().is_some_and(|resident| slack.should_trim(resident, allocated_bytes())) {
+            if resident_private_bytes().is_some_and(|resident_private_bytes| {
+                slack.should_trim(resident_private_bytes, allocated_bytes())
+            }) {
                 trim_free_heap_pages();
                 trim_heap_of_each_thread(&runtime);
-                slack.record_trim(resident().unwrap_or_default(), allocated_bytes());
+                slack.record_trim(resident_private_bytes().unwrap_or_default(), allocated_bytes());
             }
         }
     };
@@ -57,7 +59,7 @@ pub(super) fn configure_allocator_and_start_trimming(runtime: Handle) {
 }
 
 /// Returns the resident private memory of the process, in bytes.
-fn resident() -> Option<usize> {
+fn resident_private_bytes() -> Option<usize> {
     // Sizes in pages: the whole program, its resident part, and the shared part of that
     // (proc_pid_statm(5)).
     let statm = std::fs::read_to_string("/proc/self/statm").ok()?;
@@ -113,10 +115,10 @@ fn trim_free_heap_pages() {
 /// Makes each thread of the runtime trim the end of its heap. `malloc_trim` does not, and no other thread
 /// can.
 fn trim_heap_of_each_thread(runtime: &Handle) {
-    set(&[(libc::M_TRIM_THRESHOLD, CUTS)]);
+    set_allocator_parameters(&[(libc::M_TRIM_THRESHOLD, CUTS)]);
     allocate_and_free_on_each_thread(runtime, CUTS);
     std::thread::sleep(CUTTING);
-    set(&[(libc::M_TRIM_THRESHOLD, TRIM_THRESHOLD)]);
+    set_allocator_parameters(&[(libc::M_TRIM_THRESHOLD, TRIM_THRESHOLD)]);
     allocate_and_free_on_each_thread(runtime, ROOM);
 }
 
@@ -140,7 +142,7 @@ fn allocate_and_free_on_each_thread(runtime: &Handle, bytes: usize) {
     }
 }
 
-fn set(settings: &[(libc::c_int, usize)]) {
+fn set_allocator_parameters(settings: &[(libc::c_int, usize)]) {
     // SAFETY: it sets a parameter of the allocator under the allocator's lock.
     let set = |(what, bytes): &(_, usize)| unsafe { libc::mallopt(*what, *bytes as libc::c_int) == 1 };
     if !settings.iter().all(set) {
@@ -189,7 +191,7 @@ mod tests {
     static SETTINGS: Mutex<()> = Mutex::new(());
 
     /// Returns how many of the bytes at an address are in memory.
-    fn present(address: usize, bytes: usize) -> usize {
+    fn count_resident_bytes(address: usize, bytes: usize) -> usize {
         let page = rustix::param::page_size();
         let mut map = std::fs::File::open("/proc/self/pagemap").unwrap();
         map.seek(SeekFrom::Start((address / page * 8) as u64)).unwrap();
@@ -203,7 +205,10 @@ mod tests {
     fn each_thread_of_the_runtime_gives_back_the_end_of_its_heap() {
         const PARTS: usize = 48;
         let _alone = SETTINGS.lock();
-        set(&[(libc::M_TRIM_THRESHOLD, TRIM_THRESHOLD), (libc::M_MMAP_THRESHOLD, LARGE)]);
+        set_allocator_parameters(&[
+            (libc::M_TRIM_THRESHOLD, TRIM_THRESHOLD),
+            (libc::M_MMAP_THRESHOLD, LARGE),
+        ]);
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).build().unwrap();
         let both = Arc::new(std::sync::Barrier::new(2));
         let fill = || {
@@ -220,7 +225,7 @@ mod tests {
             })
         };
         let filled = [fill(), fill()].map(|filled| runtime.block_on(filled).unwrap()).concat();
-        let kept = || filled.iter().map(|part| present(*part, MIB)).sum::<usize>();
+        let kept = || filled.iter().map(|part| count_resident_bytes(*part, MIB)).sum::<usize>();
         trim_free_heap_pages();
         assert!(kept() > MIB, "the ends of the heaps are kept for what is allocated next");
         trim_heap_of_each_thread(runtime.handle());
@@ -230,15 +235,18 @@ mod tests {
     #[test]
     fn memory_held_by_small_allocations_is_returned() {
         let _alone = SETTINGS.lock();
-        set(&[(libc::M_TRIM_THRESHOLD, TRIM_THRESHOLD), (libc::M_MMAP_THRESHOLD, LARGE)]);
-        let before = resident().unwrap();
+        set_allocator_parameters(&[
+            (libc::M_TRIM_THRESHOLD, TRIM_THRESHOLD),
+            (libc::M_MMAP_THRESHOLD, LARGE),
+        ]);
+        let before = resident_private_bytes().unwrap();
         let (large, small): (Vec<_>, Vec<_>) =
             (0..500).map(|n| (vec![n as u8 | 1; MIB], vec![1u8; 64])).unzip();
-        assert!(resident().unwrap() >= before + 400 * MIB);
+        assert!(resident_private_bytes().unwrap() >= before + 400 * MIB);
         assert!(allocated_bytes() >= 400 * MIB);
         drop(large);
         trim_free_heap_pages();
-        let kept = resident().unwrap().saturating_sub(before);
+        let kept = resident_private_bytes().unwrap().saturating_sub(before);
         assert!(kept < 100 * MIB, "{kept} bytes stay");
         assert_eq!(small.len(), 500);
     }

@@ -40,13 +40,13 @@ pub struct EventStream {
     url: String,
     body: Incoming,
     read: SseParser,
-    _connection: ConnectionDriver,
+    _connection: ConnectionTaskGuard,
 }
 
 /// The task that drives the connection; it ends when this is dropped.
-struct ConnectionDriver(JoinHandle<()>);
+struct ConnectionTaskGuard(JoinHandle<()>);
 
-impl Drop for ConnectionDriver {
+impl Drop for ConnectionTaskGuard {
     fn drop(&mut self) {
         self.0.abort();
     }
@@ -60,7 +60,7 @@ impl Client {
         let stream = open_connection(&self.endpoint).await?;
         let opened = async {
             let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-            let connection = ConnectionDriver(tokio::spawn(async move {
+            let connection = ConnectionTaskGuard(tokio::spawn(async move {
                 // The reader of the stream sees the same error.
                 let _ = connection.await;
             }));

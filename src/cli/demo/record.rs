@@ -143,66 +143,71 @@ impl DemoRecord {
 mod tests {
     use super::*;
 
-    fn seen(number: u64, whole: bool) -> StepLine {
+    fn example_step_line(number: u64, whole: bool) -> StepLine {
         StepLine { number, tasks: vec![0, 1], checked: 3, resharded: true, whole }
     }
 
-    fn after(steps: &[(u64, bool)]) -> DemoRecord {
+    fn record_after_steps(steps: &[(u64, bool)]) -> DemoRecord {
         let mut story = DemoRecord::default();
         for (number, whole) in steps {
-            story.record_step(1, &seen(*number, *whole));
+            story.record_step(1, &example_step_line(*number, *whole));
         }
         story
     }
 
     #[test]
     fn a_step_that_fails_is_tolerated_only_while_a_worker_is_away_that_the_demo_took() {
-        let good = after(&[(1, true), (2, true), (2, true)]);
+        let good = record_after_steps(&[(1, true), (2, true), (2, true)]);
         assert_eq!((good.steps, good.checked), (2, 9));
         assert_eq!(good.verdict(4, 4), Ok("every content was right, and every step held".to_owned()));
-        let wrong = after(&[(1, true), (2, false)]).verdict(4, 4).unwrap_err();
+        let wrong = record_after_steps(&[(1, true), (2, false)]).verdict(4, 4).unwrap_err();
         assert!(wrong.starts_with("1 step(s) failed") && wrong.contains("step 2 of worker 1"), "{wrong}");
 
-        let mut story = after(&[(1, true), (2, true)]);
+        let mut story = record_after_steps(&[(1, true), (2, true)]);
         story.record_worker_kill();
         // The step in progress, and one without the lost worker.
-        story.record_step(0, &seen(2, false));
-        story.record_step(0, &seen(3, false));
+        story.record_step(0, &example_step_line(2, false));
+        story.record_step(0, &example_step_line(3, false));
         story.record_cancelled_step();
-        story.record_step(0, &seen(4, true));
-        story.record_step(0, &seen(5, true));
+        story.record_step(0, &example_step_line(4, true));
+        story.record_step(0, &example_step_line(5, true));
         story.record_worker_return(5);
         // A late report, from before the worker returned.
-        story.record_step(3, &seen(4, false));
+        story.record_step(3, &example_step_line(4, false));
         let said = story.verdict(4, 4).unwrap();
         assert!(said.contains("every step held but 3 while a worker was away"), "{said}");
-        let mut before = after(&[(1, true), (2, true), (3, true)]);
+        let mut before = record_after_steps(&[(1, true), (2, true), (3, true)]);
         before.record_worker_kill();
-        before.record_step(0, &seen(2, false));
+        before.record_step(0, &example_step_line(2, false));
         assert!(before.verdict(4, 4).is_err(), "it was over before the worker was taken away");
-        story.record_step(3, &seen(5, false));
+        story.record_step(3, &example_step_line(5, false));
         assert!(story.verdict(4, 4).is_err(), "it takes part again");
     }
 
     #[test]
     fn a_cancelled_step_without_an_absent_worker_is_a_failure() {
-        let mut story = after(&[(1, true)]);
+        let mut story = record_after_steps(&[(1, true)]);
         story.record_cancelled_step();
         assert!(story.verdict(4, 4).unwrap_err().contains("called off 1 time"));
     }
 
     #[test]
     fn a_new_run_is_not_tolerated_by_the_last_one() {
-        let mut story = after(&[(1, true)]);
+        let mut story = record_after_steps(&[(1, true)]);
         story.record_worker_kill();
         story.record_start_of_next_run();
-        story.record_step(0, &seen(1, false));
+        story.record_step(0, &example_step_line(1, false));
         assert!(story.verdict(4, 4).is_err());
     }
 
     #[test]
     fn a_demo_without_steps_is_no_success() {
-        assert!(after(&[(1, true)]).verdict(0, 4).unwrap_err().contains("all 4 workers are excluded"));
+        assert!(
+            record_after_steps(&[(1, true)])
+                .verdict(0, 4)
+                .unwrap_err()
+                .contains("all 4 workers are excluded")
+        );
         assert!(DemoRecord::default().verdict(4, 4).unwrap_err().contains("no step"));
     }
 }

@@ -19,7 +19,7 @@ use rustix::process::{Pid, Signal, getppid, kill_process_group, set_parent_proce
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::super::output::print_error;
-use super::super::{limits, self_command};
+use super::super::{connection_limits, self_command};
 
 /// The hidden subcommand that becomes a task.
 pub const BECOME_COMMAND: &str = "__become";
@@ -51,7 +51,7 @@ pub fn exec_task_command(arguments: &ExecTaskArguments) -> Result<ExitCode> {
         return Ok(ExitCode::from(CANNOT_RUN));
     }
     if let Some(soft) = arguments.open_files {
-        limits::set_open_file_limit(soft);
+        connection_limits::set_open_file_limit(soft);
     }
     let Some((program, rest)) = arguments.command.split_first() else {
         return Ok(ExitCode::from(NO_COMMAND));

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use crate::agent::{AgentConfig, JobObserver, TaskPresence};
+use crate::agent::{AgentConfig, TaskPresence, UnregisteredJobClient};
 use crate::coordination::ProcessIdentity;
 use crate::transfer::Incarnation;
 
@@ -58,7 +58,7 @@ impl IdentityPublisher {
 }
 
 async fn publish_identities(config: AgentConfig, running: watch::Receiver<RunningIdentities>) {
-    let mut observer = match JobObserver::new(&config) {
+    let mut observer = match UnregisteredJobClient::new(&config) {
         Ok(observer) => observer,
         Err(error) => {
             tracing::warn!(%error, "the identities of the processes are not published");
@@ -86,7 +86,7 @@ async fn publish_identities(config: AgentConfig, running: watch::Receiver<Runnin
 /// # Errors
 /// If the service does not answer.
 async fn publish_new_incarnations(
-    observer: &JobObserver,
+    observer: &UnregisteredJobClient,
     tasks: &[TaskPresence],
     running: &watch::Receiver<RunningIdentities>,
     published: &mut BTreeMap<u32, Incarnation>,

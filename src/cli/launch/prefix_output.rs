@@ -126,7 +126,7 @@ impl LinePrefixer {
 mod tests {
     use super::*;
 
-    fn cut(chunks: &[&[u8]]) -> Vec<u8> {
+    fn prefix_lines_of_chunks(chunks: &[&[u8]]) -> Vec<u8> {
         let mut lines = LinePrefixer::new(7);
         let mut whole = Vec::new();
         for chunk in chunks {
@@ -138,15 +138,16 @@ mod tests {
 
     #[test]
     fn every_line_gets_its_number_however_it_arrives() {
-        assert_eq!(cut(&[b"a\nb", b"c\n", b"\n", b"d"]), b"[7] a\n[7] bc\n[7] \n[7] d\n");
-        assert_eq!(cut(&[b"\xff\x00\n"]), b"[7] \xff\x00\n");
-        assert_eq!(cut(&[b""]), b"");
+        assert_eq!(prefix_lines_of_chunks(&[b"a\nb", b"c\n", b"\n", b"d"]), b"[7] a\n[7] bc\n[7] \n[7] d\n");
+        assert_eq!(prefix_lines_of_chunks(&[b"\xff\x00\n"]), b"[7] \xff\x00\n");
+        assert_eq!(prefix_lines_of_chunks(&[b""]), b"");
     }
 
     #[test]
     fn a_line_without_end_is_broken() {
         let long = vec![b'x'; LINE_BYTES_MAX * 2 + 5];
-        let pieces: Vec<usize> = cut(&[&long, b"\n"]).split(|&b| b == b'\n').map(<[u8]>::len).collect();
+        let pieces: Vec<usize> =
+            prefix_lines_of_chunks(&[&long, b"\n"]).split(|&b| b == b'\n').map(<[u8]>::len).collect();
         assert_eq!(pieces, [LINE_BYTES_MAX + 4, LINE_BYTES_MAX + 4, 9, 0]);
     }
 }

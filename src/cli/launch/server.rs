@@ -9,8 +9,8 @@ use anyhow::{Context as _, Result, bail};
 
 use super::super::client::Client;
 use super::super::credentials::CredentialArgs;
-use super::super::options::LaunchFlags;
 use super::super::server::RunningServer;
+use super::super::setting_flags::LaunchFlags;
 use crate::config::Config;
 use crate::coordination::{FirstCause, JobName, JobView, RunState, TaskPhase};
 use crate::engine::Engine;

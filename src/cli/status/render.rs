@@ -2,7 +2,7 @@
 //!
 //! `status.rs` fetches the state. Begin at `render_status`.
 
-use super::super::output::{TerminalLine, TerminalStyle, TerminalText, TextRole};
+use super::super::output::{TerminalCapabilities, TerminalLine, TerminalText, TextColour};
 use crate::coordination::{
     BarrierView, JobView, RunOutcome, RunState, RunView, TaskId, TaskPhase, TaskState, TaskView, Timestamp,
     barrier_label,
@@ -33,7 +33,7 @@ pub fn render_status(
     about: &ServerInfo,
     jobs: &[JobView],
     findings: &[Finding],
-    style: TerminalStyle,
+    style: TerminalCapabilities,
 ) -> TerminalText {
     let grpc: Vec<String> = about.grpc.iter().map(|listener| listener.address.to_string()).collect();
     let mut out = TerminalText::default();
@@ -43,7 +43,7 @@ pub fn render_status(
         grpc.join(" and "),
         jobs.len()
     );
-    out.add_entry(style, 0, "", TextRole::Faint, head);
+    out.add_entry(style, 0, "", TextColour::Faint, head);
     for job in jobs {
         out.add_line("");
         let findings: Vec<&Finding> = findings.iter().filter(|finding| finding.job == job.name).collect();
@@ -57,7 +57,7 @@ struct JobRenderer<'a> {
     run: &'a RunView,
     findings: Vec<&'a Finding>,
     now: Timestamp,
-    style: TerminalStyle,
+    style: TerminalCapabilities,
     out: &'a mut TerminalText,
 }
 
@@ -75,7 +75,7 @@ impl JobRenderer<'_> {
         self.add_earlier_runs();
     }
 
-    fn add_entry(&mut self, indent: usize, label: &str, colour: TextRole, text: impl Into<TerminalLine>) {
+    fn add_entry(&mut self, indent: usize, label: &str, colour: TextColour, text: impl Into<TerminalLine>) {
         self.out.add_entry(self.style, indent, label, colour, text);
     }
 
@@ -87,11 +87,11 @@ impl JobRenderer<'_> {
         let run = self.run;
         let tasks = run.tasks.len();
         let (word, colour) = match run.state {
-            RunState::Forming => ("FORMING", TextRole::Caution),
-            RunState::Running => ("RUNNING", TextRole::Good),
-            RunState::Completed => ("COMPLETED", TextRole::Good),
-            RunState::Failed => ("FAILED", TextRole::Bad),
-            RunState::Abandoned => ("ABANDONED", TextRole::Bad),
+            RunState::Forming => ("FORMING", TextColour::Caution),
+            RunState::Running => ("RUNNING", TextColour::Good),
+            RunState::Completed => ("COMPLETED", TextColour::Good),
+            RunState::Failed => ("FAILED", TextColour::Bad),
+            RunState::Abandoned => ("ABANDONED", TextColour::Bad),
         };
         let length = format_approximate_duration(run.measured_interval().duration(self.now));
         let when = match (run.state, run.ended_at) {
@@ -106,7 +106,7 @@ impl JobRenderer<'_> {
         let text = TerminalLine::from(format!("run {}  ", run.number))
             .push_styled(self.style, word, colour)
             .push(format!("  {when}; {} of {tasks} task(s) connected{recoverable}", run.live));
-        self.add_entry(0, &format!("JOB {}", self.view.name), TextRole::Bold, text);
+        self.add_entry(0, &format!("JOB {}", self.view.name), TextColour::Bold, text);
     }
 
     fn has_no_tasks_yet(&self) -> bool {
@@ -117,14 +117,14 @@ impl JobRenderer<'_> {
     fn add_findings(&mut self) {
         for finding in std::mem::take(&mut self.findings) {
             let colour = match finding.severity {
-                Severity::Critical => TextRole::Bad,
-                Severity::Warning | Severity::Notice => TextRole::Caution,
+                Severity::Critical => TextColour::Bad,
+                Severity::Warning | Severity::Notice => TextColour::Caution,
             };
             let summary = shorten_text(&finding.summary, CAUSE_CHARS);
             let about =
                 format!("{} for {}: {summary}", finding.title, self.elapsed_since_text(finding.since));
             self.add_entry(2, "ISSUE", colour, about);
-            self.add_entry(4, "to do", TextRole::Faint, &*finding.advice);
+            self.add_entry(4, "to do", TextColour::Faint, &*finding.advice);
         }
     }
 
@@ -135,7 +135,7 @@ impl JobRenderer<'_> {
             None => format!("{} ago: ", self.elapsed_since_text(cause.at)),
         };
         let why = shorten_text(&cause.why, CAUSE_CHARS);
-        self.add_entry(2, "FIRST CAUSE", TextRole::Bad, format!("{whose}{why}"));
+        self.add_entry(2, "FIRST CAUSE", TextColour::Bad, format!("{whose}{why}"));
     }
 
     /// Writes the exclusions with their actors.
@@ -158,11 +158,11 @@ impl JobRenderer<'_> {
                 exclusion.reason,
                 exclusion.id,
             );
-            self.add_entry(2, "EXCLUDED", TextRole::Caution, line);
+            self.add_entry(2, "EXCLUDED", TextColour::Caution, line);
         }
         if all.len() > EXCLUSIONS_LISTED {
             let more = format!("… {} in all; see them with: muster exclude", all.len());
-            self.add_entry(2, "EXCLUDED", TextRole::Caution, more);
+            self.add_entry(2, "EXCLUDED", TextColour::Caution, more);
         }
     }
 
@@ -185,13 +185,15 @@ impl JobRenderer<'_> {
         let run = self.run;
         let of = |state| run.tasks.iter().filter(move |task| task.state() == state);
         let mut left = TROUBLED_LISTED;
-        for (standing, label, colour) in
-            [(TaskPhase::Failed, "FAILED", TextRole::Bad), (TaskPhase::Suspect, "SUSPECT", TextRole::Caution)]
-        {
+        for (standing, label, colour) in [
+            (TaskPhase::Failed, "FAILED", TextColour::Bad),
+            (TaskPhase::Suspect, "SUSPECT", TextColour::Caution),
+        ] {
             let state = TaskState::Phase(standing);
             for task in of(state).take(left) {
                 let about = format!("{}{}", self.task_address_text(task.task), self.ago_suffix(task.since));
-                let follows = if run.is_consequence(task) { ", following the first cause" } else { "" };
+                let follows =
+                    if run.is_consequence_of_first_cause(task) { ", following the first cause" } else { "" };
                 let why = match (&task.why, standing) {
                     (Some(why), _) => format!(": {}", shorten_text(why, ERROR_CHARS)),
                     (None, TaskPhase::Suspect) => {
@@ -237,11 +239,11 @@ impl JobRenderer<'_> {
                 self.elapsed_since_text(barrier.since),
                 barrier.first,
             );
-            self.add_entry(2, "BARRIER", TextRole::Caution, about);
+            self.add_entry(2, "BARRIER", TextColour::Caution, about);
             self.add_missing_tasks(&barrier.missing);
         }
         if barriers.len() > BARRIERS_LISTED {
-            self.add_entry(2, "BARRIER", TextRole::Caution, format!("… {} in all", barriers.len()));
+            self.add_entry(2, "BARRIER", TextColour::Caution, format!("… {} in all", barriers.len()));
         }
     }
 
@@ -253,13 +255,13 @@ impl JobRenderer<'_> {
             self.add_entry(
                 4,
                 "MISSING",
-                TextRole::Caution,
+                TextColour::Caution,
                 format!("{}{what}", self.task_address_text(*task)),
             );
         }
         if missing.len() > MISSING_LISTED {
             let more = format!("… {} in all: {}", missing.len(), task_ranges_text(missing));
-            self.add_entry(4, "MISSING", TextRole::Caution, more);
+            self.add_entry(4, "MISSING", TextColour::Caution, more);
         }
     }
 
@@ -293,7 +295,7 @@ impl JobRenderer<'_> {
                 question.members,
                 self.elapsed_since_text(question.since)
             );
-            self.add_entry(2, "LIVE SET", TextRole::Caution, about);
+            self.add_entry(2, "LIVE SET", TextColour::Caution, about);
             self.add_missing_tasks(&question.missing);
         }
     }
@@ -310,7 +312,7 @@ impl JobRenderer<'_> {
             ),
         };
         let about = format!("asked for {} ago: {step}", self.elapsed_since_text(preemption.since));
-        self.add_entry(2, "SAVE", TextRole::Caution, about);
+        self.add_entry(2, "SAVE", TextColour::Caution, about);
     }
 
     /// Writes all tasks of a small job, or the number of tasks in each state for a large one.
@@ -327,7 +329,7 @@ impl JobRenderer<'_> {
             if unsynced > 0 {
                 counts.push(format!("{unsynced} of them restarted and not in step yet"));
             }
-            return self.add_entry(2, "TASKS", TextRole::Bold, counts.join(", "));
+            return self.add_entry(2, "TASKS", TextColour::Bold, counts.join(", "));
         }
         let peers: Vec<String> = tasks
             .iter()
@@ -338,16 +340,16 @@ impl JobRenderer<'_> {
             "  {:<6}{:<14}{:<14}{:<14}{:<wide$}  WAITS AT",
             "TASK", "STATE", "FOR", "HEARTBEAT", "ADDRESS"
         );
-        self.out.add_line(TerminalLine::default().push_styled(self.style, heading, TextRole::Bold));
+        self.out.add_line(TerminalLine::default().push_styled(self.style, heading, TextColour::Bold));
         for (task, peer) in tasks.iter().zip(&peers) {
             let heard = task.last_heartbeat.map_or_else(|| "-".into(), |at| self.elapsed_since_text(at));
             let state = task.state();
             let word = format!("{:<14}", state.display_name());
             let line = TerminalLine::from(format!("  {:<6}", task.task));
             let line = match state {
-                TaskState::Phase(TaskPhase::Failed) => line.push_styled(self.style, word, TextRole::Bad),
+                TaskState::Phase(TaskPhase::Failed) => line.push_styled(self.style, word, TextColour::Bad),
                 TaskState::Phase(TaskPhase::Suspect | TaskPhase::Missing) => {
-                    line.push_styled(self.style, word, TextRole::Caution)
+                    line.push_styled(self.style, word, TextColour::Caution)
                 }
                 _ => line.push(word),
             };
@@ -362,9 +364,9 @@ impl JobRenderer<'_> {
         let history = &self.view.history;
         for run in history.iter().take(RUNS_LISTED) {
             let (word, colour) = match run.outcome {
-                RunOutcome::Completed => ("completed", TextRole::Faint),
-                RunOutcome::Failed => ("failed", TextRole::Caution),
-                RunOutcome::Abandoned => ("was abandoned", TextRole::Caution),
+                RunOutcome::Completed => ("completed", TextColour::Faint),
+                RunOutcome::Failed => ("failed", TextColour::Caution),
+                RunOutcome::Abandoned => ("was abandoned", TextColour::Caution),
             };
             let lasted = format_approximate_duration(run.measured_interval().duration(self.now));
             let cause = run.first_cause.as_ref().map_or_else(String::new, |cause| {
@@ -380,7 +382,7 @@ impl JobRenderer<'_> {
         }
         if history.len() > RUNS_LISTED {
             let more = format!("… {} earlier runs in all", history.len());
-            self.add_entry(2, "EARLIER", TextRole::Faint, more);
+            self.add_entry(2, "EARLIER", TextColour::Faint, more);
         }
     }
 }

@@ -43,7 +43,7 @@ pub struct Arguments {
     transport: TransportArg,
 
     /// Sizes of the buffers, such as 4KiB,1MiB
-    #[arg(long, value_delimiter = ',', value_parser = parse_size, value_name = "SIZE",
+    #[arg(long, value_delimiter = ',', value_parser = parse_byte_count, value_name = "SIZE",
         default_values = ["4KiB", "64KiB", "1MiB", "16MiB"])]
     size: Vec<usize>,
 
@@ -148,7 +148,7 @@ const REPLY_GRACE: Duration = Duration::from_secs(30);
 const MEMORY_MAX: usize = 16 << 30;
 
 /// Parses a number of bytes such as `4096`, `4KiB`, `1MiB`, `1GiB`.
-fn parse_size(text: &str) -> Result<usize, String> {
+fn parse_byte_count(text: &str) -> Result<usize, String> {
     let units = [("KiB", 10), ("MiB", 20), ("GiB", 30), ("B", 0), ("", 0)];
     let (number, shift) = units
         .iter()
@@ -255,14 +255,14 @@ mod tests {
 
     #[test]
     fn sizes_are_read_with_their_units() {
-        assert_eq!(parse_size("4KiB"), Ok(4096));
-        assert_eq!(parse_size("1 MiB"), Ok(1 << 20));
-        assert_eq!(parse_size("17"), Ok(17));
-        assert_eq!(parse_size("17B"), Ok(17));
+        assert_eq!(parse_byte_count("4KiB"), Ok(4096));
+        assert_eq!(parse_byte_count("1 MiB"), Ok(1 << 20));
+        assert_eq!(parse_byte_count("17"), Ok(17));
+        assert_eq!(parse_byte_count("17B"), Ok(17));
         for wrong in
             ["", "0", "KiB", "4KB", "-1", "99999999999999999999GiB", "5GiB", "18446744073709551615KiB"]
         {
-            assert!(parse_size(wrong).is_err(), "{wrong}");
+            assert!(parse_byte_count(wrong).is_err(), "{wrong}");
         }
     }
 }

@@ -5,10 +5,10 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::coordination::barrier::{BarrierInstance, BarrierKey};
 use crate::coordination::barrier_record::{BarrierArrival, BarrierKind};
+use crate::coordination::barrier_table::{BarrierInstance, BarrierKey};
 use crate::coordination::ids::{TaskId, Timestamp};
-use crate::coordination::live_set::LiveSetRequest;
+use crate::coordination::live_set_request::LiveSetRequest;
 use crate::coordination::request_reply::TaskSet;
 use crate::coordination::run::Run;
 
@@ -64,7 +64,7 @@ pub struct LiveSetRequestView {
 impl Run {
     pub(super) fn barrier_views(&self) -> Vec<BarrierView> {
         let view = |(key, instance): (&BarrierKey, &BarrierInstance)| BarrierView {
-            id: key.wire_id(self.incarnation).as_ref().to_owned(),
+            id: key.barrier_id_for_clients(self.incarnation).as_ref().to_owned(),
             counter: instance.counter,
             kind: key.kind(),
             members: instance.members.len(),
@@ -80,7 +80,7 @@ impl Run {
 
     pub(super) fn live_set_views(&self) -> Vec<LiveSetRequestView> {
         let views = self.live_set_requests.iter().map(|(set, question)| {
-            let missing = self.missing_live_members(set, question);
+            let missing = self.live_members_that_have_not_called(set, question);
             LiveSetRequestView {
                 members: question.callers.len() + missing.len(),
                 arrived: question.callers.len(),
@@ -94,7 +94,11 @@ impl Run {
     }
 
     /// Returns the live members of a set that have not called for it yet.
-    pub(super) fn missing_live_members(&self, set: &TaskSet, question: &LiveSetRequest) -> Vec<TaskId> {
+    pub(super) fn live_members_that_have_not_called(
+        &self,
+        set: &TaskSet,
+        question: &LiveSetRequest,
+    ) -> Vec<TaskId> {
         let missing =
             |id: &TaskId| self.expect_task(*id).is_connected() && !question.callers.contains_key(id);
         set.ids().iter().copied().filter(missing).collect()

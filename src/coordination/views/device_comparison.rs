@@ -184,7 +184,7 @@ fn describe_change(before: Option<&Device>, now: Option<&Device>) -> Option<(Dev
 mod tests {
     use super::*;
 
-    fn device(boot: &str, local_id: i32, task: i32, global_id: i32) -> Device {
+    fn device_without_identity(boot: &str, local_id: i32, task: i32, global_id: i32) -> Device {
         Device {
             platform: "cpu".into(),
             kind: "cpu".into(),
@@ -197,15 +197,21 @@ mod tests {
         }
     }
 
-    fn on(host: &str, local: u32, device: Device) -> Device {
+    fn device_on_host(host: &str, local: u32, device: Device) -> Device {
         Device { identity: ProcessIdentity::new(host, local).ok(), ..device }
     }
 
     #[test]
     fn a_host_is_the_same_after_a_reboot_if_it_has_an_identity() {
-        let before = [on("a", 0, device("boot-1", 0, 0, 0)), on("b", 0, device("boot-2", 0, 1, 1))];
+        let before = [
+            device_on_host("a", 0, device_without_identity("boot-1", 0, 0, 0)),
+            device_on_host("b", 0, device_without_identity("boot-2", 0, 1, 1)),
+        ];
         // Host a has rebooted, and the tasks have changed hosts.
-        let now = [on("b", 0, device("boot-2", 0, 0, 0)), on("a", 0, device("boot-3", 0, 1, 1))];
+        let now = [
+            device_on_host("b", 0, device_without_identity("boot-2", 0, 0, 0)),
+            device_on_host("a", 0, device_without_identity("boot-3", 0, 1, 1)),
+        ];
         let map = match_devices(&before, &now);
         let told: Vec<_> = map
             .iter()
@@ -220,27 +226,44 @@ mod tests {
 
     #[test]
     fn a_run_without_identities_is_matched_with_one_that_has_them_by_the_boot() {
-        let before = [device("boot-1", 0, 0, 0)];
-        let now = [on("a", 0, device("boot-1", 0, 0, 0))];
+        let before = [device_without_identity("boot-1", 0, 0, 0)];
+        let now = [device_on_host("a", 0, device_without_identity("boot-1", 0, 0, 0))];
         assert_eq!(match_devices(&before, &now)[0].fate, DeviceChange::Same);
         // Two identities on one boot: nothing says which of them it was.
-        let two = [on("a", 0, device("boot-1", 0, 0, 0)), on("b", 0, device("boot-1", 0, 1, 1))];
+        let two = [
+            device_on_host("a", 0, device_without_identity("boot-1", 0, 0, 0)),
+            device_on_host("b", 0, device_without_identity("boot-1", 0, 1, 1)),
+        ];
         let fates: Vec<_> = match_devices(&before, &two).iter().map(|m| m.fate).collect();
         assert_eq!(fates, [DeviceChange::Came, DeviceChange::Came, DeviceChange::Gone]);
     }
 
     #[test]
     fn processes_of_a_host_are_told_apart_by_their_numbers() {
-        let before = [on("a", 0, device("x", 0, 0, 0)), on("a", 1, device("x", 0, 1, 1))];
-        let now = [on("a", 1, device("x", 0, 0, 0)), on("a", 0, device("x", 0, 1, 1))];
+        let before = [
+            device_on_host("a", 0, device_without_identity("x", 0, 0, 0)),
+            device_on_host("a", 1, device_without_identity("x", 0, 1, 1)),
+        ];
+        let now = [
+            device_on_host("a", 1, device_without_identity("x", 0, 0, 0)),
+            device_on_host("a", 0, device_without_identity("x", 0, 1, 1)),
+        ];
         let fates: Vec<_> = match_devices(&before, &now).iter().map(|m| m.fate).collect();
         assert_eq!(fates, [DeviceChange::Moved, DeviceChange::Moved]);
     }
 
     #[test]
     fn devices_are_matched_by_host_and_local_id_not_by_task() {
-        let before = [device("a", 0, 0, 0), device("b", 0, 1, 1), device("c", 0, 2, 2)];
-        let now = [device("b", 0, 0, 0), device("a", 0, 1, 1), device("d", 0, 2, 2)];
+        let before = [
+            device_without_identity("a", 0, 0, 0),
+            device_without_identity("b", 0, 1, 1),
+            device_without_identity("c", 0, 2, 2),
+        ];
+        let now = [
+            device_without_identity("b", 0, 0, 0),
+            device_without_identity("a", 0, 1, 1),
+            device_without_identity("d", 0, 2, 2),
+        ];
         let map = match_devices(&before, &now);
         let told: Vec<_> = map.iter().map(|m| (m.boot_id.as_str(), m.fate, m.explanation.as_str())).collect();
         assert_eq!(
@@ -256,8 +279,8 @@ mod tests {
 
     #[test]
     fn tasks_that_share_a_host_are_matched_in_their_order() {
-        let before = [device("a", 0, 3, 3), device("a", 0, 1, 1)];
-        let now = [device("a", 0, 1, 1), device("a", 0, 3, 4)];
+        let before = [device_without_identity("a", 0, 3, 3), device_without_identity("a", 0, 1, 1)];
+        let now = [device_without_identity("a", 0, 1, 1), device_without_identity("a", 0, 3, 4)];
         let fates: Vec<_> = match_devices(&before, &now).iter().map(|m| m.fate).collect();
         assert_eq!(fates, [DeviceChange::Same, DeviceChange::Moved]);
     }

@@ -12,7 +12,7 @@ use prost::{DecodeError, Message as _};
 
 use crate::coordination::ids::TaskId;
 use crate::coordination::process_identity::ProcessIdentity;
-use crate::coordination::topology::{Device, Topology, TopologyKey};
+use crate::coordination::topology::{Device, TopologyKey, TopologyValues};
 use crate::proto::xla;
 
 /// The most devices that are read of the topology of a job, processes counted as well. Values with more are left alone.
@@ -21,7 +21,7 @@ const DEVICES_MAX: usize = 1 << 17;
 const NAME_MAX: usize = 256;
 
 /// Decodes the topology values of a store into devices, ordered by platform and global id.
-pub(super) fn decode_topology(values: &Topology) -> Vec<Device> {
+pub(super) fn decode_topology(values: &TopologyValues) -> Vec<Device> {
     decode_topology_values(values.values().map(|(key, value)| (key, value.as_ref())))
 }
 
@@ -36,8 +36,8 @@ pub fn decode_topology_values<'a>(
     for (key, value) in values {
         // A device of two bytes becomes hundreds: they are counted before they are decoded.
         let (platform, counted) = match key {
-            TopologyKey::Global { platform } => (platform, count_global_topology(value)),
-            TopologyKey::Local { platform } => (platform, count_local_topology(value)),
+            TopologyKey::Global { platform } => (platform, count_entries_of_global_topology(value)),
+            TopologyKey::Local { platform } => (platform, count_entries_of_local_topology(value)),
             TopologyKey::Identity { task } => {
                 if let Some(identity) = ProcessIdentity::from_store_value(value) {
                     identities.insert(TaskId(*task), identity);
@@ -66,12 +66,12 @@ pub fn decode_topology_values<'a>(
     }
     let mut devices = Vec::new();
     for (platform, topology) in &global {
-        push_devices(platform, &topology.processes, true, &mut devices);
+        push_devices_of_processes(platform, &topology.processes, true, &mut devices);
     }
     for (platform, processes) in &mut local {
         if !global.contains_key(platform) {
             processes.sort_by_key(|p| p.process_id);
-            push_devices(platform, processes, false, &mut devices);
+            push_devices_of_processes(platform, processes, false, &mut devices);
         }
     }
     for device in &mut devices {
@@ -82,11 +82,11 @@ pub fn decode_topology_values<'a>(
 }
 
 /// Counts the processes and devices of a `GlobalTopologyProto`; none if a text of it is too long.
-fn count_global_topology(value: &[u8]) -> Result<Option<usize>, DecodeError> {
+fn count_entries_of_global_topology(value: &[u8]) -> Result<Option<usize>, DecodeError> {
     let mut total = Some(0_usize);
-    for_each_field(value, |tag, process| {
+    for_each_length_delimited_field(value, |tag, process| {
         if tag == 1 {
-            let count = count_local_topology(process)?;
+            let count = count_entries_of_local_topology(process)?;
             total = total.and_then(|total| total.checked_add(count?));
         }
         Ok(())
@@ -95,9 +95,9 @@ fn count_global_topology(value: &[u8]) -> Result<Option<usize>, DecodeError> {
 }
 
 /// Counts the process and the devices of a `LocalTopologyProto`; none if a text of it is too long.
-fn count_local_topology(value: &[u8]) -> Result<Option<usize>, DecodeError> {
+fn count_entries_of_local_topology(value: &[u8]) -> Result<Option<usize>, DecodeError> {
     let (mut devices, mut is_short) = (1, true);
-    for_each_field(value, |tag, bytes| {
+    for_each_length_delimited_field(value, |tag, bytes| {
         match tag {
             2 => is_short &= bytes.len() <= NAME_MAX,
             3 => devices += 1,
@@ -109,7 +109,7 @@ fn count_local_topology(value: &[u8]) -> Result<Option<usize>, DecodeError> {
 }
 
 /// Calls `take` with the number and the bytes of each field of a message that has a length of its own.
-fn for_each_field(
+fn for_each_length_delimited_field(
     mut message: &[u8],
     mut take: impl FnMut(u32, &[u8]) -> Result<(), DecodeError>,
 ) -> Result<(), DecodeError> {
@@ -129,7 +129,7 @@ fn for_each_field(
     Ok(())
 }
 
-fn push_devices(
+fn push_devices_of_processes(
     platform: &str,
     processes: &[xla::LocalTopologyProto],
     gathered: bool,
@@ -168,7 +168,12 @@ fn push_devices(
 mod tests {
     use super::*;
 
-    fn process(id: i32, boot: &str, partition: Option<i32>, ids: &[i32]) -> xla::LocalTopologyProto {
+    fn local_topology_of_process(
+        id: i32,
+        boot: &str,
+        partition: Option<i32>,
+        ids: &[i32],
+    ) -> xla::LocalTopologyProto {
         let devices = ids.iter().enumerate().map(|(local, id)| xla::DeviceProto {
             local_device_ordinal: i32::try_from(local).expect("few devices"),
             global_device_id: *id,
@@ -184,14 +189,17 @@ mod tests {
         }
     }
 
-    fn key(text: &str) -> TopologyKey {
+    fn topology_key(text: &str) -> TopologyKey {
         TopologyKey::parse(text.as_bytes()).expect("a topology key")
     }
 
     #[test]
     fn only_the_keys_that_workers_write_are_topology() {
-        assert_eq!(key("cpu:local_topology/cpu/3"), TopologyKey::Local { platform: "cpu".into() });
-        assert_eq!(key("cuda:global_topology/cuda"), TopologyKey::Global { platform: "cuda".into() });
+        assert_eq!(topology_key("cpu:local_topology/cpu/3"), TopologyKey::Local { platform: "cpu".into() });
+        assert_eq!(
+            topology_key("cuda:global_topology/cuda"),
+            TopologyKey::Global { platform: "cuda".into() }
+        );
         for other in [
             "local_topology/cpu/3",
             "cpu:local_topology/cpu",
@@ -206,12 +214,12 @@ mod tests {
     #[test]
     fn without_a_global_topology_hosts_are_numbered_as_in_jax() {
         let values: Vec<(TopologyKey, Vec<u8>)> = [
-            process(2, "host-b", None, &[4096]),
-            process(0, "host-a", None, &[0, 1]),
-            process(1, "host-a", None, &[2048]),
+            local_topology_of_process(2, "host-b", None, &[4096]),
+            local_topology_of_process(0, "host-a", None, &[0, 1]),
+            local_topology_of_process(1, "host-a", None, &[2048]),
         ]
         .into_iter()
-        .map(|p| (key(&format!("cpu:local_topology/cpu/{}", p.process_id)), p.encode_to_vec()))
+        .map(|p| (topology_key(&format!("cpu:local_topology/cpu/{}", p.process_id)), p.encode_to_vec()))
         .collect();
         let devices = decode_topology_values(values.iter().map(|(key, value)| (key, value.as_slice())));
         let told: Vec<_> = devices.iter().map(|d| (d.task.0, d.local_id, d.global_id, d.partition)).collect();
@@ -222,11 +230,12 @@ mod tests {
 
     #[test]
     fn the_global_topology_takes_precedence_over_local_ones() {
-        let mut gathered = xla::GlobalTopologyProto { processes: vec![process(0, "h", None, &[7])] };
+        let mut gathered =
+            xla::GlobalTopologyProto { processes: vec![local_topology_of_process(0, "h", None, &[7])] };
         gathered.processes[0].devices[0].partition_index = 3;
-        let local = process(0, "h", None, &[0]).encode_to_vec();
+        let local = local_topology_of_process(0, "h", None, &[0]).encode_to_vec();
         let global = gathered.encode_to_vec();
-        let keys = [key("cuda:local_topology/cuda/0"), key("cuda:global_topology/cuda")];
+        let keys = [topology_key("cuda:local_topology/cuda/0"), topology_key("cuda:global_topology/cuda")];
         let devices = decode_topology_values([(&keys[0], local.as_slice()), (&keys[1], global.as_slice())]);
         assert_eq!(devices.len(), 1);
         assert_eq!((devices[0].global_id, devices[0].partition), (7, Some(3)));
@@ -234,7 +243,7 @@ mod tests {
 
     #[test]
     fn a_value_makes_no_more_of_itself_in_memory_than_a_bound() {
-        let (one, two) = (key("cpu:local_topology/cpu/0"), key("cpu:local_topology/cpu/1"));
+        let (one, two) = (topology_key("cpu:local_topology/cpu/0"), topology_key("cpu:local_topology/cpu/1"));
         let devices = |count: usize| {
             let mut value =
                 xla::LocalTopologyProto { boot_id: "h".into(), ..Default::default() }.encode_to_vec();
@@ -248,26 +257,34 @@ mod tests {
         assert_eq!(read(&most, &[]), DEVICES_MAX - 1);
         assert_eq!(read(&devices(DEVICES_MAX), &devices(3)), 3, "one value with too many is left alone");
         assert_eq!(read(&devices(10), &most), 10, "and one that is too many beside another");
-        let mut named = process(0, &"h".repeat(NAME_MAX), None, &[0]);
+        let mut named = local_topology_of_process(0, &"h".repeat(NAME_MAX), None, &[0]);
         assert_eq!(read(&named.encode_to_vec(), &[]), 1);
         named.boot_id.push('h');
         assert_eq!(read(&named.encode_to_vec(), &devices(1)), 1, "each device would have a copy");
-        let all = xla::GlobalTopologyProto { processes: vec![process(0, "h", None, &[1]); DEVICES_MAX / 2] };
-        let global = key("cpu:global_topology/cpu");
+        let all = xla::GlobalTopologyProto {
+            processes: vec![local_topology_of_process(0, "h", None, &[1]); DEVICES_MAX / 2],
+        };
+        let global = topology_key("cpu:global_topology/cpu");
         assert_eq!(
             decode_topology_values([(&global, all.encode_to_vec().as_slice())]).len(),
             DEVICES_MAX / 2
         );
-        let empty = xla::GlobalTopologyProto { processes: vec![process(0, "h", None, &[]); DEVICES_MAX + 1] };
-        assert!(count_global_topology(&empty.encode_to_vec()).is_ok_and(|count| count > Some(DEVICES_MAX)));
+        let empty = xla::GlobalTopologyProto {
+            processes: vec![local_topology_of_process(0, "h", None, &[]); DEVICES_MAX + 1],
+        };
+        assert!(
+            count_entries_of_global_topology(&empty.encode_to_vec())
+                .is_ok_and(|count| count > Some(DEVICES_MAX))
+        );
     }
 
     #[test]
     fn an_explicit_partition_is_taken_and_the_unknown_is_left_alone() {
         // A later release may add fields; this one is number 60, a string.
-        let mut bytes = process(0, "h", Some(5), &[0]).encode_to_vec();
+        let mut bytes = local_topology_of_process(0, "h", Some(5), &[0]).encode_to_vec();
         bytes.extend_from_slice(&[0xe2, 0x03, 2, b'h', b'i']);
-        let (good, bad) = (key("tpu:local_topology/tpu/0"), key("tpu:local_topology/tpu/1"));
+        let (good, bad) =
+            (topology_key("tpu:local_topology/tpu/0"), topology_key("tpu:local_topology/tpu/1"));
         let devices =
             decode_topology_values([(&good, bytes.as_slice()), (&bad, b"\xff\xffno message".as_slice())]);
         assert_eq!(devices.len(), 1);

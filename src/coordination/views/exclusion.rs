@@ -5,7 +5,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::coordination::actor::{Actor, Reason};
+use crate::coordination::actor::{Actor, CommandReason};
 use crate::coordination::exclusion::{Exclusion, ExclusionEndRecord, ExclusionTarget};
 use crate::coordination::ids::{ExclusionId, TaskId, Timestamp};
 use crate::coordination::job::Job;
@@ -23,7 +23,7 @@ pub struct ExclusionView {
     /// The operator who made it.
     pub actor: Actor,
     /// The operator's reason.
-    pub reason: Reason,
+    pub reason: CommandReason,
     /// The time since which it is in force.
     pub since: Timestamp,
     /// The time at which it expires; `None`: when an operator lifts it.

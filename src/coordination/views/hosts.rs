@@ -1,7 +1,7 @@
 //! The view of the processes that the service remembers for a job: the owner of each task id, and the processes
 //! that wait for an id.
 //!
-//! Begin at [`HostsView`].
+//! Begin at [`TaskOwnersView`].
 
 use std::net::IpAddr;
 
@@ -46,7 +46,8 @@ pub struct ClaimantView {
 
 /// The hosts that the service remembers.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct HostsView {
+#[schema(as = HostsView)]
+pub struct TaskOwnersView {
     /// The processes to which task ids belong, by task.
     pub hosts: Vec<HostView>,
     /// The processes that wait for a task id, by identity.
@@ -56,9 +57,9 @@ pub struct HostsView {
 impl JobReader<'_> {
     /// Returns the hosts that the service remembers.
     #[must_use]
-    pub fn hosts(&self, now: Timestamp) -> HostsView {
+    pub fn hosts(&self, now: Timestamp) -> TaskOwnersView {
         let job = self.job_state();
-        let joins = job.joinable_run();
+        let joins = job.run_that_registrations_join();
         let hosts = job.hosts.owners().map(|(task, owner)| HostView {
             task,
             identity: owner.identity.clone(),
@@ -72,6 +73,6 @@ impl JobReader<'_> {
             since: claim.since,
             address: claim.address,
         });
-        HostsView { hosts: hosts.collect(), waiting: waiting.collect() }
+        TaskOwnersView { hosts: hosts.collect(), waiting: waiting.collect() }
     }
 }

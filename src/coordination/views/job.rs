@@ -26,7 +26,7 @@ use crate::coordination::key_value_store::normalise_key;
 use crate::coordination::run_state::{PastRun, RunState, RunSummary};
 use crate::coordination::settings::JobSettings;
 use crate::coordination::task::Task;
-use crate::coordination::topology::{Device, Topology, TopologyKey};
+use crate::coordination::topology::{Device, TopologyKey, TopologyValues};
 
 /// A job and its present run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -142,7 +142,7 @@ fn past_runs_with_devices(job: &Job) -> impl Iterator<Item = RunSummary> {
 }
 
 /// Returns whether topology values tell of devices.
-fn has_devices(topology: &Topology) -> bool {
+fn has_devices(topology: &TopologyValues) -> bool {
     topology.values().any(|(key, _)| !matches!(key, TopologyKey::Identity { .. }))
 }
 

@@ -22,7 +22,7 @@ pub use barrier::{BarrierView, LiveSetRequestView};
 pub use device_comparison::{DeviceChange, DeviceComparison, DeviceIdentity, DevicePlaceComparison};
 pub use devices::decode_topology_values as decode_devices;
 pub use exclusion::ExclusionView;
-pub use hosts::{ClaimantView, HostView, HostsView};
+pub use hosts::{ClaimantView, HostView, TaskOwnersView};
 pub use job::{CurrentIncarnation, JobReader, JobSummary, JobView, TaskIncarnations};
 pub use observation::*;
 pub use preemption::PreemptionView;

@@ -9,15 +9,15 @@ use std::time::Duration;
 
 use super::barrier::LIVE_SET_REQUEST;
 use super::task_state::{TaskCounts, TaskPhase, TaskState};
-use crate::coordination::barrier::{BarrierInstance, BarrierKey};
 use crate::coordination::barrier_record::{BarrierKind, BarrierRecord};
+use crate::coordination::barrier_table::{BarrierInstance, BarrierKey};
 use crate::coordination::coordinator::Coordinator;
 use crate::coordination::event::RunOutcome;
 use crate::coordination::exclusion::ExclusionTable;
 use crate::coordination::heartbeat_stats::GapHistogram;
 use crate::coordination::ids::{JobId, JobName, RunNumber, TaskId, Timestamp};
 use crate::coordination::job::Job;
-use crate::coordination::live_set::LiveSetRequest;
+use crate::coordination::live_set_request::LiveSetRequest;
 use crate::coordination::request_reply::TaskSet;
 use crate::coordination::run::Run;
 use crate::coordination::run_state::RunState;
@@ -286,7 +286,7 @@ impl Run {
 
     fn observe_barriers(&self) -> Vec<BarrierObservation> {
         let observe = |(key, instance): (&BarrierKey, &BarrierInstance)| BarrierObservation {
-            id: key.wire_id(self.incarnation),
+            id: key.barrier_id_for_clients(self.incarnation),
             counter: instance.counter,
             kind: key.kind(),
             since: instance.began,
@@ -298,7 +298,7 @@ impl Run {
             missing_tasks: instance.missing_tasks().take(MISSING_LISTED).collect(),
         };
         let ask = |(set, question): (&TaskSet, &LiveSetRequest)| {
-            let missing = self.missing_live_members(set, question);
+            let missing = self.live_members_that_have_not_called(set, question);
             BarrierObservation {
                 id: LIVE_SET_REQUEST.into(),
                 counter: 0,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::coordination::barrier::{BarrierInstance, BarrierKey, MemberState};
+use crate::coordination::barrier_table::{BarrierInstance, BarrierKey, MemberState};
 use crate::coordination::command::DrainRequest;
 use crate::coordination::ids::{TaskId, Timestamp};
 use crate::coordination::run::Run;

@@ -68,7 +68,7 @@ impl RunView {
     /// Returns whether the task's present state began after the first error, and that error came from another
     /// task: its trouble is then a consequence.
     #[must_use]
-    pub fn is_consequence(&self, task: &TaskView) -> bool {
+    pub fn is_consequence_of_first_cause(&self, task: &TaskView) -> bool {
         let cause = self.first_cause.as_ref();
         cause.is_some_and(|cause| cause.task != Some(task.task) && task.since >= cause.at)
     }

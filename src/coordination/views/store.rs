@@ -95,7 +95,7 @@ mod tests {
     use crate::coordination::settings::JobBounds;
     use crate::coordination::store_entry::StoreEntry;
 
-    fn filled(keys: &[&str]) -> KeyValueStore {
+    fn store_with_keys(keys: &[&str]) -> KeyValueStore {
         let mut store = KeyValueStore::default();
         for key in keys {
             let entry = StoreEntry::new(Bytes::from_static(b"vv"), Timestamp(0), None);
@@ -104,15 +104,15 @@ mod tests {
         store
     }
 
-    fn told(lines: Vec<KeyEntry>) -> Vec<(String, Option<usize>, usize, usize)> {
+    fn summaries_of_entries(lines: Vec<KeyEntry>) -> Vec<(String, Option<usize>, usize, usize)> {
         let text = |line: &KeyEntry| String::from_utf8_lossy(&line.key).into_owned();
         lines.iter().map(|line| (text(line), line.value_bytes, line.keys_below, line.bytes_below)).collect()
     }
 
     #[test]
     fn a_directory_shows_its_values_and_its_directories_with_their_sizes() {
-        let store = filled(&["a", "a-b", "a/c", "a/d/e", "b/x"]);
-        let root = told(store.list_entries(b"", b"", false, 100));
+        let store = store_with_keys(&["a", "a-b", "a/c", "a/d/e", "b/x"]);
+        let root = summaries_of_entries(store.list_entries(b"", b"", false, 100));
         let line = |key: &str, value, keys, bytes| (key.to_owned(), value, keys, bytes);
         let all = [
             line("a", Some(2), 0, 0),
@@ -121,7 +121,7 @@ mod tests {
             line("b/", None, 1, 2),
         ];
         assert_eq!(root, all);
-        let below = told(store.list_entries(b"/a/", b"", false, 100));
+        let below = summaries_of_entries(store.list_entries(b"/a/", b"", false, 100));
         assert_eq!(below, [line("a/c", Some(2), 0, 0), line("a/d/", None, 1, 2)]);
         // Pages of any size give the same lines.
         for size in 1..=all.len() {
@@ -132,16 +132,16 @@ mod tests {
                 after = last.key.to_vec();
                 paged.extend(lines);
             }
-            assert_eq!(told(paged), all, "pages of {size}");
+            assert_eq!(summaries_of_entries(paged), all, "pages of {size}");
         }
     }
 
     #[test]
     fn the_whole_tree_has_every_value_and_no_directory() {
-        let store = filled(&["a", "a/c", "a/d/e", "b/x"]);
+        let store = store_with_keys(&["a", "a/c", "a/d/e", "b/x"]);
         let keys = |after: &str| {
             let lines = store.list_entries(b"", after.as_bytes(), true, 2);
-            told(lines).into_iter().map(|line| line.0).collect::<Vec<_>>()
+            summaries_of_entries(lines).into_iter().map(|line| line.0).collect::<Vec<_>>()
         };
         assert_eq!(keys(""), ["a", "a/c"]);
         assert_eq!(keys("a/c"), ["a/d/e", "b/x"]);

@@ -10,8 +10,8 @@ use utoipa::ToSchema;
 
 use super::barrier::LIVE_SET_REQUEST;
 use super::task_state::{TaskCounts, TaskPhase, TaskState};
-use crate::coordination::actor::Reason;
-use crate::coordination::barrier::{BarrierInstance, BarrierKey, MemberState};
+use crate::coordination::actor::CommandReason;
+use crate::coordination::barrier_table::{BarrierInstance, BarrierKey, MemberState};
 use crate::coordination::exclusion::Exclusion;
 use crate::coordination::heartbeat_history::HeartbeatGap;
 use crate::coordination::heartbeat_stats::HeartbeatStatsView;
@@ -104,7 +104,7 @@ pub struct TaskExclusion {
     /// The operator who made it, as text.
     pub by: String,
     /// The operator's reason.
-    pub reason: Reason,
+    pub reason: CommandReason,
     /// The time at which it expires; `None`: when an operator lifts it.
     pub expires_at: Option<Timestamp>,
 }
@@ -175,7 +175,7 @@ impl Run {
             }
         };
         for (key, instance) in self.barriers.in_progress() {
-            let id = key.wire_id(self.incarnation);
+            let id = key.barrier_id_for_clients(self.incarnation);
             for (task, _) in instance.arrivals() {
                 note(task, &id);
             }
@@ -222,7 +222,7 @@ impl Run {
         };
         let barriers = self.barriers.in_progress().filter(arrived);
         let asked = self.live_set_requests.values().filter(|question| question.callers.contains_key(&id));
-        let names = barriers.map(|(key, _)| key.wire_id(self.incarnation).as_ref().to_owned());
+        let names = barriers.map(|(key, _)| key.barrier_id_for_clients(self.incarnation).as_ref().to_owned());
         names.chain(asked.map(|_| LIVE_SET_REQUEST.to_owned())).collect()
     }
 

@@ -32,7 +32,7 @@ impl CallTable {
     ) {
         match self.server.transfers.accept_report(&self.server.engine, job, &message.contents()) {
             Ok(interval_ms) => {
-                self.server.counts.local().calls.increment();
+                self.server.counts.shard_of_this_thread().calls.increment();
                 let now_us = self.server.engine.clock().now().0;
                 responses::send_message(sender, stream, &TransferReportAck { interval_ms, now_us });
             }
@@ -50,7 +50,7 @@ impl CallTable {
     ) {
         match task_claims_service::answer_task_claim(&self.server.engine, job, self.id, &message.contents()) {
             Ok(answer) => {
-                self.server.counts.local().calls.increment();
+                self.server.counts.shard_of_this_thread().calls.increment();
                 responses::send_message(sender, stream, &answer);
             }
             Err(failure) => self.refuse_call(sender, stream, &failure),
@@ -83,7 +83,7 @@ impl CallTable {
             Ok(decoded) => decoded,
             Err(why) => return self.refuse_call(sender, stream, &why),
         };
-        self.server.counts.local().calls.increment();
+        self.server.counts.shard_of_this_thread().calls.increment();
         // The key is stored while the call waits, because its answer repeats it.
         let charged = call.form.key.len();
         if let Err(over) = sender.budget.charge(charged) {
@@ -150,7 +150,7 @@ impl CallTable {
         let (Some(traces), Some(trace)) = (&self.server.traces, trace) else { return };
         let end = CallEnd {
             job,
-            service: form.service(),
+            service: form.service_name(),
             method: form.method.name(),
             code: code.map_or(0, Code::number),
             at: self.server.engine.clock().now(),
@@ -161,7 +161,7 @@ impl CallTable {
     /// Counts a call with its beginning and end; without a code it succeeded.
     fn count_call(&self, form: &ReplyFormat, code: Option<Code>, times: (Moment, Moment)) {
         if let Some(calls) = &self.server.calls {
-            calls.local().count_call(form.method, form.dialect, code, times);
+            calls.shard_of_this_thread().count_call(form.method, form.dialect, code, times);
         }
     }
 

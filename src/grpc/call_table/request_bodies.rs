@@ -21,7 +21,7 @@ use crate::meter::Moment;
 
 impl CallTable {
     #[expect(clippy::too_many_arguments, reason = "what a request is made of")]
-    pub(super) fn wait_for_body(
+    pub(super) fn store_receiving_call(
         &mut self,
         sender: &mut Http2Sender,
         body: RequestBody,
@@ -35,7 +35,7 @@ impl CallTable {
         let waker = slot_waker(&self.mailbox, self.slots.next_key());
         let due = due.instant();
         let stall = Instant::now() + self.server.limits.body_stall;
-        let (parked, charged) = (false, body.held_bytes());
+        let (parked, charged) = (false, body.bytes_waiting_for_memory());
         if let Err(over) = sender.budget.charge(charged) {
             return self.refuse_call(sender, stream, &over_budget_failure(over));
         }
@@ -95,8 +95,8 @@ impl CallTable {
             }
             CallState::Receiving(arriving) => {
                 sender.release_connection_window(bytes.len());
-                sender.release_stream_window(stream, arriving.body.take_consumed());
-                let charged = if arriving.body.held_bytes() == 0 { 0 } else { 2 * bytes.len() };
+                sender.release_stream_window(stream, arriving.body.take_consumed_bytes());
+                let charged = if arriving.body.bytes_waiting_for_memory() == 0 { 0 } else { 2 * bytes.len() };
                 let most = self.server.limits.message_bytes;
                 let pushed = match sender.budget.charge(charged) {
                     Ok(()) => {
@@ -128,12 +128,17 @@ impl CallTable {
     }
 
     /// Records that `bytes` of the body of `stream` were read into its buffer.
-    pub(in crate::grpc) fn advance_body(&mut self, sender: &mut Http2Sender, stream: StreamId, bytes: usize) {
+    pub(in crate::grpc) fn record_body_bytes_read(
+        &mut self,
+        sender: &mut Http2Sender,
+        stream: StreamId,
+        bytes: usize,
+    ) {
         let slot = sender.slot_of_stream(stream);
         if let Some(CallState::Receiving(arriving)) = slot.and_then(|slot| self.slots.get_mut(slot)) {
             arriving.body.record_filled_bytes(bytes);
             sender.release_connection_window(bytes);
-            sender.release_stream_window(stream, arriving.body.take_consumed());
+            sender.release_stream_window(stream, arriving.body.take_consumed_bytes());
         }
         if let Some(slot) = slot {
             self.set_request_end_deadline(slot);
@@ -143,7 +148,7 @@ impl CallTable {
     /// Sets the deadline for the end of a request whose message is complete.
     fn set_request_end_deadline(&mut self, slot: u64) {
         let Some(CallState::Receiving(arriving)) = self.slots.get_mut(slot) else { return };
-        if !arriving.body.awaits_end() || std::mem::replace(&mut arriving.is_whole, true) {
+        if !arriving.body.awaits_only_request_end() || std::mem::replace(&mut arriving.is_whole, true) {
             return;
         }
         arriving.stall = arriving.stall.min(Instant::now() + self.server.limits.handshake);
@@ -176,7 +181,7 @@ impl CallTable {
                     sender.budget.release(AUXILIARY_BYTES);
                 }
             }
-            Some(CallState::Receiving(_)) => self.poll_body(sender, slot),
+            Some(CallState::Receiving(_)) => self.poll_body_and_dispatch(sender, slot),
         }
     }
 
@@ -188,7 +193,7 @@ impl CallTable {
                 self.cancel_waiting_call(sender, slot, Code::Cancelled);
             }
             Some(CallState::Receiving(_)) => {
-                self.remove_receiving(sender, slot);
+                self.remove_receiving_call(sender, slot);
             }
             Some(CallState::Auxiliary(_)) => {
                 self.slots.remove(slot);
@@ -199,13 +204,13 @@ impl CallTable {
                     sender.release_connection_window(parked.bytes.len());
                     sender.budget.release(parked.charged);
                 }
-                self.sweep_deferred();
+                self.sweep_removed_deferred_slots();
             }
         }
     }
 
     /// Removes deferred slots that no longer exist, if there are many.
-    fn sweep_deferred(&mut self) {
+    fn sweep_removed_deferred_slots(&mut self) {
         if self.deferred.len() > 2 * self.slots.len() + 64 {
             let Self { deferred: parked, slots, .. } = self;
             parked.retain(|slot| slots.get_mut(*slot).is_some());
@@ -214,7 +219,7 @@ impl CallTable {
     }
 
     /// Removes a request whose body is arriving.
-    pub(super) fn remove_receiving(
+    pub(super) fn remove_receiving_call(
         &mut self,
         sender: &mut Http2Sender,
         slot: u64,
@@ -225,15 +230,15 @@ impl CallTable {
     }
 
     /// Checks a body that was woken, and dispatches its request once the message is complete.
-    pub(super) fn poll_body(&mut self, sender: &mut Http2Sender, slot: u64) {
+    pub(super) fn poll_body_and_dispatch(&mut self, sender: &mut Http2Sender, slot: u64) {
         let Some(CallState::Receiving(arriving)) = self.slots.get_mut(slot) else { return };
         let ReceivingCall { body, waker, stream, deferred: parked, .. } = &mut **arriving;
         *parked = false;
         let was_reserved = body.holds_reserve_memory();
         let most = self.server.limits.message_bytes;
         let polled = body.poll_message(&mut Context::from_waker(waker), &mut self.quota, most);
-        sender.release_stream_window(*stream, body.take_consumed());
-        if body.held_bytes() == 0 {
+        sender.release_stream_window(*stream, body.take_consumed_bytes());
+        if body.bytes_waiting_for_memory() == 0 {
             sender.budget.release(std::mem::take(&mut arriving.charged));
         }
         let Poll::Ready(result) = polled else {
@@ -243,7 +248,7 @@ impl CallTable {
             }
             return self.set_request_end_deadline(slot);
         };
-        let Some(arriving) = self.remove_receiving(sender, slot) else { return };
+        let Some(arriving) = self.remove_receiving_call(sender, slot) else { return };
         let ReceivingCall { callee, job, stream, due, trace, since, .. } = *arriving;
         match result {
             Ok(message) => {
@@ -272,7 +277,7 @@ impl CallTable {
         }
         let why = if arriving.due.is_some_and(|due| due <= now) {
             deadline_exceeded_failure()
-        } else if now >= arriving.stall && arriving.body.awaits_end() {
+        } else if now >= arriving.stall && arriving.body.awaits_only_request_end() {
             not_ended_failure(self.server.limits.handshake)
         } else if now >= arriving.stall && !arriving.body.has_progressed_since_last_check() {
             stalled_failure(stall)
@@ -287,7 +292,7 @@ impl CallTable {
             arriving.check = next.unwrap_or(arriving.stall);
             return self.deadlines.add(arriving.check, slot);
         };
-        if let Some(arriving) = self.remove_receiving(sender, slot) {
+        if let Some(arriving) = self.remove_receiving_call(sender, slot) {
             self.refuse_call(sender, arriving.stream, &why);
         }
     }

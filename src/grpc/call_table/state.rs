@@ -183,7 +183,7 @@ impl CallTable {
     }
 
     /// Returns the time since the server started.
-    pub(in crate::grpc) fn uptime(&self) -> Duration {
+    pub(in crate::grpc) fn server_uptime(&self) -> Duration {
         Duration::from_nanos(self.server.engine.clock().elapsed_nanos())
     }
 
@@ -223,7 +223,7 @@ impl CallTable {
     }
 
     /// Closes the table and tells the engine at once, before the connection itself is dropped.
-    pub(in crate::grpc) fn close_and_report(&mut self, ending: ConnectionEnd) {
+    pub(in crate::grpc) fn close_and_report_connection_end(&mut self, ending: ConnectionEnd) {
         self.record_connection_end(ending);
         self.report_connection_closed();
         self.slots = SlotTable::default();
@@ -237,7 +237,7 @@ impl CallTable {
 
     /// Counts received and sent bytes.
     pub(in crate::grpc) fn count_bytes(&self, received: u64, sent: u64) {
-        let counts = self.server.counts.local();
+        let counts = self.server.counts.shard_of_this_thread();
         if received > 0 {
             counts.received.add_many(received);
         }
@@ -253,8 +253,8 @@ impl CallTable {
 
     /// Refuses a call before it reaches the state machine.
     pub(super) fn refuse_call(&self, sender: &mut Http2Sender, stream: StreamId, why: &Failure) {
-        self.server.counts.local().calls.increment();
-        self.server.counts.local().refused_calls.increment();
+        self.server.counts.shard_of_this_thread().calls.increment();
+        self.server.counts.shard_of_this_thread().refused_calls.increment();
         responses::send_failure(sender, stream, why, Dialect::Number);
     }
 }
@@ -297,7 +297,7 @@ impl CallTable {
                 .into(),
             )
         });
-        self.server.counts.local().endings[call_counts::ending_index(&ending)].increment();
+        self.server.counts.shard_of_this_thread().endings[call_counts::ending_index(&ending)].increment();
         let many = calls.len() > CALLS_DROPPED_HERE;
         self.server.engine.report_connection_closed(self.id, ending, calls);
         if many {

@@ -5,59 +5,68 @@ use super::*;
 #[tokio::test]
 async fn both_generations_meet_on_one_port() {
     let rig = TestServer::start(GrpcLimits::default());
-    let (mut one, mut other) = (rig.client().await, rig.client().await);
-    let service_incarnation = register(&mut one, &mut other).await;
+    let (mut one, mut other) = (rig.connect_client().await, rig.connect_client().await);
+    let service_incarnation = register_two_tasks(&mut one, &mut other).await;
 
     let claim = c::Incarnations { service_incarnation, task_incarnation: 8, task_id: 0 };
     let beat = c::HeartbeatRequest { incarnations: Some(claim), incarnation: 8, source_task_id: 1 };
-    let back = other.c("Heartbeat", &beat).await.message::<c::HeartbeatResponse>();
+    let back = other.call_generation_c("Heartbeat", &beat).await.decode_message::<c::HeartbeatResponse>();
     assert_eq!(back.service_incarnation, service_incarnation);
-    let unclaimed = other.c("Heartbeat", &c::HeartbeatRequest { incarnations: None, ..beat }).await;
+    let unclaimed =
+        other.call_generation_c("Heartbeat", &c::HeartbeatRequest { incarnations: None, ..beat }).await;
     assert_eq!(unclaimed.status, "13");
     assert!(unclaimed.headers.contains_key("grpc-status-details-bin"));
 
-    assert_eq!(one.a("InsertKeyValue", &insert("a/b", "v")).await.status, "0");
+    assert_eq!(one.call_generation_a("InsertKeyValue", &insert_request("a/b", "v")).await.status, "0");
     let asked = c::GetKeyValueRequest { incarnations: Some(claim), key: "//a/b/".into() };
-    let kv = other.c("GetKeyValue", &asked).await.message::<c::GetKeyValueResponse>().kv.expect("an entry");
+    let kv = other
+        .call_generation_c("GetKeyValue", &asked)
+        .await
+        .decode_message::<c::GetKeyValueResponse>()
+        .kv
+        .expect("an entry");
     assert_eq!((&*kv.key, &*kv.value), ("//a/b/", &b"v"[..]));
-    assert_eq!(one.a("NoSuchMethod", &get("")).await.status, "12");
-    assert_eq!(one.a("ReportErrorToTask", &a::ReportErrorToTaskRequest::default()).await.status, "12");
-    assert_eq!(one.call("some.Service/Method", &get("")).await.status, "12");
+    assert_eq!(one.call_generation_a("NoSuchMethod", &get_request("")).await.status, "12");
+    assert_eq!(
+        one.call_generation_a("ReportErrorToTask", &a::ReportErrorToTaskRequest::default()).await.status,
+        "12"
+    );
+    assert_eq!(one.call("some.Service/Method", &get_request("")).await.status, "12");
 }
 
 #[tokio::test]
 async fn callers_that_stop_waiting_are_forgotten() {
     let rig = TestServer::start(GrpcLimits::default());
-    let mut client = rig.client().await;
+    let mut client = rig.connect_client().await;
 
-    let (response, mut stream) = client.open(GET, &[("grpc-timeout", "30m")]);
-    stream.send_data(encode_framed(&get("never")), true).expect("the stream is there");
-    let late = back(response).await;
+    let (response, mut stream) = client.open_request(GET, &[("grpc-timeout", "30m")]);
+    stream.send_data(encode_framed_message(&get_request("never")), true).expect("the stream is there");
+    let late = receive_response(response).await;
     assert_eq!(late.status, "4");
     assert!(!late.headers.contains_key("grpc-status-details-bin"));
-    rig.waiting(0).await;
+    rig.wait_for_waiting_calls(0).await;
 
-    let (_response, mut stream) = client.start(GET, &get("never"));
-    rig.waiting(1).await;
+    let (_response, mut stream) = client.start_call(GET, &get_request("never"));
+    rig.wait_for_waiting_calls(1).await;
     stream.send_reset(Reason::CANCEL);
-    rig.waiting(0).await;
+    rig.wait_for_waiting_calls(0).await;
 
-    let (_response, mut stream) = client.open(GET, &[("grpc-timeout", "1H")]);
-    stream.send_data(encode_framed(&get("never")), true).expect("the stream is there");
-    rig.waiting(1).await;
+    let (_response, mut stream) = client.open_request(GET, &[("grpc-timeout", "1H")]);
+    stream.send_data(encode_framed_message(&get_request("never")), true).expect("the stream is there");
+    rig.wait_for_waiting_calls(1).await;
     client.task.abort();
-    rig.waiting(0).await;
+    rig.wait_for_waiting_calls(0).await;
 }
 
 #[tokio::test]
 async fn a_waiting_call_is_answered_by_another_connection() {
     let rig = TestServer::start(GrpcLimits::default());
-    let (mut one, mut other) = (rig.client().await, rig.client().await);
-    let asked: Vec<_> = (0..50).map(|_| one.start(GET, &get("k")).0).collect();
-    rig.waiting(50).await;
-    assert_eq!(other.a("InsertKeyValue", &insert("k", "v")).await.status, "0");
+    let (mut one, mut other) = (rig.connect_client().await, rig.connect_client().await);
+    let asked: Vec<_> = (0..50).map(|_| one.start_call(GET, &get_request("k")).0).collect();
+    rig.wait_for_waiting_calls(50).await;
+    assert_eq!(other.call_generation_a("InsertKeyValue", &insert_request("k", "v")).await.status, "0");
     for response in asked {
-        let back = back(response).await.message::<a::GetKeyValueResponse>();
+        let back = receive_response(response).await.decode_message::<a::GetKeyValueResponse>();
         assert_eq!(back.kv.expect("an entry").value, "v");
     }
 }
@@ -65,37 +74,37 @@ async fn a_waiting_call_is_answered_by_another_connection() {
 #[tokio::test]
 async fn calls_without_end_have_a_bound() {
     let rig = TestServer::start(GrpcLimits { streams_per_connection: 100, ..GrpcLimits::default() });
-    let mut client = rig.client().await;
-    assert_eq!(client.a("InsertKeyValue", &insert("k", "v")).await.status, "0");
+    let mut client = rig.connect_client().await;
+    assert_eq!(client.call_generation_a("InsertKeyValue", &insert_request("k", "v")).await.status, "0");
     let mut asked = Vec::new();
     for _ in 0..100 {
-        asked.push(client.start(GET, &get("never")));
+        asked.push(client.start_call(GET, &get_request("never")));
     }
-    rig.waiting(100).await;
-    let mut other = rig.client().await;
-    assert_eq!(other.a("GetKeyValue", &get("k")).await.status, "0");
+    rig.wait_for_waiting_calls(100).await;
+    let mut other = rig.connect_client().await;
+    assert_eq!(other.call_generation_a("GetKeyValue", &get_request("k")).await.status, "0");
     drop(asked);
-    rig.waiting(0).await;
+    rig.wait_for_waiting_calls(0).await;
 }
 
 #[tokio::test]
 async fn the_memory_of_requests_comes_back() {
     let rig = TestServer::start(GrpcLimits::default());
     for _ in 0..3 {
-        let mut client = rig.client().await;
+        let mut client = rig.connect_client().await;
         let mut waiting = Vec::new();
         for n in 0..500 {
-            waiting.push(client.start(GET, &get(&format!("never/{n}"))));
+            waiting.push(client.start_call(GET, &get_request(&format!("never/{n}"))));
         }
-        rig.waiting(500).await;
+        rig.wait_for_waiting_calls(500).await;
         assert!(rig.server.counters().state_bytes > 256 << 10);
         for (_, mut stream) in waiting.drain(..250) {
             stream.send_reset(Reason::CANCEL);
         }
-        rig.waiting(250).await;
+        rig.wait_for_waiting_calls(250).await;
         client.task.abort();
-        rig.waiting(0).await;
-        until("all of it comes back", || rig.server.counters().state_bytes == 0).await;
+        rig.wait_for_waiting_calls(0).await;
+        wait_until("all of it comes back", || rig.server.counters().state_bytes == 0).await;
     }
 }
 
@@ -154,17 +163,17 @@ fn tokio_stream_of<T: Send + 'static>(
 #[tokio::test]
 async fn stopping_answers_polls_and_ends() {
     let rig = TestServer::start(GrpcLimits::default());
-    let (mut one, mut other) = (rig.client().await, rig.client().await);
-    register(&mut one, &mut other).await;
+    let (mut one, mut other) = (rig.connect_client().await, rig.connect_client().await);
+    register_two_tasks(&mut one, &mut other).await;
     let source_task = Some(CoordinatedTask::default());
-    let (response, mut stream) = one.open("tensorflow.CoordinationService/PollForError", &[]);
-    let poll = encode_framed(&a::PollForErrorRequest { source_task });
+    let (response, mut stream) = one.open_request("tensorflow.CoordinationService/PollForError", &[]);
+    let poll = encode_framed_message(&a::PollForErrorRequest { source_task });
     stream.send_data(poll, true).expect("the stream is there");
-    rig.waiting(1).await;
+    rig.wait_for_waiting_calls(1).await;
     let _silent = TcpStream::connect(rig.address).await.expect("it listens");
     rig.engine.stop();
     rig.stop.send(true).expect("it is served");
-    assert_eq!(back(response).await.status, "1");
+    assert_eq!(receive_response(response).await.status, "1");
     timeout(Duration::from_secs(3), rig.serving).await.expect("it ends").expect("no panic");
     assert_eq!(rig.server.counters().connections, 0);
 }

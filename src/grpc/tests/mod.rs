@@ -22,7 +22,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
 use super::dialect::{GENERATION_A_SERVICE, GENERATION_C_SERVICE};
-use super::frame::encode_framed;
+use super::frame::encode_framed_message;
 use super::gzip::compress;
 use super::{GrpcLimits, GrpcServer, ListenerJobRule, bind_listener};
 use crate::clock::Clock;
@@ -58,7 +58,7 @@ impl TestServer {
         Self { engine, server, address, stop, serving }
     }
 
-    async fn client(&self) -> Client {
+    async fn connect_client(&self) -> Client {
         let socket = TcpStream::connect(self.address).await.expect("it listens");
         let (send, connection) = h2::client::Builder::new()
             .initial_window_size(1 << 20)
@@ -69,8 +69,8 @@ impl TestServer {
         Client { send, task: tokio::spawn(async move { drop(connection.await) }) }
     }
 
-    async fn waiting(&self, expected: usize) {
-        until(&format!("{expected} calls wait"), || self.engine.waiting_call_count() == expected).await;
+    async fn wait_for_waiting_calls(&self, expected: usize) {
+        wait_until(&format!("{expected} calls wait"), || self.engine.waiting_call_count() == expected).await;
     }
 }
 
@@ -88,14 +88,14 @@ struct Response {
 }
 
 impl Response {
-    fn message<M: prost::Message + Default>(&self) -> M {
+    fn decode_message<M: prost::Message + Default>(&self) -> M {
         assert_eq!(self.status, "0", "{:?}", self.headers);
         M::decode(&self.body[5..]).expect("a message")
     }
 }
 
 impl Client {
-    fn open(&mut self, path: &str, headers: &[(&str, &str)]) -> (ResponseFuture, SendStream<Bytes>) {
+    fn open_request(&mut self, path: &str, headers: &[(&str, &str)]) -> (ResponseFuture, SendStream<Bytes>) {
         let request = Request::post(format!("http://muster.test:1/{path}"))
             .header("content-type", "application/grpc")
             .header("te", "trailers")
@@ -109,33 +109,37 @@ impl Client {
     }
 
     /// Sends a request with its whole message.
-    fn start(&mut self, path: &str, message: &impl prost::Message) -> (ResponseFuture, SendStream<Bytes>) {
-        let (response, mut stream) = self.open(path, &[]);
-        stream.send_data(encode_framed(message), true).expect("the stream is there");
+    fn start_call(
+        &mut self,
+        path: &str,
+        message: &impl prost::Message,
+    ) -> (ResponseFuture, SendStream<Bytes>) {
+        let (response, mut stream) = self.open_request(path, &[]);
+        stream.send_data(encode_framed_message(message), true).expect("the stream is there");
         (response, stream)
     }
 
     async fn call(&mut self, path: &str, message: &impl prost::Message) -> Response {
-        back(self.start(path, message).0).await
+        receive_response(self.start_call(path, message).0).await
     }
 
-    async fn a(&mut self, method: &str, message: &impl prost::Message) -> Response {
+    async fn call_generation_a(&mut self, method: &str, message: &impl prost::Message) -> Response {
         self.call(&format!("{}/{method}", GENERATION_A_SERVICE), message).await
     }
 
-    async fn c(&mut self, method: &str, message: &impl prost::Message) -> Response {
+    async fn call_generation_c(&mut self, method: &str, message: &impl prost::Message) -> Response {
         self.call(&format!("{}/{method}", GENERATION_C_SERVICE), message).await
     }
 
-    async fn bytes(&mut self, pieces: &[&[u8]]) -> Response {
-        let (response, mut stream) = self.open(INSERT, &[]);
+    async fn send_insert_in_pieces(&mut self, pieces: &[&[u8]]) -> Response {
+        let (response, mut stream) = self.open_request(INSERT, &[]);
         for piece in pieces {
             stream.send_data(Bytes::copy_from_slice(piece), false).expect("the stream is there");
             sleep(Duration::from_millis(1)).await;
         }
         // The server may have refused the stream already.
         let _ = stream.send_data(Bytes::new(), true);
-        back(response).await
+        receive_response(response).await
     }
 }
 
@@ -143,7 +147,7 @@ const INSERT: &str = "tensorflow.CoordinationService/InsertKeyValue";
 
 const GET: &str = "tensorflow.CoordinationService/GetKeyValue";
 
-async fn back(response: ResponseFuture) -> Response {
+async fn receive_response(response: ResponseFuture) -> Response {
     let answer = async {
         let (head, mut stream) = response.await.expect("an answer").into_parts();
         let mut body = Vec::new();
@@ -160,28 +164,31 @@ async fn back(response: ResponseFuture) -> Response {
     timeout(PATIENCE, answer).await.expect("an answer in time")
 }
 
-fn insert(key: &str, value: impl Into<Bytes>) -> a::InsertKeyValueRequest {
+fn insert_request(key: &str, value: impl Into<Bytes>) -> a::InsertKeyValueRequest {
     let kv = a::KeyValueEntry { key: key.into(), value: value.into() };
     a::InsertKeyValueRequest { kv: Some(kv), allow_overwrite: true }
 }
 
-fn get(key: &str) -> a::GetKeyValueRequest {
+fn get_request(key: &str) -> a::GetKeyValueRequest {
     a::GetKeyValueRequest { key: key.into() }
 }
 
 /// Registers task 0 in generation A and task 1 in generation C; returns the run's incarnation.
-async fn register(one: &mut Client, other: &mut Client) -> u64 {
+async fn register_two_tasks(one: &mut Client, other: &mut Client) -> u64 {
     let source_task = Some(CoordinatedTask { named: true, ..CoordinatedTask::default() });
     let asked = a::RegisterTaskRequest { incarnation: 7, source_task };
     let asked_too = c::RegisterTaskRequest { incarnation: 8, source_task_id: 1 };
-    let (here, there) = tokio::join!(one.a("RegisterTask", &asked), other.c("RegisterTask", &asked_too));
-    let here = here.message::<a::RegisterTaskResponse>().leader_incarnation;
-    assert_eq!(here, there.message::<c::RegisterTaskResponse>().service_incarnation);
+    let (here, there) = tokio::join!(
+        one.call_generation_a("RegisterTask", &asked),
+        other.call_generation_c("RegisterTask", &asked_too)
+    );
+    let here = here.decode_message::<a::RegisterTaskResponse>().leader_incarnation;
+    assert_eq!(here, there.decode_message::<c::RegisterTaskResponse>().service_incarnation);
     here
 }
 
 /// Waits until a condition holds.
-async fn until(what: &str, condition: impl Fn() -> bool) {
+async fn wait_until(what: &str, condition: impl Fn() -> bool) {
     let holds = async {
         while !condition() {
             sleep(Duration::from_millis(2)).await;
@@ -191,13 +198,13 @@ async fn until(what: &str, condition: impl Fn() -> bool) {
 }
 
 /// Encodes a frame.
-fn frame(kind: u8, flags: u8, stream: u32, contents: &[u8]) -> Vec<u8> {
+fn encode_frame(kind: u8, flags: u8, stream: u32, contents: &[u8]) -> Vec<u8> {
     let length = (contents.len() as u32).to_be_bytes();
     [&length[1..], &[kind, flags], &stream.to_be_bytes(), contents].concat()
 }
 
 /// Encodes a request without an HTTP/2 library: its header as literals, its message in one frame.
-fn raw_request(path: &str, message: &impl prost::Message) -> Vec<u8> {
+fn encode_raw_request(path: &str, message: &impl prost::Message) -> Vec<u8> {
     let mut block = Vec::new();
     let headers =
         [(":method", "POST"), (":scheme", "http"), (":path", path), ("content-type", "application/grpc")];
@@ -208,14 +215,14 @@ fn raw_request(path: &str, message: &impl prost::Message) -> Vec<u8> {
         block.push(text.len() as u8);
         block.extend(text.as_bytes());
     }
-    [frame(1, 4, 1, &block), frame(0, 1, 1, &encode_framed(message))].concat()
+    [encode_frame(1, 4, 1, &block), encode_frame(0, 1, 1, &encode_framed_message(message))].concat()
 }
 
 /// An empty SETTINGS frame.
 const SETTINGS: [u8; 9] = [0, 0, 0, 4, 0, 0, 0, 0, 0];
 
 /// Opens a raw HTTP/2 connection and sends the preface and these bytes.
-async fn raw(rig: &TestServer, bytes: &[u8]) -> TcpStream {
+async fn open_raw_connection(rig: &TestServer, bytes: &[u8]) -> TcpStream {
     let mut socket = TcpStream::connect(rig.address).await.expect("it listens");
     socket.set_nodelay(true).expect("a TCP socket");
     socket.write_all(PREFACE).await.expect("it is open");

@@ -1,10 +1,10 @@
 //! Names, reads and sets the cookies of browsers.
 //!
-//! `sessions.rs`, `csrf.rs` and `login_throttle.rs` interpret the values. Begin at [`CookieNames`].
+//! `sessions.rs`, `csrf.rs` and `wrong_token_throttle.rs` interpret the values. Begin at [`CookieNames`].
 
 use axum::http::header::{self, HeaderMap, HeaderValue};
 
-use crate::http::actor::TransportSecurity;
+use crate::http::request_client::TransportSecurity;
 
 /// The names of the cookies. Under TLS they have the prefix `__Host-`, which browsers accept only over TLS
 /// and from this host.

@@ -2,7 +2,7 @@
 //!
 //! Every page with a form contains a proof: a value that is derived from a cookie of the browser and a key that only
 //! this process has. A page of another server can make the browser send a form with the cookie, and can even set a
-//! cookie. But such a page cannot derive the proof. `login.rs` sets the cookies. Begin at `CsrfKey::proof_for`.
+//! cookie. But such a page cannot derive the proof. `login.rs` sets the cookies. Begin at `CsrfKey::proof_for_cookie`.
 
 use std::sync::Arc;
 
@@ -25,12 +25,12 @@ impl CsrfKey {
     }
 
     /// Returns the proof for a cookie.
-    pub fn proof_for(&self, cookie: &str) -> Arc<str> {
+    pub fn proof_for_cookie(&self, cookie: &str) -> Arc<str> {
         URL_SAFE_NO_PAD.encode(hmac::sign(&self.0, cookie.as_bytes())).into()
     }
 
     /// Returns whether `shown` is the proof for the cookie. The comparison takes constant time.
-    pub fn verifies(&self, cookie: &str, shown: &str) -> bool {
+    pub fn verifies_proof(&self, cookie: &str, shown: &str) -> bool {
         let Ok(shown) = URL_SAFE_NO_PAD.decode(shown) else { return false };
         hmac::verify(&self.0, cookie.as_bytes(), &shown).is_ok()
     }
@@ -43,8 +43,12 @@ mod tests {
     #[test]
     fn a_proof_holds_for_its_cookie_and_in_its_process_only() {
         let (here, elsewhere) = (CsrfKey::new(), CsrfKey::new());
-        let proof = here.proof_for("a");
-        assert!(here.verifies("a", &proof));
-        assert!(!here.verifies("b", &proof) && !elsewhere.verifies("a", &proof) && !here.verifies("a", ""));
+        let proof = here.proof_for_cookie("a");
+        assert!(here.verifies_proof("a", &proof));
+        assert!(
+            !here.verifies_proof("b", &proof)
+                && !elsewhere.verifies_proof("a", &proof)
+                && !here.verifies_proof("a", "")
+        );
     }
 }

@@ -46,7 +46,7 @@ impl RateLimiter {
     }
 
     /// Returns whether `who` has taken a token that is not refilled yet.
-    pub fn has_recent_use(&self, now: Timestamp, who: &str) -> bool {
+    pub fn has_used_tokens_recently(&self, now: Timestamp, who: &str) -> bool {
         let buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
         buckets.get(who).is_some_and(|bucket| self.available_tokens(now, bucket) < self.rate.burst)
     }

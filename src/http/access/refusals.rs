@@ -15,8 +15,8 @@ use super::request_authorizer::RequestAuthorizer;
 use super::tokens;
 use crate::coordination::{Actor, JobName};
 use crate::http::Problem;
-use crate::http::actor::origin_of_user_agent;
-use crate::http::problem::accepts_html;
+use crate::http::problem::asks_for_html_page;
+use crate::http::request_client::actor_origin_from_user_agent;
 use crate::service::{ActorContext, AuditOutcome};
 use crate::text::percent_encode;
 
@@ -39,12 +39,12 @@ impl RefusedRequest {
             Method::DELETE => "delete",
             _ => "change",
         };
-        Self { job: job_in_path(request), act, subject, is_rate_limited: false }
+        Self { job: job_name_in_path(request), act, subject, is_rate_limited: false }
     }
 }
 
 /// Returns the job name in the path, if the route has one.
-fn job_in_path(request: &RequestAuthorizer) -> Option<JobName> {
+fn job_name_in_path(request: &RequestAuthorizer) -> Option<JobName> {
     let route = request.head.extensions.get::<MatchedPath>()?.as_str();
     let mut pairs = route.split('/').zip(request.head.uri.path().split('/'));
     let (_, name) = pairs.find(|(place, _)| *place == "{job}")?;
@@ -55,25 +55,26 @@ impl RequestAuthorizer {
     /// Refuses the request and audits the refusal.
     pub fn refuse(&self, problem: Problem) -> Box<Response> {
         self.audit_refusal(RefusedRequest::from_request(self), &problem.detail);
-        Box::new(with_www_authenticate(problem))
+        Box::new(respond_with_www_authenticate(problem))
     }
 
     /// Refuses an unknown token, and counts it against the limits.
-    pub fn refuse_token(&self, problem: Problem) -> Box<Response> {
+    pub fn refuse_unknown_token(&self, problem: Problem) -> Box<Response> {
         let guard = self.access_control();
         self.audit_refusal(RefusedRequest::from_request(self), &problem.detail);
         let shown = self.head.headers.get(header::AUTHORIZATION).map_or(&b""[..], HeaderValue::as_bytes);
         let token = tokens::hash_secret(&String::from_utf8_lossy(shown));
         if !guard.attempts.record_wrong_header_token(guard.clock.now(), self.source, &token) {
-            return Box::new(with_retry_after(Problem::too_many_logins()));
+            return Box::new(respond_with_retry_after(Problem::too_many_wrong_tokens()));
         }
-        Box::new(with_www_authenticate(problem))
+        Box::new(respond_with_www_authenticate(problem))
     }
 
     /// Refuses a request for a lack of access. A browser without credentials that asks for a page is sent to the
     /// login.
-    pub fn refuse_access(&self, problem: Problem) -> Box<Response> {
-        if self.visitor.is_none() && !self.is_change && accepts_html(&self.head.headers, &self.head.uri) {
+    pub fn refuse_or_redirect_to_login(&self, problem: Problem) -> Box<Response> {
+        if self.visitor.is_none() && !self.is_change && asks_for_html_page(&self.head.headers, &self.head.uri)
+        {
             let path = self.head.uri.path_and_query().map_or("/", |path| path.as_str());
             let next = percent_encode(path.as_bytes());
             return Box::new(Redirect::to(&format!("/login?next={next}")).into_response());
@@ -82,18 +83,18 @@ impl RequestAuthorizer {
     }
 
     /// Refuses a request beyond the rate.
-    pub fn refuse_rate(&self, problem: Problem) -> Box<Response> {
+    pub fn refuse_above_rate_limit(&self, problem: Problem) -> Box<Response> {
         // Wrong tokens of a client without a principal are in the audit already.
         if self.visitor.is_some() {
             let attempt = RefusedRequest { is_rate_limited: true, ..RefusedRequest::from_request(self) };
             self.audit_refusal(attempt, &problem.detail);
         }
-        Box::new(with_retry_after(problem))
+        Box::new(respond_with_retry_after(problem))
     }
 
     /// Refuses a request whose body was not read whole. The response is the last one of its connection: unread
     /// bytes of the body stand before the next request.
-    pub fn refuse_body(&self, problem: Problem) -> Box<Response> {
+    pub fn refuse_and_close_connection(&self, problem: Problem) -> Box<Response> {
         let mut response = self.refuse(problem);
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
         response
@@ -110,7 +111,7 @@ impl RequestAuthorizer {
             || Actor {
                 who: Actor::ANONYMOUS.into(),
                 address: self.peer_address(),
-                means: origin_of_user_agent(self.user_agent()),
+                means: actor_origin_from_user_agent(self.user_agent()),
             },
             |visitor| visitor.actor.clone(),
         );
@@ -126,7 +127,7 @@ impl RequestAuthorizer {
             visitor.map_or("", |visitor| &visitor.actor.who),
             job.as_ref().map_or("", JobName::as_str)
         );
-        let deed = author.audit_entry(job, act, subject, None);
+        let deed = author.create_audit_entry(job, act, subject, None);
         if visitor.is_some() && !often && guard.refusals.take_token(now, source) {
             audit.record(now, deed, AuditOutcome::Refused, detail.to_owned());
         } else {
@@ -135,7 +136,7 @@ impl RequestAuthorizer {
     }
 }
 
-fn with_www_authenticate(problem: Problem) -> Response {
+fn respond_with_www_authenticate(problem: Problem) -> Response {
     let mut response = problem.into_response();
     if response.status() == StatusCode::UNAUTHORIZED {
         let scheme = HeaderValue::from_static("Bearer realm=\"muster\"");
@@ -145,7 +146,7 @@ fn with_www_authenticate(problem: Problem) -> Response {
 }
 
 /// Turns a problem into a response with the header `retry-after`.
-pub(super) fn with_retry_after(problem: Problem) -> Response {
+pub(super) fn respond_with_retry_after(problem: Problem) -> Response {
     let mut response = problem.into_response();
     response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("10"));
     response

@@ -9,8 +9,8 @@ use axum::http::request::Parts;
 
 use super::cookies::{CookieNames, cookie_value};
 use super::{AccessControl, Principal, RequiredAccess};
-use crate::http::actor::{PeerAddress, TransportSecurity};
-use crate::http::route_table::RouteTable;
+use crate::http::request_client::{PeerAddress, TransportSecurity};
+use crate::http::route_access_table::RouteAccessTable;
 use crate::http::{AppState, ClientNetwork};
 
 /// The header by which a browser says whether a page of this server sends the request.
@@ -33,7 +33,7 @@ pub(super) struct RequestAuthorizer {
 }
 
 impl RequestAuthorizer {
-    pub fn new(site: AppState, routes: &RouteTable, head: Parts) -> Self {
+    pub fn new(site: AppState, routes: &RouteAccessTable, head: Parts) -> Self {
         let matched = head.extensions.get::<MatchedPath>().map(MatchedPath::as_str);
         let channel = head.extensions.get::<TransportSecurity>().cloned().unwrap_or_default();
         let cookies = CookieNames::for_transport(&channel);

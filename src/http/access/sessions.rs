@@ -53,7 +53,7 @@ impl SessionStore {
     }
 
     /// Returns the hash of the token with which the session was opened.
-    pub fn token_hash(&self, now: Timestamp, id: &str) -> Option<SecretHash> {
+    pub fn login_token_hash_of_session(&self, now: Timestamp, id: &str) -> Option<SecretHash> {
         self.lock_sessions()
             .get(&hash_secret(id))
             .filter(|session| session.until > now)
@@ -75,17 +75,17 @@ mod tests {
         let sessions = SessionStore::new(Duration::from_secs(10));
         let (start, token) = (Timestamp(1), SecretHash::default());
         let first = sessions.create_session(start, token);
-        assert_eq!(sessions.token_hash(start, &first), Some(token));
-        assert_eq!(sessions.token_hash(start, "x"), None);
-        assert_eq!(sessions.token_hash(start.after(Duration::from_secs(10)), &first), None);
+        assert_eq!(sessions.login_token_hash_of_session(start, &first), Some(token));
+        assert_eq!(sessions.login_token_hash_of_session(start, "x"), None);
+        assert_eq!(sessions.login_token_hash_of_session(start.after(Duration::from_secs(10)), &first), None);
         let later = start.after(Duration::from_secs(1));
         let second = sessions.create_session(later, token);
         sessions.end_session(&second);
-        assert_eq!(sessions.token_hash(later, &second), None);
+        assert_eq!(sessions.login_token_hash_of_session(later, &second), None);
         for _ in 0..SESSIONS_MAX {
             sessions.create_session(later, token);
         }
         let count = sessions.lock_sessions().len();
-        assert_eq!((count, sessions.token_hash(later, &first)), (SESSIONS_MAX, None));
+        assert_eq!((count, sessions.login_token_hash_of_session(later, &first)), (SESSIONS_MAX, None));
     }
 }

@@ -1,7 +1,7 @@
 //! The tokens of the HTTP port. Their names, roles and hashes are in a file, which is read again whenever it
 //! changes.
 //!
-//! `login_throttle.rs` limits wrong tokens. A token is 256 random bits, so no client finds one by trying, however
+//! `wrong_token_throttle.rs` limits wrong tokens. A token is 256 random bits, so no client finds one by trying, however
 //! fast. Therefore its hash is a plain SHA-256. A slow hash protects passwords that people choose; here it would
 //! only cost time on every request. The file contains only the hashes, so reading the file reveals no token. Hashes
 //! are compared in constant time. Begin at [`TokenFile`], then [`TokenHolder`].
@@ -19,8 +19,8 @@ use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq as _;
 
 use crate::clock::{Clock, random_bytes};
-use crate::file_watch::{FileStamp, FileWatch};
-use crate::service::Role;
+use crate::file_watch::{FileCheckSchedule, FileStamp};
+use crate::service::AccessRole;
 
 /// The prefix of every token, by which secret scanners and people recognize a leaked one.
 const PREFIX: &str = "muster_";
@@ -71,7 +71,7 @@ pub enum TokenError {
 #[serde(deny_unknown_fields)]
 struct TokenEntry {
     name: String,
-    role: Role,
+    role: AccessRole,
     sha256: String,
 }
 
@@ -86,7 +86,7 @@ struct TokenFileContent {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct TokenHolder {
     pub name: Arc<str>,
-    pub role: Role,
+    pub role: AccessRole,
     pub hash: SecretHash,
 }
 
@@ -98,7 +98,7 @@ struct LoadedTokens {
 /// The tokens of a file that is reloaded when it changes.
 pub struct TokenFile {
     path: PathBuf,
-    watch: FileWatch,
+    watch: FileCheckSchedule,
     current: Mutex<LoadedTokens>,
 }
 
@@ -108,13 +108,13 @@ impl TokenFile {
     /// # Errors
     /// If the file cannot be read or its content is invalid.
     pub fn load(path: &Path, clock: Clock) -> Result<Self, TokenError> {
-        let stamp = FileStamp::of(path);
-        let holders = read_holders(path)?;
+        let stamp = FileStamp::of_file(path);
+        let holders = read_token_file(path)?;
         if holders.is_empty() {
             tracing::warn!(file = %path.display(), "there is no token in the file: nobody gets in over HTTP");
         }
         let current = Mutex::new(LoadedTokens { holders: holders.into(), stamp });
-        Ok(Self { path: path.into(), watch: FileWatch::new(clock), current })
+        Ok(Self { path: path.into(), watch: FileCheckSchedule::new(clock), current })
     }
 
     fn lock_loaded(&self) -> std::sync::MutexGuard<'_, LoadedTokens> {
@@ -122,7 +122,7 @@ impl TokenFile {
     }
 
     /// Returns the tokens of the last valid read.
-    fn holders(&self) -> Arc<[TokenHolder]> {
+    fn current_holders(&self) -> Arc<[TokenHolder]> {
         Arc::clone(&self.lock_loaded().holders)
     }
 
@@ -130,21 +130,21 @@ impl TokenFile {
     pub(super) async fn reload_if_changed(self: &Arc<Self>) {
         let own = Arc::clone(self);
         let look = move || {
-            let stamp = FileStamp::of(&own.path);
+            let stamp = FileStamp::of_file(&own.path);
             let changed = own.lock_loaded().stamp != stamp;
             if changed {
                 own.reload();
             }
         };
-        self.watch.check_if_due(look).await;
+        self.watch.run_check_if_due(look).await;
     }
 
     /// Reloads the file now, whether it has changed or not. If the new content is invalid, the former tokens
     /// stay.
     pub fn reload(&self) {
         // The stamp is taken before the read, so a change during the read causes another read.
-        let stamp = FileStamp::of(&self.path);
-        let found = read_holders(&self.path);
+        let stamp = FileStamp::of_file(&self.path);
+        let found = read_token_file(&self.path);
         let mut current = self.lock_loaded();
         current.stamp = stamp;
         match found {
@@ -163,9 +163,9 @@ impl TokenFile {
 
     /// Returns the holder of the token with this hash. All hashes are compared, so the time reveals nothing.
     pub(super) fn holder_with_hash(&self, hash: &SecretHash) -> Option<TokenHolder> {
-        let holders = self.holders();
+        let current_holders = self.current_holders();
         let mut found = None;
-        for holder in holders.iter() {
+        for holder in current_holders.iter() {
             if bool::from(holder.hash.ct_eq(hash)) {
                 found = Some(holder);
             }
@@ -174,21 +174,21 @@ impl TokenFile {
     }
 }
 
-fn read_holders(path: &Path) -> Result<Vec<TokenHolder>, TokenError> {
+fn read_token_file(path: &Path) -> Result<Vec<TokenHolder>, TokenError> {
     let failed = |error| TokenError::File { path: path.into(), error };
     let wrong = |wrong: String| TokenError::Content { path: path.into(), wrong };
     if std::fs::metadata(path).map_err(failed)?.len() > FILE_BYTES_MAX {
         return Err(wrong("it is far too long".into()));
     }
-    if let Some(better) = crate::file_permissions::check_permissions(path).map_err(wrong)? {
+    if let Some(better) = crate::file_permissions::check_private_file_permissions(path).map_err(wrong)? {
         tracing::warn!(file = %path.display(), "the file of tokens: {better}");
     }
     let text = std::fs::read_to_string(path).map_err(failed)?;
-    parse_holders(&text).map_err(wrong)
+    parse_token_file(&text).map_err(wrong)
 }
 
 /// Returns the tokens that a file's text tells of, or what is wrong with it.
-fn parse_holders(text: &str) -> Result<Vec<TokenHolder>, String> {
+fn parse_token_file(text: &str) -> Result<Vec<TokenHolder>, String> {
     let lines: TokenFileContent = toml::from_str(text).map_err(|error| error.message().to_owned())?;
     if lines.token.len() > TOKENS_MAX {
         return Err(format!("it has more than {TOKENS_MAX} tokens"));
@@ -229,15 +229,15 @@ fn decode_hex(text: &str) -> Option<SecretHash> {
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn check_token_file_round_trip(input: &[u8]) {
     let Ok(text) = str::from_utf8(input) else { return };
-    let Ok(holders) = parse_holders(text) else { return };
+    let Ok(holders) = parse_token_file(text) else { return };
     assert!(holders.len() <= TOKENS_MAX);
     let lines: String =
         holders.iter().map(|TokenHolder { name, role, hash }| token_entry_text(name, *role, hash)).collect();
-    assert_eq!(parse_holders(&lines), Ok(holders));
+    assert_eq!(parse_token_file(&lines), Ok(holders));
 }
 
 /// Returns what stands in the file for a token.
-fn token_entry_text(name: &str, role: Role, hash: &SecretHash) -> String {
+fn token_entry_text(name: &str, role: AccessRole, hash: &SecretHash) -> String {
     let sha256: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
     format!("[[token]]\nname = \"{name}\"\nrole = \"{role}\"\nsha256 = \"{sha256}\"\n")
 }
@@ -255,7 +255,7 @@ impl NewToken {
     ///
     /// # Errors
     /// If the name is invalid.
-    pub fn generate(name: &str, role: Role) -> Result<Self, &'static str> {
+    pub fn generate(name: &str, role: AccessRole) -> Result<Self, &'static str> {
         check_holder_name(name)?;
         let token = format!("{PREFIX}{}", random_secret());
         let line = token_entry_text(name, role, &hash_secret(&token));
@@ -267,14 +267,14 @@ impl NewToken {
 ///
 /// # Errors
 /// If the file cannot be written or would be invalid with this line.
-pub fn append_token(path: &Path, name: &str, line: &str) -> Result<(), TokenError> {
+pub fn append_token_to_file(path: &Path, name: &str, line: &str) -> Result<(), TokenError> {
     let failed = |error| TokenError::File { path: path.into(), error };
     let before = match std::fs::read_to_string(path) {
         Ok(text) => text,
         Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
         Err(error) => return Err(failed(error)),
     };
-    if !before.is_empty() && read_holders(path)?.iter().any(|holder| &*holder.name == name) {
+    if !before.is_empty() && read_token_file(path)?.iter().any(|holder| &*holder.name == name) {
         let wrong =
             format!("there is a token named {name:?}: take that one out first, or choose another name");
         return Err(TokenError::Content { path: path.into(), wrong });
@@ -294,22 +294,25 @@ mod tests {
     fn a_token_is_known_by_its_hash_alone() {
         let path = std::env::temp_dir().join(format!("muster-tokens-{}.toml", std::process::id()));
         let _ = std::fs::remove_file(&path);
-        let ci = NewToken::generate("ci", Role::Operator).unwrap();
-        let ops = NewToken::generate("ops", Role::Admin).unwrap();
-        append_token(&path, "ci", &ci.line).unwrap();
-        append_token(&path, "ops", &ops.line).unwrap();
-        assert!(append_token(&path, "ci", &ci.line).unwrap_err().to_string().contains("there is a token"));
+        let ci = NewToken::generate("ci", AccessRole::Operator).unwrap();
+        let ops = NewToken::generate("ops", AccessRole::Admin).unwrap();
+        append_token_to_file(&path, "ci", &ci.line).unwrap();
+        append_token_to_file(&path, "ops", &ops.line).unwrap();
+        assert!(
+            append_token_to_file(&path, "ci", &ci.line).unwrap_err().to_string().contains("there is a token")
+        );
         assert!(!std::fs::read_to_string(&path).unwrap().contains(&ci.token));
         assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
         let tokens = TokenFile::load(&path, Clock::start()).unwrap();
         let holder = tokens.holder_of_token(&ci.token).unwrap();
-        assert_eq!((&*holder.name, holder.role), ("ci", Role::Operator));
+        assert_eq!((&*holder.name, holder.role), ("ci", AccessRole::Operator));
         assert_eq!(tokens.holder_of_token(&format!("{}x", ci.token)), None);
         std::fs::write(&path, "[[token]]\nname = \"a\"\nrole = \"king\"\nsha256 = \"\"\n").unwrap();
         assert!(TokenFile::load(&path, Clock::start()).is_err());
         std::fs::remove_file(&path).unwrap();
         assert!(
-            NewToken::generate("a b", Role::Viewer).is_err() && NewToken::generate("", Role::Viewer).is_err()
+            NewToken::generate("a b", AccessRole::Viewer).is_err()
+                && NewToken::generate("", AccessRole::Viewer).is_err()
         );
     }
 }

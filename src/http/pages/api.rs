@@ -24,7 +24,7 @@ struct DocumentedRoute {
 
 #[derive(Template)]
 #[template(path = "api.html")]
-struct ApiPage {
+struct ApiPageTemplate {
     page: PageFrame,
     routes: Vec<DocumentedRoute>,
     /// The base URL of the server: scheme, host and port.
@@ -34,9 +34,9 @@ struct ApiPage {
     tokens: bool,
 }
 
-impl ApiPage {
+impl ApiPageTemplate {
     /// Returns the `curl` command of the examples, with a token if the server requires one.
-    fn curl_command(&self) -> &'static str {
+    fn curl_command_prefix(&self) -> &'static str {
         if self.tokens { "curl -s -H \"Authorization: Bearer $MUSTER_TOKEN\"" } else { "curl -s" }
     }
 }
@@ -73,5 +73,5 @@ pub(super) async fn show_api_page(
     let page = PageFrame::new(user, NavEntry::Api, "REST API", now);
     let (routes, server, tokens) =
         (documented_routes(&document), format!("{scheme}://{host}"), !site.guard.has_no_tokens());
-    render_page(&ApiPage { page, routes, server, job, tokens }, now)
+    render_page(&ApiPageTemplate { page, routes, server, job, tokens }, now)
 }

@@ -12,7 +12,7 @@ use super::frame::{NavEntry, PageFrame, PageUser, render_page};
 use super::live_page::{AuditPageQuery, LivePage};
 use super::times;
 use crate::coordination::JobName;
-use crate::http::extract::QueryParams;
+use crate::http::extractors::QueryParams;
 use crate::http::{AppState, Problem};
 use crate::service::{AuditLine, AuditOutcome};
 use crate::tls::FailedHandshake;
@@ -38,7 +38,7 @@ struct AuditLinesFragment<'a> {
 
 #[derive(Template)]
 #[template(path = "parts/failed-handshakes.html")]
-struct HandshakesFragment {
+struct FailedHandshakesFragment {
     handshakes: Vec<FailedHandshake>,
 }
 
@@ -80,7 +80,7 @@ pub(super) fn render_fragments(site: &AppState, query: &AuditPageQuery) -> Resul
     let handshakes = site.handshakes.to_view().handshakes;
     Ok(vec![
         Fragment::new("audit", &AuditLinesFragment { lines, query, full })?,
-        Fragment::new("handshakes", &HandshakesFragment { handshakes })?,
+        Fragment::new("handshakes", &FailedHandshakesFragment { handshakes })?,
     ])
 }
 

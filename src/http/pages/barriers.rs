@@ -10,15 +10,15 @@ use axum::response::Response;
 
 use super::fragment::Fragment;
 use super::frame::{NavEntry, PageFrame, PageUser, render_page};
-use super::job::{BarrierRow, barrier_rows};
+use super::job::{BarrierInProgressRow, barrier_in_progress_rows};
 use super::job_head::render_head_fragment;
 use super::links;
 use super::live_page::LivePage;
 use super::snapshot::JobSnapshot;
-use super::status::barrier_name;
+use super::status::barrier_display_name;
 use super::{amount, times};
 use crate::coordination::{BarrierOutcome, BarrierRecord, JobName, StragglerView, TaskId, TaskView};
-use crate::http::extract::JobPath;
+use crate::http::extractors::JobPath;
 use crate::http::{AppState, Problem};
 
 /// The maximum number of recent barriers on the page.
@@ -28,9 +28,9 @@ const LATE_SHOWN: usize = 20;
 
 #[derive(Template)]
 #[template(path = "parts/progress.html")]
-struct BarrierProgressFragment<'a> {
+struct BarriersPageProgressFragment<'a> {
     job: &'a JobName,
-    waiting: Vec<BarrierRow<'a>>,
+    waiting: Vec<BarrierInProgressRow<'a>>,
 }
 
 struct EndedBarrierRow<'a> {
@@ -67,7 +67,7 @@ struct LateTasksFragment<'a> {
 fn ended_barrier_row<'a>(record: &'a BarrierRecord, longest: u64) -> EndedBarrierRow<'a> {
     let took_us = record.ended.0.saturating_sub(record.began.0);
     EndedBarrierRow {
-        name: barrier_name(&record.id),
+        name: barrier_display_name(&record.id),
         took_us,
         passed: record.outcome == BarrierOutcome::Passed,
         part: took_us * 1000 / longest.max(1),
@@ -75,11 +75,11 @@ fn ended_barrier_row<'a>(record: &'a BarrierRecord, longest: u64) -> EndedBarrie
     }
 }
 
-fn late_task_row(task: &TaskView) -> Option<LateTask<'_>> {
+fn late_task_row_if_ever_last(task: &TaskView) -> Option<LateTask<'_>> {
     let it = task.straggling.as_ref().filter(|it| it.last > 0)?;
     Some(LateTask {
         task: task.task,
-        host: super::snapshot::task_host_text(task),
+        host: super::snapshot::task_address_text(task),
         last_percent: it.recent_last * 100 / it.recent.max(1),
         score: format!("{:.2}", it.score),
         it,
@@ -89,14 +89,15 @@ fn late_task_row(task: &TaskView) -> Option<LateTask<'_>> {
 /// Returns the fragments of the page.
 pub(super) fn render_fragments(snapshot: &JobSnapshot) -> Result<Vec<Fragment>, Problem> {
     let (job, run) = (&snapshot.view.name, &snapshot.view.run);
-    let progress = BarrierProgressFragment { job, waiting: barrier_rows(snapshot, &BTreeSet::new()) };
+    let progress =
+        BarriersPageProgressFragment { job, waiting: barrier_in_progress_rows(snapshot, &BTreeSet::new()) };
     let shown = || run.recent_barriers.iter().take(RECENT_SHOWN);
     let longest = shown().map(|record| record.ended.0.saturating_sub(record.began.0)).max().unwrap_or(1);
     let recent = RecentBarriersFragment {
         job,
         recent: shown().map(|record| ended_barrier_row(record, longest)).collect(),
     };
-    let mut late: Vec<LateTask<'_>> = run.tasks.iter().filter_map(late_task_row).collect();
+    let mut late: Vec<LateTask<'_>> = run.tasks.iter().filter_map(late_task_row_if_ever_last).collect();
     late.sort_by_key(|it| (std::cmp::Reverse((it.it.recent_last, it.it.held_up_us)), it.task));
     late.truncate(LATE_SHOWN);
     Ok(vec![
@@ -119,7 +120,7 @@ pub(super) async fn show_barriers_page(
     job: JobPath,
     user: PageUser,
 ) -> Result<Response, Problem> {
-    let snapshot = JobSnapshot::capture_by_path(&site, &job)?;
+    let snapshot = JobSnapshot::capture_for_request(&site, &job)?;
     let now = snapshot.captured_at();
     let title = format!("Barriers of {}", job.name);
     let page = PageFrame::for_job_snapshot(

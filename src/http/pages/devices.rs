@@ -17,7 +17,7 @@ use super::{amount, links};
 use crate::coordination::{
     Coordinator, Device, DeviceChange, DeviceComparison, DevicePlaceComparison, JobName, StoredValue, TaskId,
 };
-use crate::http::extract::{JobPath, QueryParams};
+use crate::http::extractors::{JobPath, QueryParams};
 use crate::http::{AppState, Problem};
 
 /// The maximum number of rows of a table.
@@ -69,13 +69,13 @@ struct DeviceListFragment<'a> {
 
 #[derive(Template)]
 #[template(path = "parts/orbax.html")]
-struct OrbaxFragment<'a> {
+struct OrbaxDeviceIdsFragment<'a> {
     job: &'a JobName,
-    rows: Vec<OrbaxRow>,
+    rows: Vec<OrbaxProcessRow>,
 }
 
 /// The device ids that Orbax recorded for one process, beside the tasks that have those devices in this run.
-struct OrbaxRow {
+struct OrbaxProcessRow {
     process: String,
     ids: Vec<i32>,
     /// The tasks that have these devices.
@@ -86,7 +86,7 @@ struct OrbaxRow {
     raw: String,
 }
 
-impl OrbaxRow {
+impl OrbaxProcessRow {
     fn from_value(line: &StoredValue, devices: &[Device]) -> Option<Self> {
         let process = String::from_utf8_lossy(&line.key).rsplit('/').next()?.to_owned();
         let ids = super::keys::parse_number_list(&line.value).unwrap_or_default();
@@ -111,7 +111,7 @@ impl OrbaxRow {
     }
 
     /// Returns whether the process number differs from the task that has its devices now.
-    fn belongs_to_other_task(&self) -> bool {
+    fn differs_from_owning_task(&self) -> bool {
         self.tasks.iter().any(|task| task.0.to_string() != self.process)
     }
 }
@@ -126,12 +126,13 @@ fn render_orbax_fragment(site: &AppState, snapshot: &JobSnapshot) -> Result<Frag
     };
     let lines = site.engine.read(look).unwrap_or_default();
     let shown = lines.iter().filter(|line| !site.redaction.is_redacted(&line.key));
-    let rows = shown.filter_map(|line| OrbaxRow::from_value(line, &snapshot.view.run.devices)).collect();
-    Fragment::new("orbax", &OrbaxFragment { job: &snapshot.view.name, rows })
+    let rows =
+        shown.filter_map(|line| OrbaxProcessRow::from_value(line, &snapshot.view.run.devices)).collect();
+    Fragment::new("orbax", &OrbaxDeviceIdsFragment { job: &snapshot.view.name, rows })
 }
 
 /// Adds the fragment with values of keys for a user who may see them.
-fn add_orbax_fragment(
+fn add_orbax_fragment_for_operator(
     site: &AppState,
     snapshot: &JobSnapshot,
     user: &PageUser,
@@ -153,8 +154,8 @@ pub(super) fn render_fragments_for_user(
     which: &DevicesPageQuery,
 ) -> Result<Arc<Vec<Fragment>>, Problem> {
     let name = LivePage::Devices(which.clone()).to_query();
-    let parts = snapshot.cached_fragments(&name, || render_fragments(site, snapshot, which))?;
-    add_orbax_fragment(site, snapshot, user, parts)
+    let parts = snapshot.cached_or_rendered_fragments(&name, || render_fragments(site, snapshot, which))?;
+    add_orbax_fragment_for_operator(site, snapshot, user, parts)
 }
 
 /// Returns the fragments that every user sees.
@@ -224,7 +225,7 @@ pub(super) async fn show_devices_page(
     user: PageUser,
     QueryParams(which): QueryParams<DevicesPageQuery>,
 ) -> Result<Response, Problem> {
-    let snapshot = JobSnapshot::capture_by_path(&site, &job)?;
+    let snapshot = JobSnapshot::capture_for_request(&site, &job)?;
     let now = snapshot.captured_at();
     let (title, live) = (format!("Devices of {}", job.name), LivePage::Devices(which.clone()));
     let parts = render_fragments_for_user(&site, &snapshot, &user, &which)?.to_vec();

@@ -8,7 +8,7 @@ use axum::extract::State;
 use axum::response::{IntoResponse as _, Redirect, Response};
 use serde::Deserialize;
 
-use super::exclusions::FlashQuery;
+use super::exclusions::CompletedActionQuery;
 use super::fragment::Fragment;
 use super::frame::{NavEntry, PageFrame, PageUser, render_page_with_status};
 use super::job_head::render_head_fragment;
@@ -16,9 +16,9 @@ use super::links::{self, TaskLabel};
 use super::live_page::LivePage;
 use super::snapshot::JobSnapshot;
 use super::{amount, times};
-use crate::coordination::{JobName, PreemptionView, Reason, RunNumber, RunState, TaskId};
+use crate::coordination::{CommandReason, JobName, PreemptionView, RunNumber, RunState, TaskId};
 use crate::http::api::NewDrain;
-use crate::http::extract::{FormBody, JobPath, QueryParams};
+use crate::http::extractors::{FormBody, JobPath, QueryParams};
 use crate::http::{AppState, Problem, drain};
 use crate::service::ActorContext;
 
@@ -45,7 +45,7 @@ struct DrainStatusFragment<'a> {
 
 impl DrainStatusFragment<'_> {
     /// Returns the share of tasks for which the agreement does not wait, in thousandths.
-    fn share_in_thousandths(&self, it: &PreemptionView) -> usize {
+    fn agreement_progress_in_thousandths(&self, it: &PreemptionView) -> usize {
         let all = self.live.max(it.arrived + it.awaited.len()).max(1);
         (all - it.awaited.len().min(all)) * 1000 / all
     }
@@ -134,7 +134,7 @@ pub(super) fn render_fragments(
 
 #[derive(Template)]
 #[template(path = "drain.html")]
-struct DrainPage<'a> {
+struct DrainPageTemplate<'a> {
     page: PageFrame,
     job: &'a JobName,
 }
@@ -143,17 +143,17 @@ fn render_drain_page(
     site: &AppState,
     job: &JobPath,
     user: PageUser,
-    did: &FlashQuery,
+    did: &CompletedActionQuery,
     form: DrainForm,
     error: Option<(u16, String)>,
 ) -> Result<Response, Problem> {
-    let snapshot = JobSnapshot::capture_by_path(site, job)?;
+    let snapshot = JobSnapshot::capture_for_request(site, job)?;
     let (title, parts) = (format!("Drain {}", job.name), render_fragments(&snapshot, &user, form)?);
     let page = PageFrame::for_job_snapshot(user, NavEntry::Drain, title, &snapshot, &LivePage::Drain, parts);
-    let page = page.with_notice(did.message()).with_error(error);
+    let page = page.with_notice(did.completed_action_message()).with_error(error);
     render_page_with_status(
         page.response_status(),
-        &DrainPage { page, job: &job.name },
+        &DrainPageTemplate { page, job: &job.name },
         snapshot.captured_at(),
     )
 }
@@ -163,7 +163,7 @@ pub(super) async fn show_drain_page(
     State(site): State<AppState>,
     job: JobPath,
     user: PageUser,
-    QueryParams(did): QueryParams<FlashQuery>,
+    QueryParams(did): QueryParams<CompletedActionQuery>,
 ) -> Result<Response, Problem> {
     render_drain_page(&site, &job, user, &did, DrainForm::default(), None)
 }
@@ -176,7 +176,7 @@ pub(super) async fn submit_drain_form(
     Extension(author): Extension<ActorContext>,
     FormBody(form): FormBody<DrainForm>,
 ) -> Result<Response, Problem> {
-    let reason = Reason::try_from(form.reason.clone()).map_err(|error| (422, error.to_string()));
+    let reason = CommandReason::try_from(form.reason.clone()).map_err(|error| (422, error.to_string()));
     let asked = reason.and_then(|reason| {
         let in_seconds = form.seconds.parse().unwrap_or_default();
         drain::request_drain(&site, &job, &author, NewDrain { reason, in_seconds })
@@ -184,6 +184,8 @@ pub(super) async fn submit_drain_form(
     });
     match asked {
         Ok(_) => Ok(Redirect::to(&format!("/jobs/{}/drain?did=drained", job.name)).into_response()),
-        Err(wrong) => render_drain_page(&site, &job, user, &FlashQuery::default(), form, Some(wrong)),
+        Err(wrong) => {
+            render_drain_page(&site, &job, user, &CompletedActionQuery::default(), form, Some(wrong))
+        }
     }
 }

@@ -25,11 +25,11 @@ impl Escaper for HtmlEscaper {
 mod tests {
     use askama::Template;
 
-    use crate::text::is_hidden;
+    use crate::text::is_hidden_character;
 
     #[derive(Template)]
     #[template(source = "<b title=\"{{ text }}\">{{ text }}{{ letter }}</b>", ext = "html")]
-    struct Shown<'a> {
+    struct EscapedTemplate<'a> {
         text: &'a str,
         letter: char,
     }
@@ -37,12 +37,12 @@ mod tests {
     #[test]
     fn no_expression_of_a_template_shows_a_hidden_character() {
         let text = "a<b>\u{202e}\u{200b}\u{1b}[31m\u{9b}\u{0}";
-        let page = Shown { text, letter: '\u{2066}' }.render().unwrap();
-        assert!(!page.contains(is_hidden), "{page:?}");
+        let page = EscapedTemplate { text, letter: '\u{2066}' }.render().unwrap();
+        assert!(!page.contains(is_hidden_character), "{page:?}");
         assert!(
             page.contains("&#60;b&#62;\\u{202e}\\u{200b}\\u{1b}[31m") && page.contains("\\u{2066}</b>"),
             "{page}"
         );
-        assert!(Shown { text: "a\n\tb", letter: 'ü' }.render().unwrap().contains("a\n\tbü</b>"));
+        assert!(EscapedTemplate { text: "a\n\tb", letter: 'ü' }.render().unwrap().contains("a\n\tbü</b>"));
     }
 }

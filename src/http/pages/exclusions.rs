@@ -16,10 +16,11 @@ use super::live_page::LivePage;
 use super::snapshot::JobSnapshot;
 use super::{links, status, times};
 use crate::coordination::{
-    ExclusionEndKind, ExclusionId, ExclusionPreview, ExclusionTarget, ExclusionView, JobName, Reason, TaskId,
+    CommandReason, ExclusionEndKind, ExclusionId, ExclusionPreview, ExclusionTarget, ExclusionView, JobName,
+    TaskId,
 };
 use crate::http::api::NewExclusion;
-use crate::http::extract::{FormBody, JobPath, PathItem, QueryParams};
+use crate::http::extractors::{FormBody, ItemInJobPath, JobPath, QueryParams};
 use crate::http::{AppState, Problem, exclusions};
 use crate::service::ActorContext;
 
@@ -75,7 +76,7 @@ impl ExcludeForm {
             "" => None,
             text => Some(text.parse().map_err(|_| format!("{text:?} is not a number of seconds"))?),
         };
-        let reason = Reason::try_from(self.reason.clone()).map_err(|error| error.to_string())?;
+        let reason = CommandReason::try_from(self.reason.clone()).map_err(|error| error.to_string())?;
         let end_run = !self.end_run.is_empty();
         Ok(NewExclusion { task, host, reason, expires_in_seconds, end_run, dry_run: self.seen.is_empty() })
     }
@@ -84,16 +85,16 @@ impl ExcludeForm {
 /// The last action, which the address carries after the redirect.
 #[derive(Debug, Default, Clone, Deserialize)]
 #[serde(default)]
-pub(super) struct FlashQuery {
+pub(super) struct CompletedActionQuery {
     did: String,
     number: String,
     /// The host with which the form is filled in.
     host: String,
 }
 
-impl FlashQuery {
+impl CompletedActionQuery {
     /// Returns the last action as a sentence.
-    pub fn message(&self) -> Option<String> {
+    pub fn completed_action_message(&self) -> Option<String> {
         let number = ExclusionId(self.number.parse().unwrap_or_default());
         Some(match self.did.as_str() {
             "excluded" => {
@@ -141,7 +142,7 @@ struct ExclusionsPageTemplate<'a> {
 
 #[derive(Template)]
 #[template(path = "exclude.html")]
-struct ConfirmExclusionPage {
+struct ConfirmExclusionPageTemplate {
     page: PageFrame,
     job: JobName,
     form: ExcludeForm,
@@ -155,11 +156,11 @@ fn render_exclusions_page(
     site: &AppState,
     job: &JobPath,
     user: PageUser,
-    did: &FlashQuery,
+    did: &CompletedActionQuery,
     form: ExcludeForm,
     error: Option<(u16, String)>,
 ) -> Result<Response, Problem> {
-    let snapshot = JobSnapshot::capture_by_path(site, job)?;
+    let snapshot = JobSnapshot::capture_for_request(site, job)?;
     let (title, parts) = (format!("Exclusions of {}", job.name), render_fragments(site, &snapshot, &user)?);
     let page = PageFrame::for_job_snapshot(
         user.clone(),
@@ -169,7 +170,7 @@ fn render_exclusions_page(
         &LivePage::Exclusions,
         parts,
     )
-    .with_notice(did.message())
+    .with_notice(did.completed_action_message())
     .with_error(error);
     render_page_with_status(
         page.response_status(),
@@ -183,7 +184,7 @@ pub(super) async fn show_exclusions_page(
     State(site): State<AppState>,
     job: JobPath,
     user: PageUser,
-    QueryParams(did): QueryParams<FlashQuery>,
+    QueryParams(did): QueryParams<CompletedActionQuery>,
 ) -> Result<Response, Problem> {
     let form = ExcludeForm { host: did.host.clone(), ..ExcludeForm::default() };
     render_exclusions_page(&site, &job, user, &did, form, None)
@@ -204,7 +205,7 @@ pub(super) async fn submit_exclude_form(
                 &site,
                 &job,
                 user,
-                &FlashQuery::default(),
+                &CompletedActionQuery::default(),
                 form,
                 Some((422, wrong)),
             );
@@ -215,13 +216,20 @@ pub(super) async fn submit_exclude_form(
         Ok(preview) => preview,
         Err(problem) => {
             let wrong = (problem.status, problem.detail.into());
-            return render_exclusions_page(&site, &job, user, &FlashQuery::default(), form, Some(wrong));
+            return render_exclusions_page(
+                &site,
+                &job,
+                user,
+                &CompletedActionQuery::default(),
+                form,
+                Some(wrong),
+            );
         }
     };
     let wrong = if new.dry_run {
         None
     } else {
-        match exclusions::exclude(&site, &job, &author, new) {
+        match exclusions::perform_exclusion(&site, &job, &author, new) {
             Ok(view) => {
                 let place = match task {
                     Some(task) => links::task_page_path(&job.name, &TaskId(task)),
@@ -232,10 +240,10 @@ pub(super) async fn submit_exclude_form(
             Err(problem) => Some((problem.status, problem.detail.into_string())),
         }
     };
-    render_confirmation(&site, &job, user, form, task, preview, wrong)
+    render_exclusion_confirmation_page(&site, &job, user, form, task, preview, wrong)
 }
 
-fn render_confirmation(
+fn render_exclusion_confirmation_page(
     site: &AppState,
     job: &JobPath,
     user: PageUser,
@@ -246,7 +254,7 @@ fn render_confirmation(
 ) -> Result<Response, Problem> {
     let target = match task {
         Some(task) => ExclusionTarget::Task(TaskId(task)),
-        None => ExclusionTarget::host(form.host.trim().parse().map_err(|_| Problem::internal())?),
+        None => ExclusionTarget::host(form.host.trim().parse().map_err(|_| Problem::internal_error())?),
     };
     let back = match task {
         Some(task) => links::task_page_path(&job.name, &TaskId(task)),
@@ -257,7 +265,7 @@ fn render_confirmation(
     let page = PageFrame::new(user, NavEntry::Exclusions, title, now).with_job(&job.name).with_error(wrong);
     render_page_with_status(
         page.response_status(),
-        &ConfirmExclusionPage { page, job: job.name.clone(), form, target, preview, back },
+        &ConfirmExclusionPageTemplate { page, job: job.name.clone(), form, target, preview, back },
         now,
     )
 }
@@ -275,14 +283,14 @@ pub(super) struct LiftForm {
 pub(super) async fn submit_lift_form(
     State(site): State<AppState>,
     job: JobPath,
-    PathItem(id): PathItem<u64>,
+    ItemInJobPath(id): ItemInJobPath<u64>,
     user: PageUser,
     Extension(author): Extension<ActorContext>,
     FormBody(lifting): FormBody<LiftForm>,
 ) -> Result<Response, Problem> {
     let id = ExclusionId(id);
-    let done = match Reason::try_from(lifting.reason) {
-        Ok(reason) => exclusions::readmit(&site, &job, id, &author, reason)
+    let done = match CommandReason::try_from(lifting.reason) {
+        Ok(reason) => exclusions::lift_and_audit_exclusion(&site, &job, id, &author, reason)
             .map_err(|problem| (problem.status, problem.detail.into_string())),
         Err(error) => Err((422, error.to_string())),
     };
@@ -298,7 +306,7 @@ pub(super) async fn submit_lift_form(
             &site,
             &job,
             user,
-            &FlashQuery::default(),
+            &CompletedActionQuery::default(),
             ExcludeForm::default(),
             Some(wrong),
         ),

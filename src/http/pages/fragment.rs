@@ -1,7 +1,7 @@
 //! A fragment of a page: a piece of HTML with an id and a digest of its content. A live update sends a fragment as a
 //! whole, or as a patch.
 //!
-//! `patch.rs` compares fragments. Begin at [`Fragment`].
+//! `fragment_patch.rs` compares fragments. Begin at [`Fragment`].
 
 use std::fmt;
 use std::hash::{DefaultHasher, Hasher as _};
@@ -24,7 +24,7 @@ impl Fragment {
     pub fn new(id: &'static str, template: &impl Template) -> Result<Self, Problem> {
         let html = template.render().map_err(|error| {
             tracing::error!(%error, part = id, "a part of a page cannot be rendered");
-            Problem::internal()
+            Problem::internal_error()
         })?;
         let mut hasher = DefaultHasher::new();
         hasher.write(html.as_bytes());

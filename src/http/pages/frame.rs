@@ -19,7 +19,7 @@ use super::times::fill_relative_times;
 use crate::coordination::{Actor, JobName, Timestamp};
 use crate::http::access::CsrfProof;
 use crate::http::{AuthMethod, Principal, Problem};
-use crate::service::Role;
+use crate::service::AccessRole;
 
 /// The user of a page.
 #[derive(Debug, Default, Clone)]
@@ -48,7 +48,7 @@ impl<S: Sync> FromRequestParts<S> for PageUser {
             csrf,
             who: named.then(|| Arc::clone(&visitor.actor.who)),
             session: visitor.auth_method == AuthMethod::Session,
-            operator: visitor.role >= Role::Operator,
+            operator: visitor.role >= AccessRole::Operator,
         })
     }
 }
@@ -167,7 +167,7 @@ impl PageFrame {
 pub(super) fn render_page(page: &impl Template, now: Timestamp) -> Result<Response, Problem> {
     let html = page.render().map_err(|error| {
         tracing::error!(%error, "a page cannot be rendered");
-        Problem::internal()
+        Problem::internal_error()
     })?;
     Ok(Html(fill_relative_times(&html, now)).into_response())
 }
@@ -185,7 +185,7 @@ pub(super) fn render_page_with_status(
 
 #[derive(Template)]
 #[template(path = "problem.html")]
-struct ProblemPage {
+struct ProblemPageTemplate {
     page: PageFrame,
     problem: Problem,
 }
@@ -195,5 +195,5 @@ pub fn render_problem_page(problem: Problem) -> String {
     // The page shows no time and follows no updates.
     let page =
         PageFrame::new(PageUser::default(), NavEntry::Unlisted, problem.title.clone(), Timestamp::default());
-    ProblemPage { page, problem }.render().unwrap_or_default()
+    ProblemPageTemplate { page, problem }.render().unwrap_or_default()
 }

@@ -59,7 +59,7 @@ static CHAPTERS: [(&str, &[GuidePageSource]); 3] = [
 ];
 
 /// Returns all pages, in reading order.
-fn pages() -> impl Iterator<Item = &'static GuidePageSource> {
+fn all_guide_pages() -> impl Iterator<Item = &'static GuidePageSource> {
     CHAPTERS.iter().flat_map(|(_, pages)| *pages)
 }
 
@@ -138,7 +138,7 @@ fn render_markdown(markdown: &str) -> (String, GuideSections) {
 
 #[derive(Template)]
 #[template(path = "guide.html")]
-struct GuidePage {
+struct GuidePageTemplate {
     page: PageFrame,
     chapters: &'static [(&'static str, &'static [GuidePageSource])],
     name: &'static str,
@@ -146,7 +146,7 @@ struct GuidePage {
     html: String,
 }
 
-impl GuidePage {
+impl GuidePageTemplate {
     fn is_current(&self, name: &str) -> bool {
         self.name == name
     }
@@ -167,11 +167,11 @@ pub(super) async fn show_guide_page(
         return Ok(Redirect::permanent(&format!("/guide/{now}")).into_response());
     }
     let missing = || Problem::not_found("no-such-page", format!("the guide has no page {name:?}"));
-    let (name, title, text) = pages().find(|(page, ..)| *page == name).ok_or_else(missing)?;
+    let (name, title, text) = all_guide_pages().find(|(page, ..)| *page == name).ok_or_else(missing)?;
     let (html, sections) = render_markdown(&text());
     let now = site.engine.clock().now();
     let page = PageFrame::new(user, NavEntry::Guide, format!("{title} · Guide"), now);
-    render_page(&GuidePage { page, chapters: &CHAPTERS, name, sections, html }, now)
+    render_page(&GuidePageTemplate { page, chapters: &CHAPTERS, name, sections, html }, now)
 }
 
 #[cfg(test)]
@@ -192,7 +192,7 @@ mod tests {
     }
 
     /// Returns the values of an attribute in HTML.
-    fn attributes<'h>(html: &'h str, name: &str) -> Vec<&'h str> {
+    fn attribute_values<'h>(html: &'h str, name: &str) -> Vec<&'h str> {
         let start = format!(" {name}=\"");
         let values = html.split(&start).skip(1);
         values.map(|rest| rest.split('"').next().unwrap_or_default()).collect()
@@ -201,10 +201,10 @@ mod tests {
     #[test]
     fn every_link_within_the_guide_leads_somewhere() {
         let pages: Vec<(&str, String)> =
-            pages().map(|(name, _, text)| (*name, render_markdown(&text()).0)).collect();
+            all_guide_pages().map(|(name, _, text)| (*name, render_markdown(&text()).0)).collect();
         let mut found = 0;
         for (from, html) in &pages {
-            for link in attributes(html, "href") {
+            for link in attribute_values(html, "href") {
                 let own = link.strip_prefix('#').map(|anchor| (*from, anchor));
                 let other =
                     || link.strip_prefix("/guide/").map(|rest| rest.split_once('#').unwrap_or((rest, "")));
@@ -212,7 +212,7 @@ mod tests {
                 let page = pages.iter().find(|(page, _)| *page == name);
                 let (_, there) = page.unwrap_or_else(|| panic!("{from} leads to {link}"));
                 assert!(
-                    anchor.is_empty() || attributes(there, "id").contains(&anchor),
+                    anchor.is_empty() || attribute_values(there, "id").contains(&anchor),
                     "{from} leads to {link}"
                 );
                 found += 1;
@@ -223,10 +223,10 @@ mod tests {
 
     #[test]
     fn every_page_has_a_title_and_an_anchor_of_its_own_at_every_section() {
-        for (name, _, text) in pages() {
+        for (name, _, text) in all_guide_pages() {
             let (html, sections) = render_markdown(&text());
             assert_eq!(html.matches("<h1").count(), 1, "{name}");
-            let ids = attributes(&html, "id");
+            let ids = attribute_values(&html, "id");
             let unique: std::collections::BTreeSet<&str> = ids.iter().copied().collect();
             assert_eq!(unique.len(), ids.len(), "two sections of {name} have one anchor: {ids:?}");
             for (anchor, heading) in sections {
@@ -259,7 +259,7 @@ mod tests {
         // The renderer leaves marks that it does not know as they are; this finds them.
         assert_eq!(raw(&text_outside_of_code("# Title\n\nsee **this\n")), Some("**"));
         assert_eq!(raw(&text_outside_of_code("# Title\n\n| a | b |\n| --- |\n")), Some("| ---"));
-        for (name, _, text) in pages() {
+        for (name, _, text) in all_guide_pages() {
             let text = text_outside_of_code(&text());
             assert_eq!(raw(&text), None, "{name}: {text}");
         }

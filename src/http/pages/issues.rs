@@ -8,7 +8,7 @@ use super::amount;
 use super::fragment::Fragment;
 use super::links::{self, TaskLabel};
 use super::snapshot::{JobSnapshot, last_arrival_time};
-use super::status::{self, TaskStatus, barrier_name};
+use super::status::{self, TaskStatus, barrier_display_name};
 use super::times;
 use crate::coordination::{BarrierKind, BarrierView, JobName, RunState, TaskId, Timestamp};
 use crate::http::Problem;
@@ -127,7 +127,7 @@ impl Issue {
 
 /// Returns the issues of a job: the failure of its run first, then by urgency.
 pub(super) fn job_issues(snapshot: &JobSnapshot) -> Vec<Issue> {
-    let mut needs: Vec<Issue> = failure_issue(snapshot).into_iter().collect();
+    let mut needs: Vec<Issue> = failed_run_or_lost_tasks_issue(snapshot).into_iter().collect();
     let found = |id: &str| snapshot.findings.iter().find(|finding| finding.id.as_ref() == id);
     // A stalled task is the reason why its barrier is stuck, so both are one issue.
     let place = |finding: &Finding| (finding.barrier.clone(), finding.counter);
@@ -187,14 +187,14 @@ fn tasks_with_status(snapshot: &JobSnapshot, look: TaskStatus) -> Vec<TaskId> {
 }
 
 /// Returns the issue of a failed run, or of the tasks that a run has lost.
-fn failure_issue(snapshot: &JobSnapshot) -> Option<Issue> {
+fn failed_run_or_lost_tasks_issue(snapshot: &JobSnapshot) -> Option<Issue> {
     let run = &snapshot.view.run;
     let cause = run.first_cause.as_ref();
     if matches!(run.state, RunState::Failed | RunState::Abandoned) {
         let (text, told) = match cause {
             Some(cause) => {
                 let whose = cause.task.map_or_else(String::new, |task| format!("task {task}: "));
-                let (why, told) = status::error_texts(&cause.error, &cause.why);
+                let (why, told) = status::cause_and_client_error_texts(&cause.error, &cause.why);
                 (format!("First cause: {whose}{why}"), told)
             }
             None => {
@@ -225,7 +225,7 @@ fn failure_issue(snapshot: &JobSnapshot) -> Option<Issue> {
     let lost = tasks_with_status(snapshot, TaskStatus::Failed);
     let first = lost.iter().filter_map(|task| snapshot.find_task(*task)).min_by_key(|task| task.since)?;
     let error = first.error.as_deref().unwrap_or_default();
-    let (why, told) = status::error_texts(error, first.why.as_deref().unwrap_or_default());
+    let (why, told) = status::cause_and_client_error_texts(error, first.why.as_deref().unwrap_or_default());
     let text = if lost.len() > 1 { format!("First: task {}: {why}", first.task) } else { why };
     let title = format_count_with_noun(lost.len(), "task has failed", "tasks have failed");
     let mut order = lost.clone();
@@ -243,7 +243,7 @@ fn awaited_tasks_issue(snapshot: &JobSnapshot) -> Option<Issue> {
     let holds_up =
         |barrier: &&BarrierView| is_step_barrier(barrier.kind) && barrier.missing.iter().any(waits);
     let barrier = barriers.into_iter().find(holds_up)?;
-    let name = barrier_name(&barrier.id);
+    let name = barrier_display_name(&barrier.id);
     let who = match &barrier.missing[..] {
         [one] => format!("task {one}"),
         many => format!("{} tasks", many.len()),
@@ -255,7 +255,7 @@ fn awaited_tasks_issue(snapshot: &JobSnapshot) -> Option<Issue> {
     let mut missing = barrier.missing.clone();
     missing.sort_by_key(|task| !waits(task));
     let alive: Vec<TaskId> = missing.iter().copied().filter(waits).collect();
-    let text = heartbeat_text(
+    let text = awaited_tasks_heartbeat_text(
         snapshot,
         &alive,
         alive.len() < missing.len(),
@@ -269,8 +269,14 @@ fn awaited_tasks_issue(snapshot: &JobSnapshot) -> Option<Issue> {
 
 /// Returns a sentence about the heartbeats of these tasks and its consequence. `mixed`: others are missing
 /// with them.
-fn heartbeat_text(snapshot: &JobSnapshot, tasks: &[TaskId], mixed: bool, endless: bool) -> String {
-    let overdue = |id: &TaskId| snapshot.find_task(*id).and_then(|task| snapshot.heartbeat_overdue(task));
+fn awaited_tasks_heartbeat_text(
+    snapshot: &JobSnapshot,
+    tasks: &[TaskId],
+    mixed: bool,
+    endless: bool,
+) -> String {
+    let overdue =
+        |id: &TaskId| snapshot.find_task(*id).and_then(|task| snapshot.silence_if_heartbeat_overdue(task));
     let silent: Vec<_> = tasks.iter().filter_map(overdue).collect();
     let timeout = if endless { "timeout" } else { "heartbeat timeout" };
     let one = match tasks {
@@ -314,7 +320,7 @@ pub(super) fn no_issue_text(snapshot: &JobSnapshot) -> String {
                     let (arrived, members) =
                         (format_grouped(barrier.arrived), format_grouped(barrier.members));
                     let verb = if barrier.arrived == 1 { "waits" } else { "wait" };
-                    let name = barrier_name(&barrier.id);
+                    let name = barrier_display_name(&barrier.id);
                     format!("No action needed yet: {arrived} of {members} tasks {verb} at {name}")
                 }
             }
@@ -347,6 +353,10 @@ impl IssueListFragment<'_> {
 }
 
 /// Returns the issues as a fragment of a page.
-pub(super) fn render_fragment(issues: &[Issue], whose: bool, calm: String) -> Result<Fragment, Problem> {
+pub(super) fn render_issue_list_fragment(
+    issues: &[Issue],
+    whose: bool,
+    calm: String,
+) -> Result<Fragment, Problem> {
     Fragment::new("needs", &IssueListFragment { issues, whose, calm })
 }

@@ -14,12 +14,12 @@ use super::job_head::render_head_fragment;
 use super::links::TaskLabel;
 use super::live_page::{LivePage, TaskTableQuery};
 use super::snapshot::{JobSnapshot, last_arrival_time};
-use super::status::{AWAITED_AFTER, TaskStatus, barrier_name};
-use super::{amount, grid, issues, links, status, task_table, timeline, times};
+use super::status::{AWAITED_AFTER, TaskStatus, barrier_display_name};
+use super::{amount, issues, links, status, task_grid, task_table, timeline, times};
 use crate::coordination::{
     BarrierKind, BarrierView, FirstCause, JobName, JobView, RunState, RunSummary, TaskId,
 };
-use crate::http::extract::{JobPath, QueryParams};
+use crate::http::extractors::{JobPath, QueryParams};
 use crate::http::{AppState, Problem};
 use crate::text::format_grouped;
 
@@ -30,7 +30,7 @@ const NAMED_OF_MANY: usize = 4;
 const BARRIERS_SHOWN: usize = 32;
 
 /// A barrier in progress, as a row.
-pub(super) struct BarrierRow<'a> {
+pub(super) struct BarrierInProgressRow<'a> {
     pub barrier: &'a BarrierView,
     pub name: String,
     pub missing: Vec<TaskLabel>,
@@ -47,7 +47,7 @@ pub(super) struct BarrierRow<'a> {
     pub has_recent_arrival: bool,
 }
 
-impl<'a> BarrierRow<'a> {
+impl<'a> BarrierInProgressRow<'a> {
     /// Returns the row of a barrier. `above` are the tasks that the page has named already.
     fn new(snapshot: &JobSnapshot, barrier: &'a BarrierView, above: &BTreeSet<TaskId>) -> Self {
         let (above, mut missing): (Vec<TaskId>, Vec<TaskId>) =
@@ -56,7 +56,7 @@ impl<'a> BarrierRow<'a> {
         // Tasks that may still arrive are named before lost ones.
         missing.sort_by_key(|task| snapshot.status_of(*task) == TaskStatus::Failed);
         Self {
-            name: barrier_name(&barrier.id),
+            name: barrier_display_name(&barrier.id),
             missing: missing.iter().take(named).map(|task| snapshot.task_label(*task)).collect(),
             others: missing.len().saturating_sub(named),
             above: links::task_ranges_text(&above),
@@ -90,16 +90,19 @@ pub(super) fn has_recent_arrival(snapshot: &JobSnapshot, barrier: &BarrierView) 
 }
 
 /// Returns the rows of the barriers in progress. `above` are the tasks that the page has named already.
-pub(super) fn barrier_rows<'a>(snapshot: &'a JobSnapshot, above: &BTreeSet<TaskId>) -> Vec<BarrierRow<'a>> {
+pub(super) fn barrier_in_progress_rows<'a>(
+    snapshot: &'a JobSnapshot,
+    above: &BTreeSet<TaskId>,
+) -> Vec<BarrierInProgressRow<'a>> {
     let shown = snapshot.barriers_in_progress().into_iter().take(BARRIERS_SHOWN);
-    shown.map(|barrier| BarrierRow::new(snapshot, barrier, above)).collect()
+    shown.map(|barrier| BarrierInProgressRow::new(snapshot, barrier, above)).collect()
 }
 
 #[derive(Template)]
 #[template(path = "parts/waits.html")]
-struct BarrierListFragment<'a> {
+struct BarriersInProgressFragment<'a> {
     job: &'a JobName,
-    waiting: Vec<BarrierRow<'a>>,
+    waiting: Vec<BarrierInProgressRow<'a>>,
     all: usize,
     running: bool,
 }
@@ -108,7 +111,10 @@ fn render_barriers_fragment(snapshot: &JobSnapshot, above: &BTreeSet<TaskId>) ->
     let run = &snapshot.view.run;
     let (job, running) = (&snapshot.view.name, run.state == RunState::Running);
     let all = run.barriers.len();
-    Fragment::new("waits", &BarrierListFragment { job, waiting: barrier_rows(snapshot, above), all, running })
+    Fragment::new(
+        "waits",
+        &BarriersInProgressFragment { job, waiting: barrier_in_progress_rows(snapshot, above), all, running },
+    )
 }
 
 /// Returns the fragments of the page.
@@ -121,12 +127,12 @@ pub(super) fn render_fragments(
     let named = needs.iter().flat_map(|need| need.tasks.iter().map(|one| one.task)).collect();
     Ok(vec![
         render_head_fragment(snapshot)?,
-        issues::render_fragment(&needs, false, calm)?,
+        issues::render_issue_list_fragment(&needs, false, calm)?,
         render_barriers_fragment(snapshot, &named)?,
-        grid::render_fragment(snapshot)?,
-        task_table::render_fragment(snapshot, listing)?,
-        timeline::render_fragment(snapshot, false, None)?,
-        Fragment::new("history", &HistoryFragment { view: &snapshot.view })?,
+        task_grid::render_task_grid_fragment(snapshot)?,
+        task_table::render_task_table_fragment(snapshot, listing)?,
+        timeline::render_timeline_fragment(snapshot, false, None)?,
+        Fragment::new("history", &EarlierRunsFragment { view: &snapshot.view })?,
         Fragment::new("settings", &SettingsFragment { view: &snapshot.view })?,
     ])
 }
@@ -134,7 +140,7 @@ pub(super) fn render_fragments(
 /// The earlier runs.
 #[derive(Template)]
 #[template(path = "parts/history.html")]
-struct HistoryFragment<'a> {
+struct EarlierRunsFragment<'a> {
     view: &'a JobView,
 }
 
@@ -146,15 +152,15 @@ struct SettingsFragment<'a> {
 
 #[derive(Template)]
 #[template(path = "job.html")]
-struct JobPage {
+struct JobPageTemplate {
     page: PageFrame,
     view: JobView,
 }
 
-impl HistoryFragment<'_> {
+impl EarlierRunsFragment<'_> {
     /// Returns the first error of a run in few words, and as clients received it.
-    fn cause_texts(&self, cause: &FirstCause) -> (String, String) {
-        status::error_texts(&cause.error, &cause.why)
+    fn first_cause_texts(&self, cause: &FirstCause) -> (String, String) {
+        status::cause_and_client_error_texts(&cause.error, &cause.why)
     }
 
     /// Returns the duration of an ended run.
@@ -169,10 +175,10 @@ pub(super) async fn show_job_page(
     user: PageUser,
     QueryParams(listing): QueryParams<TaskTableQuery>,
 ) -> Result<Response, Problem> {
-    let snapshot = JobSnapshot::capture_by_path(&site, &job)?;
+    let snapshot = JobSnapshot::capture_for_request(&site, &job)?;
     let now = snapshot.captured_at();
     let (title, parts) = (format!("Job {}", job.name), render_fragments(&snapshot, &listing)?);
     let live = LivePage::Job(listing);
     let page = PageFrame::for_job_snapshot(user, NavEntry::Job, title, &snapshot, &live, parts);
-    render_page(&JobPage { page, view: snapshot.view }, now)
+    render_page(&JobPageTemplate { page, view: snapshot.view }, now)
 }

@@ -19,7 +19,7 @@ use crate::coordination::{
     Coordinator, Device, JobName, KeyEntry, ProcessIdentity, TopologyKey, decode_devices,
 };
 use crate::http::api::KeyView;
-use crate::http::extract::{JobPath, QueryParams};
+use crate::http::extractors::{JobPath, QueryParams};
 use crate::http::{AppState, Problem, keys};
 use crate::text::{encode_query_value, percent_encode};
 
@@ -64,12 +64,12 @@ struct KeysPageTemplate {
 }
 
 /// Returns a key encoded for an address.
-pub(super) fn encode_key(key: &[u8]) -> String {
+pub(super) fn encode_key_for_page_address(key: &[u8]) -> String {
     // Encoded twice: once for the bytes, once for the address.
     encode_query_value(&percent_encode(key))
 }
 
-fn decode_key(text: &str) -> Vec<u8> {
+fn decode_key_from_page_query(text: &str) -> Vec<u8> {
     percent_decode_str(text).collect()
 }
 
@@ -80,7 +80,7 @@ fn parent_breadcrumbs(directory: &[u8]) -> Vec<Breadcrumb> {
     for end in ends.chain([directory.len()]) {
         if end > from {
             let name = String::from_utf8_lossy(&directory[from..end]).into_owned();
-            crumbs.push(Breadcrumb { name, address: encode_key(&directory[..end]) });
+            crumbs.push(Breadcrumb { name, address: encode_key_for_page_address(&directory[..end]) });
         }
         from = end + 1;
     }
@@ -94,11 +94,13 @@ pub(super) async fn show_keys_page(
     user: PageUser,
     QueryParams(which): QueryParams<KeysPageQuery>,
 ) -> Result<Response, Problem> {
-    let snapshot = JobSnapshot::capture_by_path(&site, &job)?;
+    let snapshot = JobSnapshot::capture_for_request(&site, &job)?;
     let now = snapshot.captured_at();
     let title = format!("Keys of {}", job.name);
-    let (parts, crumbs) =
-        (render_fragments(&site, &snapshot, &which)?, parent_breadcrumbs(&decode_key(&which.prefix)));
+    let (parts, crumbs) = (
+        render_fragments(&site, &snapshot, &which)?,
+        parent_breadcrumbs(&decode_key_from_page_query(&which.prefix)),
+    );
     let page =
         PageFrame::for_job_snapshot(user, NavEntry::Keys, title, &snapshot, &LivePage::Keys(which), parts);
     render_page(&KeysPageTemplate { page, crumbs, job: job.name }, now)
@@ -119,23 +121,29 @@ fn render_level_fragment(
     snapshot: &JobSnapshot,
     which: &KeysPageQuery,
 ) -> Result<Fragment, Problem> {
-    let (directory, after) = (decode_key(&which.prefix), decode_key(&which.after));
+    let (directory, after) =
+        (decode_key_from_page_query(&which.prefix), decode_key_from_page_query(&which.after));
     let look =
         |core: &Coordinator, _| Some(core.job(snapshot.id)?.list_keys(&directory, &after, false, LINES + 1));
     let mut lines = site.engine.read(look).unwrap_or_default();
-    let next = lines.get(LINES).map(|_| encode_key(&lines[LINES - 1].key));
+    let next = lines.get(LINES).map(|_| encode_key_for_page_address(&lines[LINES - 1].key));
     lines.truncate(LINES);
     let entries = lines.into_iter().map(|line| {
         let whole = line.key.strip_suffix(b"/").unwrap_or(&line.key);
         let name = whole.rsplit(|byte| *byte == b'/').next().unwrap_or(whole);
         let hidden = line.value_bytes.is_some() && site.redaction.is_redacted(&line.key);
-        KeyRow { name: String::from_utf8_lossy(name).into_owned(), address: encode_key(whole), hidden, line }
+        KeyRow {
+            name: String::from_utf8_lossy(name).into_owned(),
+            address: encode_key_for_page_address(whole),
+            hidden,
+            line,
+        }
     });
     let keys = KeyLevelFragment {
         job: &snapshot.view.name,
         entries: entries.collect(),
         next,
-        prefix: encode_key(&directory),
+        prefix: encode_key_for_page_address(&directory),
         total: snapshot.view.run.keys,
         held: snapshot.view.run.store_bytes,
     };
@@ -210,7 +218,7 @@ pub(super) struct ValuePageQuery {
 
 #[derive(Template)]
 #[template(path = "value.html")]
-struct ValuePage {
+struct ValuePageTemplate {
     page: PageFrame,
     job: JobName,
     crumbs: Vec<Breadcrumb>,
@@ -227,8 +235,8 @@ pub(super) async fn show_value_page(
     user: PageUser,
     QueryParams(which): QueryParams<ValuePageQuery>,
 ) -> Result<Response, Problem> {
-    let key = decode_key(&which.key);
-    let value = keys::read_value(&site, &job, &key, Some(VALUE_BYTES_MAX))?;
+    let key = decode_key_from_page_query(&which.key);
+    let value = keys::read_value_for_display(&site, &job, &key, Some(VALUE_BYTES_MAX))?;
     let raw = site.read_job(&job, |look| look.stored_value(&key))?.filter(|_| !value.redacted);
     let known = raw.map_or(DecodedValue::Nothing, |raw| decode_value(&value.key, &raw.value));
     let (devices, words) = match known {
@@ -236,7 +244,7 @@ pub(super) async fn show_value_page(
         DecodedValue::Words(words) => (Vec::new(), words),
         DecodedValue::Nothing => (Vec::new(), String::new()),
     };
-    let snapshot = JobSnapshot::capture_by_path(&site, &job)?;
+    let snapshot = JobSnapshot::capture_for_request(&site, &job)?;
     let now = snapshot.captured_at();
     let title = format!("Key {} of {}", value.key, job.name);
     let page = PageFrame::for_job_snapshot(
@@ -249,7 +257,7 @@ pub(super) async fn show_value_page(
     );
     let rest = format!("/api/v1/jobs/{}/keys/{}", job.name, encode_query_value(&value.key));
     let (crumbs, job) = (parent_breadcrumbs(&key), job.name);
-    render_page(&ValuePage { page, job, crumbs, value, devices, words, rest }, now)
+    render_page(&ValuePageTemplate { page, job, crumbs, value, devices, words, rest }, now)
 }
 
 #[cfg(test)]
@@ -273,6 +281,6 @@ mod tests {
         assert_eq!(told[0], ("a b".to_owned(), "a%2520b".to_owned()));
         assert_eq!(told[1].1, "a%2520b%252F%25FF");
         assert_eq!(told.len(), 3);
-        assert_eq!(decode_key("a%20b%2F%FF"), b"a b/\xff");
+        assert_eq!(decode_key_from_page_query("a%20b%2F%FF"), b"a b/\xff");
     }
 }

@@ -1,6 +1,6 @@
 //! Live updates: one stream of server-sent events for each open page.
 //!
-//! `page_fragments.rs` calls the pages, which render their fragments. Begin at `LiveHub`, then `LivePageStream`.
+//! `job_page_fragments.rs` calls the pages, which render their fragments. Begin at `LiveHub`, then `LivePageStream`.
 //!
 //! Each viewed job, the overview and the audit have one *hub*, which takes snapshots for all viewers. When an event
 //! reports a change, the hub takes a new snapshot. The time between two snapshots is at least [`MIN_INTERVAL`], and
@@ -27,17 +27,17 @@ use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 use tokio::sync::{broadcast, watch};
 
 use super::fragment::Fragment;
+use super::fragment_patch::{PatchStep, compute_line_patch};
 use super::frame::PageUser;
+use super::job_page_fragments::render_job_page_fragments;
 use super::live_page::{LivePage, LiveStreamQuery};
 use super::overview::FleetSnapshot;
-use super::page_fragments::render_page_fragments;
-use super::patch::{PatchStep, line_patch};
 use super::snapshot::JobSnapshot;
 use super::{audit, overview};
 use crate::coordination::JobId;
 use crate::engine::NumberedEvent;
-use crate::http::event_stream_limiter::StreamGuard;
-use crate::http::extract::{JobPath, QueryParams};
+use crate::http::event_stream_limiter::EventStreamGuard;
+use crate::http::extractors::{JobPath, QueryParams};
 use crate::http::{AppState, ClientNetwork, Problem};
 
 /// The minimum time between two snapshots.
@@ -83,7 +83,11 @@ pub(super) struct LiveHubs {
 
 impl LiveHubs {
     /// Subscribes to a hub. Starts the hub if it is not running.
-    fn join(self: &Arc<Self>, site: &AppState, subject: HubSubject) -> watch::Receiver<LatestSnapshot> {
+    fn subscribe_or_start_hub(
+        self: &Arc<Self>,
+        site: &AppState,
+        subject: HubSubject,
+    ) -> watch::Receiver<LatestSnapshot> {
         let mut hubs = self.hubs.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(hub) = hubs.get(&subject) {
             return hub.subscribe();
@@ -91,12 +95,14 @@ impl LiveHubs {
         let (news, joined) = watch::channel(None);
         let news = Arc::new(news);
         hubs.insert(subject, Arc::clone(&news));
-        tokio::spawn(LiveHub::new(Arc::clone(self), site.clone(), subject, news).run());
+        tokio::spawn(
+            LiveHub::new(Arc::clone(self), site.clone(), subject, news).publish_snapshots_until_unviewed(),
+        );
         joined
     }
 
     /// Removes a hub if it has no viewer. Returns whether it was removed.
-    fn remove_unused(&self, subject: HubSubject, news: &watch::Sender<LatestSnapshot>) -> bool {
+    fn remove_hub_without_viewers(&self, subject: HubSubject, news: &watch::Sender<LatestSnapshot>) -> bool {
         let mut hubs = self.hubs.lock().unwrap_or_else(PoisonError::into_inner);
         let left = news.receiver_count() == 0;
         if left {
@@ -124,11 +130,11 @@ impl LiveHub {
         news: Arc<watch::Sender<LatestSnapshot>>,
     ) -> Self {
         let events = site.engine.subscribe_events(u64::MAX).1;
-        let acts = site.operations.audit.subscribe();
+        let acts = site.operations.audit.subscribe_to_line_count();
         Self { hubs, site, subject, news, events, acts, version: 0 }
     }
 
-    async fn run(mut self) {
+    async fn publish_snapshots_until_unviewed(mut self) {
         loop {
             // The snapshot below covers the events so far.
             while !matches!(self.events.try_recv(), Err(TryRecvError::Empty | TryRecvError::Closed)) {}
@@ -145,8 +151,8 @@ impl LiveHub {
             let pace = tokio::time::sleep((took * CAPTURE_SHARE).clamp(MIN_INTERVAL, MAX_INTERVAL));
             let news = Arc::clone(&self.news);
             tokio::select! {
-                () = news.closed() => if self.hubs.remove_unused(self.subject, &news) { return },
-                () = self.wait_for_change() => pace.await,
+                () = news.closed() => if self.hubs.remove_hub_without_viewers(self.subject, &news) { return },
+                () = self.wait_for_change_of_subject() => pace.await,
                 () = tokio::time::sleep(REFRESH_INTERVAL) => {}
             }
         }
@@ -165,8 +171,8 @@ impl LiveHub {
         }
     }
 
-    /// Waits until the subject of the hub changes or the refresh interval is over.
-    async fn wait_for_change(&mut self) {
+    /// Waits until the subject of the hub changes.
+    async fn wait_for_change_of_subject(&mut self) {
         if self.subject == HubSubject::Audit {
             let grown = self.acts.changed().await;
             return if grown.is_err() {
@@ -196,7 +202,7 @@ struct LivePageStream {
     /// The fragments that this stream has sent, whose text the page has.
     sent: BTreeMap<&'static str, Fragment>,
     stop: watch::Receiver<bool>,
-    _slot: StreamGuard,
+    _slot: EventStreamGuard,
 }
 
 impl LivePageStream {
@@ -208,8 +214,8 @@ impl LivePageStream {
         guest: PageUser,
         which: LiveStreamQuery,
     ) -> Result<Self, Problem> {
-        let (slot, stop) = site.streams.acquire_stream(source)?;
-        let mut news = hubs.join(site, subject);
+        let (slot, stop) = site.streams.reserve_event_stream(source)?;
+        let mut news = hubs.subscribe_or_start_hub(site, subject);
         // The present snapshot is new to a viewer that joins now.
         news.mark_changed();
         let pairs = which.have.split(',').take(KNOWN_FRAGMENTS_MAX).filter_map(|pair| pair.split_once(':'));
@@ -229,9 +235,11 @@ impl LivePageStream {
     /// Returns the fragments of the page in this snapshot.
     fn render_fragments(&self, snapshot: &VersionedSnapshot) -> Result<Arc<Vec<Fragment>>, Problem> {
         match &snapshot.seen {
-            HubSnapshot::Job(snapshot) => render_page_fragments(&self.page, &self.site, snapshot, &self.user),
+            HubSnapshot::Job(snapshot) => {
+                render_job_page_fragments(&self.page, &self.site, snapshot, &self.user)
+            }
             HubSnapshot::Audit => {
-                let LivePage::Audit(which) = &self.page else { return Err(Problem::internal()) };
+                let LivePage::Audit(which) = &self.page else { return Err(Problem::internal_error()) };
                 audit::render_fragments(&self.site, which).map(Arc::new)
             }
             HubSnapshot::All(survey, made) => {
@@ -260,7 +268,7 @@ impl LivePageStream {
                 // A dropped sender means the same as the stop signal.
                 _ = self.stop.wait_for(|stop| *stop) => return None,
                 changed = self.news.changed() => changed.ok()?,
-                () = tokio::time::sleep(KEEP_ALIVE_INTERVAL) => return Some(sse_event(&self.site, "tick", &[])),
+                () = tokio::time::sleep(KEEP_ALIVE_INTERVAL) => return Some(live_update_sse_event(&self.site, "tick", &[])),
             }
             let news = self.news.borrow_and_update().clone();
             let Some(snapshot) = news else { continue };
@@ -272,7 +280,7 @@ impl LivePageStream {
             }
             let news: Vec<_> =
                 fresh.iter().map(|part| FragmentUpdate::new(part, self.sent.get(part.id))).collect();
-            let event = sse_event(&self.site, "parts", &news).id(snapshot.version.to_string());
+            let event = live_update_sse_event(&self.site, "parts", &news).id(snapshot.version.to_string());
             for part in fresh {
                 self.have.insert(part.id.to_owned(), part.digest_text());
                 self.sent.insert(part.id, part.clone());
@@ -292,20 +300,20 @@ enum FragmentUpdate<'a> {
 
 impl<'a> FragmentUpdate<'a> {
     fn new(part: &'a Fragment, sent: Option<&Fragment>) -> Self {
-        match sent.and_then(|sent| line_patch(&sent.html, &part.html)) {
+        match sent.and_then(|sent| compute_line_patch(&sent.html, &part.html)) {
             Some(steps) => Self::Changed(part.id, part.digest_text(), steps),
             None => Self::Whole(part.id, part.digest_text(), &part.html),
         }
     }
 }
 
-fn sse_event(site: &AppState, kind: &str, parts: &[FragmentUpdate<'_>]) -> Event {
+fn live_update_sse_event(site: &AppState, kind: &str, parts: &[FragmentUpdate<'_>]) -> Event {
     let data = serde_json::json!({ "now": site.engine.clock().now().0, "parts": parts }).to_string();
     Event::default().event(kind).data(data)
 }
 
 /// Serves `GET /live`.
-pub(super) async fn stream_overview_pages(
+pub(super) async fn stream_overview_or_audit_updates(
     State(site): State<AppState>,
     Extension(hubs): Extension<Arc<LiveHubs>>,
     guest: PageUser,
@@ -321,7 +329,7 @@ pub(super) async fn stream_overview_pages(
 }
 
 /// Serves `GET /jobs/{job}/live`.
-pub(super) async fn stream_job_pages(
+pub(super) async fn stream_job_page_updates(
     State(site): State<AppState>,
     Extension(hubs): Extension<Arc<LiveHubs>>,
     job: JobPath,

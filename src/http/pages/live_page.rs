@@ -1,7 +1,7 @@
 //! The pages that receive live updates. Each has a query that selects its fragments. This module writes and parses
 //! the addresses of the streams.
 //!
-//! `live.rs` sends the updates, and `page_fragments.rs` renders the fragments. Begin at [`LivePage`].
+//! `live.rs` sends the updates, and `job_page_fragments.rs` renders the fragments. Begin at [`LivePage`].
 
 use serde::{Deserialize, Serialize};
 
@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     /// Returns the page that follows this one in the list of all pages.
-    fn next(page: &LivePage) -> Option<LivePage> {
+    fn next_page_kind(page: &LivePage) -> Option<LivePage> {
         let odd = || "a&b=c +%2F/ü\"".to_owned();
         Some(match page {
             LivePage::Overview => LivePage::Audit(AuditPageQuery { job: odd(), outcome: "done".into() }),
@@ -152,7 +152,7 @@ mod tests {
 
     #[test]
     fn every_page_reads_back_from_the_address_of_its_stream() {
-        let pages = std::iter::successors(Some(LivePage::Overview), next);
+        let pages = std::iter::successors(Some(LivePage::Overview), next_page_kind);
         for page in pages {
             let query = page.to_query();
             assert_eq!(LivePage::from_query(&query), Some(page.clone()), "{query}");

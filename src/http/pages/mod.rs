@@ -13,7 +13,7 @@
 //!   (`times.rs`), so the digest of a fragment changes only with its content.
 //! - Forms and REST handlers call the same functions.
 //! - The grid of the tasks of a large job is an SVG image whose size grows with the number of problems, not with
-//!   the number of tasks (`grid.rs`).
+//!   the number of tasks (`task_grid.rs`).
 //!
 //! | file | contents |
 //! | --- | --- |
@@ -24,8 +24,8 @@
 //! | `snapshot.rs` | the snapshot of one job that all viewers share |
 //! | `overview.rs`, `job.rs`, … | one file for each page |
 //! | `job_head.rs` | the head of every page of a job |
-//! | `live_page.rs`, `page_fragments.rs` | the pages that receive live updates, with the addresses of their streams; their fragments |
-//! | `live.rs`, `patch.rs` | live updates, and line patches between two versions of a fragment |
+//! | `live_page.rs`, `job_page_fragments.rs` | the pages that receive live updates, with the addresses of their streams; their fragments |
+//! | `live.rs`, `fragment_patch.rs` | live updates, and line patches between two versions of a fragment |
 
 mod amount;
 mod api;
@@ -37,23 +37,23 @@ mod drain;
 mod escape;
 mod exclusions;
 mod fragment;
+mod fragment_patch;
 mod frame;
-mod grid;
 mod guide;
 mod issues;
 mod job;
 mod job_head;
+mod job_page_fragments;
 mod keys;
 mod links;
 mod live;
 mod live_page;
 mod overview;
-mod page_fragments;
-mod patch;
 mod search;
 mod snapshot;
 mod status;
 mod task;
+mod task_grid;
 mod task_table;
 #[cfg(test)]
 mod tests;
@@ -64,40 +64,44 @@ mod transfers;
 use std::sync::Arc;
 
 use super::access::RequiredAccess;
-use super::route_builder::Routes;
+use super::route_builder::RouteBuilder;
 
 pub(super) use assets::asset_path;
 pub use escape::HtmlEscaper;
 pub(super) use frame::render_problem_page;
 
 /// Returns the routes of all pages.
-pub(super) fn page_routes() -> Routes {
-    let streams = Routes::default()
-        .get(RequiredAccess::VIEWER, "/live", live::stream_overview_pages)
-        .get(RequiredAccess::VIEWER, "/jobs/{job}/live", live::stream_job_pages)
+pub(super) fn page_routes() -> RouteBuilder {
+    let streams = RouteBuilder::default()
+        .add_get_route(RequiredAccess::VIEWER, "/live", live::stream_overview_or_audit_updates)
+        .add_get_route(RequiredAccess::VIEWER, "/jobs/{job}/live", live::stream_job_page_updates)
         .with_extension(Arc::<live::LiveHubs>::default());
     streams
-        .get(RequiredAccess::VIEWER, "/", overview::show_overview_page)
-        .get(RequiredAccess::VIEWER, "/jobs", overview::redirect_to_overview)
-        .get(RequiredAccess::VIEWER, "/jobs/{job}", job::show_job_page)
-        .get(RequiredAccess::VIEWER, "/jobs/{job}/timeline", timeline::show_timeline_page)
-        .get(RequiredAccess::VIEWER, "/jobs/{job}/barriers", barriers::show_barriers_page)
-        .get(RequiredAccess::VIEWER, "/jobs/{job}/tasks/{task}", task::show_task_page)
-        .get(RequiredAccess::VIEWER, "/jobs/{job}/devices", devices::show_devices_page)
-        .get(RequiredAccess::VIEWER, "/jobs/{job}/transfers", transfers::show_job_transfers_page)
-        .get(RequiredAccess::VIEWER, "/jobs/{job}/keys", keys::show_keys_page)
-        .get(RequiredAccess::OPERATOR, "/jobs/{job}/keys/value", keys::show_value_page)
-        .get(RequiredAccess::VIEWER, "/jobs/{job}/drain", drain::show_drain_page)
-        .post(RequiredAccess::OPERATOR, "/jobs/{job}/drain", drain::submit_drain_form)
-        .get(RequiredAccess::VIEWER, "/jobs/{job}/exclusions", exclusions::show_exclusions_page)
-        .post(RequiredAccess::OPERATOR, "/jobs/{job}/exclusions", exclusions::submit_exclude_form)
-        .post(RequiredAccess::OPERATOR, "/jobs/{job}/exclusions/{id}/lift", exclusions::submit_lift_form)
-        .get(RequiredAccess::VIEWER, "/transfers", transfers::show_transfers_page)
-        .get(RequiredAccess::VIEWER, "/audit", audit::show_audit_page)
-        .get(RequiredAccess::VIEWER, "/search", search::show_search_page)
-        .get(RequiredAccess::VIEWER, "/api", api::show_api_page)
-        .get(RequiredAccess::VIEWER, "/guide", guide::redirect_to_first_page)
-        .get(RequiredAccess::VIEWER, "/guide/{page}", guide::show_guide_page)
-        .get(RequiredAccess::Public, "/static/{file}", assets::serve_asset)
-        .get(RequiredAccess::Public, "/favicon.ico", assets::redirect_favicon)
+        .add_get_route(RequiredAccess::VIEWER, "/", overview::show_overview_page)
+        .add_get_route(RequiredAccess::VIEWER, "/jobs", overview::redirect_to_overview)
+        .add_get_route(RequiredAccess::VIEWER, "/jobs/{job}", job::show_job_page)
+        .add_get_route(RequiredAccess::VIEWER, "/jobs/{job}/timeline", timeline::show_timeline_page)
+        .add_get_route(RequiredAccess::VIEWER, "/jobs/{job}/barriers", barriers::show_barriers_page)
+        .add_get_route(RequiredAccess::VIEWER, "/jobs/{job}/tasks/{task}", task::show_task_page)
+        .add_get_route(RequiredAccess::VIEWER, "/jobs/{job}/devices", devices::show_devices_page)
+        .add_get_route(RequiredAccess::VIEWER, "/jobs/{job}/transfers", transfers::show_job_transfers_page)
+        .add_get_route(RequiredAccess::VIEWER, "/jobs/{job}/keys", keys::show_keys_page)
+        .add_get_route(RequiredAccess::OPERATOR, "/jobs/{job}/keys/value", keys::show_value_page)
+        .add_get_route(RequiredAccess::VIEWER, "/jobs/{job}/drain", drain::show_drain_page)
+        .add_post_route(RequiredAccess::OPERATOR, "/jobs/{job}/drain", drain::submit_drain_form)
+        .add_get_route(RequiredAccess::VIEWER, "/jobs/{job}/exclusions", exclusions::show_exclusions_page)
+        .add_post_route(RequiredAccess::OPERATOR, "/jobs/{job}/exclusions", exclusions::submit_exclude_form)
+        .add_post_route(
+            RequiredAccess::OPERATOR,
+            "/jobs/{job}/exclusions/{id}/lift",
+            exclusions::submit_lift_form,
+        )
+        .add_get_route(RequiredAccess::VIEWER, "/transfers", transfers::show_transfers_page)
+        .add_get_route(RequiredAccess::VIEWER, "/audit", audit::show_audit_page)
+        .add_get_route(RequiredAccess::VIEWER, "/search", search::show_search_page)
+        .add_get_route(RequiredAccess::VIEWER, "/api", api::show_api_page)
+        .add_get_route(RequiredAccess::VIEWER, "/guide", guide::redirect_to_first_page)
+        .add_get_route(RequiredAccess::VIEWER, "/guide/{page}", guide::show_guide_page)
+        .add_get_route(RequiredAccess::Public, "/static/{file}", assets::serve_asset)
+        .add_get_route(RequiredAccess::Public, "/favicon.ico", assets::redirect_favicon)
 }

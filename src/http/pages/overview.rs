@@ -13,7 +13,7 @@ use axum::response::{Redirect, Response};
 use super::fragment::Fragment;
 use super::frame::{NavEntry, PageFrame, PageUser, render_page};
 use super::issues::{self, Issue};
-use super::job::{BarrierRow, barrier_rows};
+use super::job::{BarrierInProgressRow, barrier_in_progress_rows};
 use super::live_page::LivePage;
 use super::snapshot::JobSnapshot;
 use super::status::TaskStatus;
@@ -104,8 +104,8 @@ impl FleetSnapshot {
         let needs = issues::job_issues(snapshot);
         self.calm = issues::no_issue_text(snapshot);
         let run = &snapshot.view.run;
-        let first = barrier_rows(snapshot, &BTreeSet::new()).into_iter().next();
-        let waits = first.map(|it: BarrierRow<'_>| {
+        let first = barrier_in_progress_rows(snapshot, &BTreeSet::new()).into_iter().next();
+        let waits = first.map(|it: BarrierInProgressRow<'_>| {
             let who = match &it.barrier.missing[..] {
                 [] => String::new(),
                 [one] => format!("task {one}"),
@@ -143,7 +143,7 @@ struct JobsFragment<'a> {
 
 #[derive(Template)]
 #[template(path = "parts/handshakes.html")]
-struct HandshakesFragment<'a> {
+struct FailedHandshakesFragment<'a> {
     handshakes: &'a [FailedHandshake],
 }
 
@@ -158,13 +158,14 @@ pub(super) fn render_fragments(survey: &FleetSnapshot) -> Result<Vec<Fragment>, 
         "jobs",
         &JobsFragment { lines: &survey.lines, more: survey.more, tokens: survey.tokens },
     )?;
-    let handshakes = Fragment::new("handshakes", &HandshakesFragment { handshakes: &survey.handshakes })?;
-    Ok(vec![issues::render_fragment(&survey.issues, true, calm)?, handshakes, jobs])
+    let handshakes =
+        Fragment::new("handshakes", &FailedHandshakesFragment { handshakes: &survey.handshakes })?;
+    Ok(vec![issues::render_issue_list_fragment(&survey.issues, true, calm)?, handshakes, jobs])
 }
 
 #[derive(Template)]
 #[template(path = "overview.html")]
-struct OverviewPage {
+struct OverviewPageTemplate {
     page: PageFrame,
 }
 
@@ -175,7 +176,7 @@ pub(super) async fn show_overview_page(
     let survey = FleetSnapshot::capture(&site);
     let page = PageFrame::new(user, NavEntry::Overview, "Overview", survey.now)
         .with_live_updates(format!("/live?{}", LivePage::Overview.to_query()), render_fragments(&survey)?);
-    render_page(&OverviewPage { page }, survey.now)
+    render_page(&OverviewPageTemplate { page }, survey.now)
 }
 
 /// Serves `GET /jobs`.

@@ -13,7 +13,7 @@ use serde::Deserialize;
 use super::frame::{NavEntry, PageFrame, PageUser, render_page};
 use super::{amount, links};
 use crate::coordination::{JobId, JobName, JobObservation, TaskId};
-use crate::http::extract::QueryParams;
+use crate::http::extractors::QueryParams;
 use crate::http::{AppState, Problem};
 
 /// The maximum length of a query, in bytes.
@@ -96,7 +96,7 @@ impl SearchResults {
     }
 
     /// Limits the results of each kind.
-    fn truncated(mut self) -> Self {
+    fn with_limited_results(mut self) -> Self {
         self.more |= self.jobs.len().max(self.tasks.len()).max(self.hosts.len()) > SHOWN;
         self.jobs.truncate(SHOWN);
         self.tasks.truncate(SHOWN);
@@ -107,7 +107,7 @@ impl SearchResults {
 
 #[derive(Template)]
 #[template(path = "search.html")]
-struct SearchPage {
+struct SearchPageTemplate {
     page: PageFrame,
     query: String,
     found: SearchResults,
@@ -133,5 +133,5 @@ pub(super) async fn show_search_page(
     }
     let mut page = PageFrame::new(user, NavEntry::Unlisted, "Search", now);
     page.query.clone_from(&query);
-    render_page(&SearchPage { page, query, found: found.truncated() }, now)
+    render_page(&SearchPageTemplate { page, query, found: found.with_limited_results() }, now)
 }

@@ -9,16 +9,16 @@ use std::time::Duration;
 
 use super::fragment::Fragment;
 use super::links::TaskLabel;
-use super::status::{TaskStatus, barrier_name, key_name};
+use super::status::{TaskStatus, awaited_key_text, barrier_display_name};
 use crate::coordination::{
     BarrierKind, BarrierView, JobId, JobView, LiveSetRequestView, TaskId, TaskIncarnations, TaskPhase,
     TaskView, Timestamp, heartbeat_overdue_by,
 };
-use crate::http::extract::JobPath;
+use crate::http::extractors::JobPath;
 use crate::http::{AppState, Problem};
 use crate::service::JobTimeline;
 use crate::service::findings::{self, Finding};
-use crate::service::reports::ReportStore;
+use crate::service::reports::TransferReportStore;
 
 /// The state of a job at one moment.
 pub(super) struct JobSnapshot {
@@ -26,7 +26,7 @@ pub(super) struct JobSnapshot {
     /// The present incarnations of the tasks.
     pub roster: TaskIncarnations,
     /// The transfer reports, which the pages that show them read.
-    pub reports: Arc<ReportStore>,
+    pub reports: Arc<TransferReportStore>,
     pub view: JobView,
     pub findings: Vec<Finding>,
     pub timeline: JobTimeline,
@@ -49,13 +49,14 @@ impl JobSnapshot {
             let seen = if found { core.observe_job(id, now) } else { None };
             Some((core.job_view(id, now)?, core.job(id)?.task_incarnations(), seen))
         })?;
-        let hold = |seen| findings::findings_that_hold(&site.engine, &site.transfers, &site.findings, &seen);
+        let hold =
+            |seen| findings::open_findings_that_hold(&site.engine, &site.transfers, &site.findings, &seen);
         let open = seen.map_or_else(Vec::new, hold);
         Some(Self::new(id, (view, roster), open, site.timelines.timeline_of(id), Arc::clone(&site.transfers)))
     }
 
     /// Takes a snapshot of the job of a request.
-    pub fn capture_by_path(site: &AppState, job: &JobPath) -> Result<Self, Problem> {
+    pub fn capture_for_request(site: &AppState, job: &JobPath) -> Result<Self, Problem> {
         let seen = Self::capture(site, job.id);
         seen.ok_or_else(|| Problem::no_such_job(job.name.as_str(), Vec::new()))
     }
@@ -65,11 +66,11 @@ impl JobSnapshot {
         (mut view, roster): (JobView, TaskIncarnations),
         open: Vec<Finding>,
         happened: JobTimeline,
-        board: Arc<ReportStore>,
+        board: Arc<TransferReportStore>,
     ) -> Self {
         let questions = std::mem::take(&mut view.run.live_sets);
         view.run.barriers.extend(questions.into_iter().map(live_set_as_barrier));
-        let awaited = awaited_since(&view);
+        let awaited = awaited_since_by_task(&view);
         let look =
             |task: &TaskView| TaskStatus::of_task(task, awaited.get(&task.task).copied(), view.seen_at);
         let looks = view.run.tasks.iter().map(look).collect();
@@ -92,7 +93,7 @@ impl JobSnapshot {
     }
 
     /// Returns the fragments under this name, and renders them if they are not cached.
-    pub fn cached_fragments(
+    pub fn cached_or_rendered_fragments(
         &self,
         name: &str,
         make: impl FnOnce() -> Result<Vec<Fragment>, Problem>,
@@ -128,7 +129,7 @@ impl JobSnapshot {
     }
 
     /// Returns how long a connected task has been silent, if its heartbeats are overdue.
-    pub fn heartbeat_overdue(&self, task: &TaskView) -> Option<Duration> {
+    pub fn silence_if_heartbeat_overdue(&self, task: &TaskView) -> Option<Duration> {
         let interval_us = task.pulse.as_ref().map_or(0, |pulse| pulse.interval_us);
         let timeout = self.view.settings.heartbeat_timeout;
         let connected = task.standing == TaskPhase::Connected;
@@ -167,7 +168,7 @@ impl JobSnapshot {
     /// cause.
     pub fn is_consequence(&self, id: TaskId) -> bool {
         let trouble = matches!(self.status_of(id), TaskStatus::Failed | TaskStatus::Suspect);
-        trouble && self.find_task(id).is_some_and(|task| self.view.run.is_consequence(task))
+        trouble && self.find_task(id).is_some_and(|task| self.view.run.is_consequence_of_first_cause(task))
     }
 
     /// Returns a task with its host and its activity.
@@ -179,7 +180,7 @@ impl JobSnapshot {
         }
         TaskLabel {
             task: id,
-            host: task.map(task_host_text).unwrap_or_default(),
+            host: task.map(task_address_text).unwrap_or_default(),
             status: self.status_of(id),
             activity: doing,
             heard: task.and_then(|task| task.last_heartbeat),
@@ -200,14 +201,15 @@ impl JobSnapshot {
             TaskPhase::Failed => "failed".into(),
             TaskPhase::Suspect => "connection lost".into(),
             TaskPhase::Connected if !task.waits_at.is_empty() => {
-                let names: Vec<String> = task.waits_at.iter().map(|id| barrier_name(id)).collect();
+                let names: Vec<String> = task.waits_at.iter().map(|id| barrier_display_name(id)).collect();
                 format!("waits at {}{}", names.join(", "), if awaited { " instead" } else { "" })
             }
             TaskPhase::Connected if !task.waits_for.is_empty() => {
-                let keys: Vec<String> = task.waits_for.iter().map(|wait| key_name(&wait.key)).collect();
+                let keys: Vec<String> =
+                    task.waits_for.iter().map(|wait| awaited_key_text(&wait.key)).collect();
                 format!("waits for {}, which no task has written", keys.join(", "))
             }
-            TaskPhase::Connected if self.heartbeat_overdue(task).is_some() => {
+            TaskPhase::Connected if self.silence_if_heartbeat_overdue(task).is_some() => {
                 "connected, but its heartbeats are overdue".into()
             }
             TaskPhase::Connected if task.unsynced => "restarted, has not completed a barrier since".into(),
@@ -250,7 +252,7 @@ fn live_set_as_barrier(of: LiveSetRequestView) -> BarrierView {
 }
 
 /// Returns, for each awaited task, the time since which all others have waited.
-fn awaited_since(view: &JobView) -> HashMap<TaskId, Timestamp> {
+fn awaited_since_by_task(view: &JobView) -> HashMap<TaskId, Timestamp> {
     let mut awaited: HashMap<TaskId, Timestamp> = HashMap::new();
     for barrier in view.run.barriers.iter().filter(|barrier| barrier.kind != BarrierKind::Registration) {
         let last = last_arrival_time(barrier);
@@ -268,6 +270,6 @@ pub(super) fn last_arrival_time(barrier: &BarrierView) -> Timestamp {
 }
 
 /// Returns the present or last address of a task.
-pub(super) fn task_host_text(task: &TaskView) -> String {
+pub(super) fn task_address_text(task: &TaskView) -> String {
     task.lives.iter().find_map(|life| life.peer).map(|peer| peer.to_string()).unwrap_or_default()
 }

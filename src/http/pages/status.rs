@@ -1,11 +1,11 @@
 //! Computes the status that pages show for a task: its state, and a word, a shape and a colour for it.
 //!
-//! `grid.rs` and `task_table.rs` render the tasks. Begin at `TaskStatus`.
+//! `task_grid.rs` and `task_table.rs` render the tasks. Begin at `TaskStatus`.
 
 use std::time::Duration;
 
 use crate::coordination::{RunOutcome, RunState, TaskPhase, TaskView, Timestamp};
-pub(super) use crate::service::barrier_name;
+pub(super) use crate::service::barrier_display_name;
 
 /// The time for which others must have waited before a task is shown as awaited: until then a barrier is
 /// merely filling.
@@ -80,14 +80,14 @@ pub(super) fn run_state_tone(state: &RunState) -> &'static str {
 }
 
 /// Returns the name of a key that a task waits for.
-pub(super) fn key_name(key: &str) -> String {
+pub(super) fn awaited_key_text(key: &str) -> String {
     format!("key {}", shorten(&crate::text::escape_to_one_line(key), 120))
 }
 
 /// Returns the barriers and keys at which a task waits, barriers first.
 pub(super) fn wait_texts(task: &TaskView) -> Vec<String> {
-    let barriers = task.waits_at.iter().map(|id| barrier_name(id));
-    barriers.chain(task.waits_for.iter().map(|wait| key_name(&wait.key))).collect()
+    let barriers = task.waits_at.iter().map(|id| barrier_display_name(id));
+    barriers.chain(task.waits_for.iter().map(|wait| awaited_key_text(&wait.key))).collect()
 }
 
 /// Returns at most this many characters of a text.
@@ -104,7 +104,7 @@ pub(super) fn to_sentence(text: &str) -> String {
 }
 
 /// Returns an error for people: what happened, and the text that clients received if it is another one.
-pub(super) fn error_texts(error: &str, why: &str) -> (String, String) {
+pub(super) fn cause_and_client_error_texts(error: &str, why: &str) -> (String, String) {
     let line = |text: &str| crate::text::escape_to_one_line(text).into_owned();
     if why.is_empty() || error.ends_with(why) {
         (line(error), String::new())
@@ -114,6 +114,6 @@ pub(super) fn error_texts(error: &str, why: &str) -> (String, String) {
 }
 
 /// Returns the state that a run has after this outcome.
-pub(super) fn run_state_after(outcome: &RunOutcome) -> RunState {
+pub(super) fn run_state_of_outcome(outcome: &RunOutcome) -> RunState {
     RunState::ended(*outcome)
 }

@@ -9,21 +9,21 @@ use askama::Template;
 use axum::extract::State;
 use axum::response::Response;
 
-use super::exclusions::{ExcludeForm, FlashQuery};
+use super::exclusions::{CompletedActionQuery, ExcludeForm};
 use super::fragment::Fragment;
 use super::frame::{NavEntry, PageFrame, PageUser, render_page};
 use super::job::has_recent_arrival;
 use super::job_head::render_head_fragment;
 use super::live_page::LivePage;
-use super::snapshot::{JobSnapshot, task_host_text};
-use super::status::{TaskStatus, barrier_name, key_name};
+use super::snapshot::{JobSnapshot, task_address_text};
+use super::status::{TaskStatus, awaited_key_text, barrier_display_name};
 use super::task_table::gap_class_counts;
 use super::{amount, links, status, timeline, times, transfers};
 use crate::coordination::{
     BarrierOutcome, BarrierRecord, Coordinator, Device, ExclusionTarget, ExclusionView, HeartbeatGap,
     JobName, JobView, KeyEntry, TaskId, TaskView, Timestamp,
 };
-use crate::http::extract::{JobPath, PathItem, QueryParams};
+use crate::http::extractors::{ItemInJobPath, JobPath, QueryParams};
 use crate::http::runs::no_such_task;
 use crate::http::{AppState, Problem};
 use crate::service::findings::{Finding, Severity};
@@ -136,7 +136,7 @@ impl BarrierAttendance {
         // The record of the latest arrivals includes the first one only if few tasks arrived.
         let late = if record.first == Some(task) { Some(0) } else { late };
         Self {
-            name: barrier_name(&record.id),
+            name: barrier_display_name(&record.id),
             uses: (record.counter, record.counter),
             count: 1,
             passed: record.outcome == BarrierOutcome::Passed,
@@ -147,7 +147,7 @@ impl BarrierAttendance {
     }
 
     /// Merges an earlier attendance into this one if both are alike. Returns whether it did.
-    fn merge_earlier(&mut self, earlier: &Self) -> bool {
+    fn merge_earlier_if_alike(&mut self, earlier: &Self) -> bool {
         let alike = (&self.name, self.passed, self.rank) == (&earlier.name, earlier.passed, earlier.rank);
         if alike {
             self.uses.0 = earlier.uses.0;
@@ -210,7 +210,7 @@ fn recent_attendances(records: &[BarrierRecord], task: TaskId, tasks: usize) -> 
     let mut meetings: Vec<BarrierAttendance> = Vec::new();
     for record in records {
         let one = BarrierAttendance::from_record(record, task, tasks);
-        if !meetings.last_mut().is_some_and(|last| last.merge_earlier(&one)) {
+        if !meetings.last_mut().is_some_and(|last| last.merge_earlier_if_alike(&one)) {
             meetings.push(one);
         }
     }
@@ -219,7 +219,7 @@ fn recent_attendances(records: &[BarrierRecord], task: TaskId, tasks: usize) -> 
 
 #[derive(Template)]
 #[template(path = "parts/meetings.html")]
-struct AttendanceFragment<'a> {
+struct BarrierAttendanceFragment<'a> {
     job: &'a JobName,
     attendances: Vec<BarrierAttendance>,
     /// The number of further lines.
@@ -229,7 +229,7 @@ struct AttendanceFragment<'a> {
 /// The form that excludes or readmits the task.
 #[derive(Template)]
 #[template(path = "parts/act.html")]
-struct ExclusionFragment<'a> {
+struct TaskExclusionFormFragment<'a> {
     job: &'a JobName,
     user: &'a PageUser,
     id: TaskId,
@@ -239,7 +239,7 @@ struct ExclusionFragment<'a> {
     host: Option<IpAddr>,
 }
 
-impl<'a> ExclusionFragment<'a> {
+impl<'a> TaskExclusionFormFragment<'a> {
     fn new(snapshot: &'a JobSnapshot, task: &TaskView, user: &'a PageUser) -> Self {
         let id = task.task;
         let peer = task.lives.iter().find_map(|life| life.peer);
@@ -273,15 +273,14 @@ pub(super) fn render_fragments(
         task,
         status: snapshot.status_of(id),
         since: snapshot.status_since(task),
-        host: task_host_text(task),
-        waits: task.waits_at.iter().map(|id| barrier_name(id)).collect(),
-        keys: task.waits_for.iter().map(|wait| (key_name(&wait.key), wait.since)).collect(),
-        awaited_at: waited_for.map(|b| (barrier_name(&b.id), b.arrived, b.members)).collect(),
+        host: task_address_text(task),
+        waits: task.waits_at.iter().map(|id| barrier_display_name(id)).collect(),
+        keys: task.waits_for.iter().map(|wait| (awaited_key_text(&wait.key), wait.since)).collect(),
+        awaited_at: waited_for.map(|b| (barrier_display_name(&b.id), b.arrived, b.members)).collect(),
         found: snapshot.findings.iter().filter(|finding| finding.tasks.contains(&id)).collect(),
-        error: task
-            .error
-            .as_deref()
-            .map(|error| status::error_texts(error, task.why.as_deref().unwrap_or_default())),
+        error: task.error.as_deref().map(|error| {
+            status::cause_and_client_error_texts(error, task.why.as_deref().unwrap_or_default())
+        }),
         follows: snapshot.is_consequence(id),
         is_cause: run.first_cause.as_ref().is_some_and(|cause| cause.task == Some(id)),
     };
@@ -292,13 +291,16 @@ pub(super) fn render_fragments(
     Ok(Some(vec![
         render_head_fragment(snapshot)?,
         Fragment::new("task", &state)?,
-        Fragment::new("act", &ExclusionFragment::new(snapshot, task, user))?,
+        Fragment::new("act", &TaskExclusionFormFragment::new(snapshot, task, user))?,
         Fragment::new("pulse", &pulse)?,
         transfers::render_task_fragment(snapshot, id)?,
-        Fragment::new("meetings", &AttendanceFragment { job: &view.name, attendances: meetings, more })?,
-        timeline::render_fragment(snapshot, false, Some(id))?,
+        Fragment::new(
+            "meetings",
+            &BarrierAttendanceFragment { job: &view.name, attendances: meetings, more },
+        )?,
+        timeline::render_timeline_fragment(snapshot, false, Some(id))?,
         render_devices_fragment(snapshot, id)?,
-        render_keys_fragment(site, snapshot, id)?,
+        render_written_keys_fragment(site, snapshot, id)?,
     ]))
 }
 
@@ -316,7 +318,7 @@ fn render_devices_fragment(snapshot: &JobSnapshot, id: TaskId) -> Result<Fragmen
 
 #[derive(Template)]
 #[template(path = "parts/task-keys.html")]
-struct KeysFragment<'a> {
+struct TaskWrittenKeysFragment<'a> {
     job: &'a JobName,
     keys: Vec<(KeyEntry, String)>,
     /// All keys were searched, and not only the first ones.
@@ -324,15 +326,19 @@ struct KeysFragment<'a> {
     searched: usize,
 }
 
-impl KeysFragment<'_> {
-    fn value_page_path(&self, line: &KeyEntry) -> String {
-        super::keys::encode_key(&line.key)
+impl TaskWrittenKeysFragment<'_> {
+    fn encoded_key(&self, line: &KeyEntry) -> String {
+        super::keys::encode_key_for_page_address(&line.key)
     }
 }
 
 /// Returns the keys that a task wrote. They are searched once a snapshot for all viewers.
-fn render_keys_fragment(site: &AppState, snapshot: &JobSnapshot, id: TaskId) -> Result<Fragment, Problem> {
-    let made = snapshot.cached_fragments(&format!("task-keys/{id}"), || {
+fn render_written_keys_fragment(
+    site: &AppState,
+    snapshot: &JobSnapshot,
+    id: TaskId,
+) -> Result<Fragment, Problem> {
+    let made = snapshot.cached_or_rendered_fragments(&format!("task-keys/{id}"), || {
         let look =
             |core: &Coordinator, _| Some(core.job(snapshot.id)?.list_keys(b"", b"", true, KEYS_SEARCHED));
         let lines = site.engine.read(look).unwrap_or_default();
@@ -343,14 +349,17 @@ fn render_keys_fragment(site: &AppState, snapshot: &JobSnapshot, id: TaskId) -> 
         });
         let (job, searched) = (&snapshot.view.name, KEYS_SEARCHED);
         let whole = snapshot.view.run.keys <= searched;
-        Ok(vec![Fragment::new("task-keys", &KeysFragment { job, keys: keys.collect(), whole, searched })?])
+        Ok(vec![Fragment::new(
+            "task-keys",
+            &TaskWrittenKeysFragment { job, keys: keys.collect(), whole, searched },
+        )?])
     })?;
-    made.first().cloned().ok_or_else(Problem::internal)
+    made.first().cloned().ok_or_else(Problem::internal_error)
 }
 
 #[derive(Template)]
 #[template(path = "task.html")]
-struct TaskPage {
+struct TaskPageTemplate {
     page: PageFrame,
     view: JobView,
     id: TaskId,
@@ -362,24 +371,24 @@ pub(super) fn render_task_page(
     job: &JobPath,
     user: PageUser,
     id: TaskId,
-    did: &FlashQuery,
+    did: &CompletedActionQuery,
 ) -> Result<Response, Problem> {
-    let snapshot = JobSnapshot::capture_by_path(site, job)?;
+    let snapshot = JobSnapshot::capture_for_request(site, job)?;
     let missing = || no_such_task(job, id.0, snapshot.view.settings.tasks);
     let parts = render_fragments(site, &snapshot, &user, id)?.ok_or_else(missing)?;
     let now = snapshot.captured_at();
     let (title, live) = (format!("Task {id} of {}", job.name), LivePage::Task { task: id.to_string() });
     let page = PageFrame::for_job_snapshot(user, NavEntry::Task, title, &snapshot, &live, parts)
-        .with_notice(did.message());
-    render_page(&TaskPage { page, view: snapshot.view, id }, now)
+        .with_notice(did.completed_action_message());
+    render_page(&TaskPageTemplate { page, view: snapshot.view, id }, now)
 }
 
 pub(super) async fn show_task_page(
     State(site): State<AppState>,
     job: JobPath,
     user: PageUser,
-    PathItem(task): PathItem<i32>,
-    QueryParams(did): QueryParams<FlashQuery>,
+    ItemInJobPath(task): ItemInJobPath<i32>,
+    QueryParams(did): QueryParams<CompletedActionQuery>,
 ) -> Result<Response, Problem> {
     render_task_page(&site, &job, user, TaskId(task), &did)
 }

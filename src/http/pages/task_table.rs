@@ -10,7 +10,7 @@ use askama::Template;
 use super::fragment::Fragment;
 use super::links;
 use super::live_page::TaskTableQuery;
-use super::snapshot::{JobSnapshot, task_host_text};
+use super::snapshot::{JobSnapshot, task_address_text};
 use super::status::{TaskStatus, shorten, wait_texts};
 use super::times;
 use crate::coordination::{GapHistogram, HeartbeatStatsView, JobName, TaskView, Timestamp};
@@ -73,7 +73,7 @@ const COLUMNS: [TaskColumn; 11] = [
 
 impl TaskTableQuery {
     /// Returns the parameters with long ones truncated.
-    fn truncated(&self) -> Self {
+    fn with_truncated_search_text(&self) -> Self {
         let find = self.find.get(..self.find.floor_char_boundary(FIND_BYTES_MAX)).unwrap_or_default();
         Self { find: find.to_owned(), ..self.clone() }
     }
@@ -120,10 +120,10 @@ impl TaskTableQuery {
             "trouble" => !matches!(look, TaskStatus::Connected | TaskStatus::Left),
             word => look.word() == word,
         };
-        state && self.matches_text(task)
+        state && self.matches_search_text(task)
     }
 
-    fn matches_text(&self, task: &TaskView) -> bool {
+    fn matches_search_text(&self, task: &TaskView) -> bool {
         let find = self.find.trim();
         if find.is_empty() {
             return true;
@@ -131,7 +131,7 @@ impl TaskTableQuery {
         if let Ok(number) = find.parse::<i32>() {
             return task.task.0 == number;
         }
-        task_host_text(task).contains(find)
+        task_address_text(task).contains(find)
             || task.waits_at.iter().any(|id| id.contains(find))
             || task.waits_for.iter().any(|wait| wait.key.contains(find))
             || task.lives.first().is_some_and(|life| life.incarnation.starts_with(find))
@@ -190,7 +190,7 @@ impl<'a> TaskRow<'a> {
             status: snapshot.status_of(task.task),
             since: snapshot.status_since(task),
             follows: snapshot.is_consequence(task.task),
-            host: task_host_text(task),
+            host: task_address_text(task),
             incarnation: task.lives.first().map_or("", |life| &life.incarnation),
             lives_before: task.lives.len().saturating_sub(1),
             waits: shorten(&waits.join(", "), 60),
@@ -252,8 +252,11 @@ impl TaskTableFragment<'_> {
 }
 
 /// Returns the requested rows as a fragment of a page.
-pub(super) fn render_fragment(snapshot: &JobSnapshot, listing: &TaskTableQuery) -> Result<Fragment, Problem> {
-    let listing = listing.truncated();
+pub(super) fn render_task_table_fragment(
+    snapshot: &JobSnapshot,
+    listing: &TaskTableQuery,
+) -> Result<Fragment, Problem> {
+    let listing = listing.with_truncated_search_text();
     let tasks = &snapshot.view.run.tasks;
     let mut found: Vec<&TaskView> = tasks.iter().filter(|task| listing.matches(snapshot, task)).collect();
     listing.sort_tasks(snapshot, &mut found);

@@ -13,7 +13,7 @@ use super::live_page::{LivePage, TimelinePageQuery};
 use super::snapshot::JobSnapshot;
 use super::{issues, links, status, times};
 use crate::coordination::{JobName, TaskId, Timestamp};
-use crate::http::extract::{JobPath, QueryParams};
+use crate::http::extractors::{JobPath, QueryParams};
 use crate::http::{AppState, Problem};
 use crate::service::{CausalRole, TIMELINE_ENTRIES_MAX, TimelineEntry, TimelineTone};
 use crate::text::format_grouped;
@@ -66,7 +66,7 @@ impl TimelineRow<'_> {
     }
 
     /// Returns a label for the task of the text, if the entry has several tasks.
-    fn latest_task_text(&self) -> String {
+    fn latest_task_prefix(&self) -> String {
         self.entry.latest.map_or_else(String::new, |task| format!("latest, task {task}: "))
     }
 
@@ -101,7 +101,7 @@ struct FirstCauseRow {
 }
 
 /// The timeline: a short one for the page of the job, or all that is known.
-pub(super) fn render_fragment(
+pub(super) fn render_timeline_fragment(
     snapshot: &JobSnapshot,
     whole: bool,
     only: Option<TaskId>,
@@ -111,7 +111,7 @@ pub(super) fn render_fragment(
     let about = |entry: &&TimelineEntry| only.is_none_or(|task| entry.tasks.contains(&task));
     let following = |entry: &&TimelineEntry| entry.role == CausalRole::Consequence && entry.run == run.number;
     let cause = run.first_cause.as_ref().map(|cause| {
-        let (why, told) = status::error_texts(&cause.error, &cause.why);
+        let (why, told) = status::cause_and_client_error_texts(&cause.error, &cause.why);
         FirstCauseRow {
             at: cause.at,
             task: cause.task,
@@ -151,7 +151,7 @@ pub(super) fn render_fragment(
 
 #[derive(Template)]
 #[template(path = "timeline.html")]
-struct TimelinePage {
+struct TimelinePageTemplate {
     page: PageFrame,
     job: JobName,
     task: Option<i32>,
@@ -159,7 +159,7 @@ struct TimelinePage {
 }
 
 impl TimelinePageQuery {
-    fn task(&self) -> Option<TaskId> {
+    fn task_filter(&self) -> Option<TaskId> {
         self.task.trim().parse().ok().map(TaskId)
     }
 }
@@ -169,7 +169,7 @@ pub(super) fn render_fragments(
     snapshot: &JobSnapshot,
     which: &TimelinePageQuery,
 ) -> Result<Vec<Fragment>, Problem> {
-    Ok(vec![render_head_fragment(snapshot)?, render_fragment(snapshot, true, which.task())?])
+    Ok(vec![render_head_fragment(snapshot)?, render_timeline_fragment(snapshot, true, which.task_filter())?])
 }
 
 /// Serves `GET /jobs/{job}/timeline`.
@@ -179,11 +179,11 @@ pub(super) async fn show_timeline_page(
     user: PageUser,
     QueryParams(which): QueryParams<TimelinePageQuery>,
 ) -> Result<Response, Problem> {
-    let snapshot = JobSnapshot::capture_by_path(&site, &job)?;
+    let snapshot = JobSnapshot::capture_for_request(&site, &job)?;
     let (now, tasks) = (snapshot.captured_at(), snapshot.task_count());
-    let (parts, task) = (render_fragments(&snapshot, &which)?, which.task().map(|task| task.0));
+    let (parts, task) = (render_fragments(&snapshot, &which)?, which.task_filter().map(|task| task.0));
     let title = format!("Timeline of {}", job.name);
     let live = LivePage::Timeline(which);
     let page = PageFrame::for_job_snapshot(user, NavEntry::Timeline, title, &snapshot, &live, parts);
-    render_page(&TimelinePage { page, job: job.name, task, tasks }, now)
+    render_page(&TimelinePageTemplate { page, job: job.name, task, tasks }, now)
 }

@@ -16,11 +16,11 @@ use super::live_page::{LivePage, PairFilter};
 use super::snapshot::JobSnapshot;
 use super::{amount, links, status, times};
 use crate::coordination::{JobId, JobName, TaskId, TaskIncarnations, Timestamp};
-use crate::http::extract::{JobPath, QueryParams};
+use crate::http::extractors::{JobPath, QueryParams};
 use crate::http::{AppState, Problem};
 use crate::service::reports::{
     POINTS, PairSeries, PairView, PeerJobView, ReasonView, ReportedTransport, TaskTransfers, Throughput,
-    TransferOutcome, TransfersView, rate_window,
+    TransferOutcome, TransfersView, rate_window_texts,
 };
 
 /// The maximum number of tasks that are shown as a matrix.
@@ -36,16 +36,16 @@ const WIDTH: usize = 600;
 const HEIGHT: usize = 140;
 
 impl PairFilter {
-    fn task(&self) -> Option<TaskId> {
+    fn task_filter(&self) -> Option<TaskId> {
         self.task.trim().parse().ok().map(TaskId)
     }
 
-    fn transport(&self) -> Option<ReportedTransport> {
+    fn transport_filter(&self) -> Option<ReportedTransport> {
         ReportedTransport::ALL.into_iter().find(|it| it.name() == self.transport)
     }
 
     fn matches_all_pairs(&self) -> bool {
-        self.task().is_none() && self.transport().is_none()
+        self.task_filter().is_none() && self.transport_filter().is_none()
     }
 }
 
@@ -107,7 +107,7 @@ impl Chart {
     /// Returns the chart of the chosen pairs that have sent most, one line each, with all others in one line
     /// if no filter is set.
     fn of_pairs(throughput: &Throughput, choice: &PairFilter) -> Self {
-        let (task, transport) = (choice.task(), choice.transport());
+        let (task, transport) = (choice.task_filter(), choice.transport_filter());
         let chosen = |it: &&PairSeries| {
             task.is_none_or(|task| task == it.from || task == it.to)
                 && transport.is_none_or(|transport| transport == it.transport)
@@ -224,7 +224,7 @@ struct PairsFragment<'a> {
 
 impl PairsFragment<'_> {
     /// Returns the bytes of a pair as a share of the largest, in percent.
-    fn bytes_percent(&self, pair: &PairView) -> u64 {
+    fn percent_of_largest_pair(&self, pair: &PairView) -> u64 {
         let part = u128::from(pair.bytes()) * 100 / u128::from(self.most.max(1));
         u64::try_from(part).unwrap_or(100)
     }
@@ -297,13 +297,14 @@ pub(super) fn render_fragments(
         return Ok(parts);
     }
     let throughput = board.throughput(job, &snapshot.roster, POINTS);
-    let mut pairs = board.pair_views(job, &snapshot.roster, choice.task(), choice.transport());
+    let mut pairs = board.pair_views(job, &snapshot.roster, choice.task_filter(), choice.transport_filter());
     let matrix = pair_matrix(&pairs, snapshot.roster.incarnations.len());
     let kept = pairs.len();
     pairs.sort_by_key(|pair| (std::cmp::Reverse(pair.bytes()), pair.from, pair.to));
     pairs.truncate(LISTED);
     let most = pairs.first().map_or(0, PairView::bytes);
-    let mut peer_jobs = board.peer_jobs(job, &snapshot.roster, choice.task(), choice.transport());
+    let mut peer_jobs =
+        board.peer_jobs(job, &snapshot.roster, choice.task_filter(), choice.transport_filter());
     peer_jobs.sort_by_key(|row| std::cmp::Reverse(row.sent.saturating_add(row.received)));
     peer_jobs.truncate(LISTED);
     let mut tasks = board.task_transfers(job, &snapshot.roster);
@@ -337,7 +338,7 @@ struct TaskTransfersFragment<'a> {
 pub(super) fn render_task_fragment(snapshot: &JobSnapshot, task: TaskId) -> Result<Fragment, Problem> {
     let it = snapshot.reports.transfers_of_task(snapshot.id, &snapshot.roster, task);
     let window = it.as_ref().map_or_else(String::new, |it| {
-        let (from, until) = rate_window(it.rate_until);
+        let (from, until) = rate_window_texts(it.rate_until);
         format!("{from}–{until} UTC")
     });
     Fragment::new("task-moves", &TaskTransfersFragment { job: &snapshot.view.name, task, it, window })
@@ -345,7 +346,7 @@ pub(super) fn render_task_fragment(snapshot: &JobSnapshot, task: TaskId) -> Resu
 
 #[derive(Template)]
 #[template(path = "job-transfers.html")]
-struct JobTransfersPage {
+struct JobTransfersPageTemplate {
     page: PageFrame,
     job: JobName,
 }
@@ -357,11 +358,11 @@ pub(super) async fn show_job_transfers_page(
     user: PageUser,
     QueryParams(choice): QueryParams<PairFilter>,
 ) -> Result<Response, Problem> {
-    let snapshot = JobSnapshot::capture_by_path(&site, &job)?;
+    let snapshot = JobSnapshot::capture_for_request(&site, &job)?;
     let (title, parts) = (format!("Transfers of {}", job.name), render_fragments(&snapshot, &choice)?);
     let live = LivePage::Transfers(choice);
     let page = PageFrame::for_job_snapshot(user, NavEntry::JobTransfers, title, &snapshot, &live, parts);
-    render_page(&JobTransfersPage { page, job: job.name }, snapshot.captured_at())
+    render_page(&JobTransfersPageTemplate { page, job: job.name }, snapshot.captured_at())
 }
 
 #[derive(Template)]

@@ -5,8 +5,8 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::coordination::{Actor, JobName, Reason, Timestamp};
-use crate::service::role::Role;
+use crate::coordination::{Actor, CommandReason, JobName, Timestamp};
+use crate::service::role::AccessRole;
 
 /// The outcome of an action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -40,7 +40,7 @@ pub struct AuditLine {
     pub actor: Actor,
     /// The role of the actor; `None` for clients without credentials and for rules of the server.
     #[serde(default)]
-    pub role: Option<Role>,
+    pub role: Option<AccessRole>,
     /// The job, if the action is about one.
     pub job: Option<JobName>,
     /// The action in a word: `exclude`, `readmit`, `drain`, …
@@ -48,17 +48,17 @@ pub struct AuditLine {
     /// The object of the action.
     pub subject: String,
     /// The reason that the actor gave.
-    pub reason: Option<Reason>,
+    pub reason: Option<CommandReason>,
     /// The outcome.
     pub outcome: AuditOutcome,
     /// The reason of a refusal, or the result of the action.
     pub detail: String,
     /// The number of refusals that the line stands for: those of the same client network since its last line.
-    #[serde(default = "once")]
+    #[serde(default = "default_times")]
     pub times: u64,
 }
 
-fn once() -> u64 {
+fn default_times() -> u64 {
     1
 }
 
@@ -66,9 +66,9 @@ fn once() -> u64 {
 #[derive(Debug)]
 pub(crate) struct AuditEntry {
     pub actor: Actor,
-    pub role: Option<Role>,
+    pub role: Option<AccessRole>,
     pub job: Option<JobName>,
     pub act: &'static str,
     pub subject: String,
-    pub reason: Option<Reason>,
+    pub reason: Option<CommandReason>,
 }

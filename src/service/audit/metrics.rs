@@ -3,10 +3,10 @@
 //! `AuditLog::stats` returns the counts. Begin at `AuditLog::write_samples`.
 
 use super::{AuditLog, AuditOutcome};
-use crate::telemetry::metrics::{MetricSource, ScrapeSamples, catalogue as metric};
+use crate::telemetry::metrics::{MetricSource, ScrapeOutput, catalogue as metric};
 
 impl MetricSource for AuditLog {
-    fn write_samples(&self, page: &mut ScrapeSamples) {
+    fn write_samples(&self, page: &mut ScrapeOutput) {
         let figures = self.stats();
         for outcome in [AuditOutcome::Done, AuditOutcome::Refused] {
             page.add_integer_sample(&metric::AUDIT_LINES, &[outcome.name()], figures.lines[outcome as usize]);

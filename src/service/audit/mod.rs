@@ -25,7 +25,7 @@ use crate::clock::Clock;
 use crate::coordination::{JobName, Timestamp};
 pub(crate) use line::AuditEntry;
 pub use line::{AuditLine, AuditOutcome};
-use writer::{AuditWriter, FileSink};
+use writer::{AuditFileSink, AuditWriter};
 
 /// The maximum time that a change waits for the disk, before it is made and again before it is answered.
 const DISK_TIMEOUT: Duration = Duration::from_secs(1);
@@ -139,7 +139,7 @@ impl AuditLog {
     /// # Errors
     /// If the file cannot be opened for appending.
     pub fn with_file(self, path: &Path, clock: Clock) -> std::io::Result<Self> {
-        let file = AuditWriter::start(FileSink::open(path)?, path, clock)?;
+        let file = AuditWriter::start(AuditFileSink::open(path)?, path, clock)?;
         Ok(Self { file: Some(file), ..self })
     }
 
@@ -153,20 +153,20 @@ impl AuditLog {
     ///
     /// # Errors
     /// The reason why earlier lines cannot be written, if the policy refuses changes then.
-    pub(crate) async fn wait_writable(&self) -> Result<(), String> {
+    pub(crate) async fn wait_until_changes_allowed(&self) -> Result<(), String> {
         let Some(file) = self.file.as_ref().filter(|_| self.on_failure == AuditFailurePolicy::Refuse) else {
             return Ok(());
         };
-        if file.write_error().is_none() && file.wait_durable(DISK_TIMEOUT).await {
+        if file.write_error().is_none() && file.wait_until_lines_durable(DISK_TIMEOUT).await {
             return Ok(());
         }
         Err(file.write_error().unwrap_or_else(|| "it does not take lines in time".into()))
     }
 
     /// Waits until the lines so far are on the disk, but not while the disk fails or hangs.
-    pub(crate) async fn wait_durable(&self) {
+    pub(crate) async fn wait_until_lines_durable(&self) {
         if let Some(file) = self.file.as_ref().filter(|file| file.write_error().is_none()) {
-            file.wait_durable(DISK_TIMEOUT).await;
+            file.wait_until_lines_durable(DISK_TIMEOUT).await;
         }
     }
 
@@ -183,9 +183,9 @@ impl AuditLog {
     }
 
     /// Waits, for `within` at most, until the last lines are on the disk. Called when the server stops.
-    pub async fn close(&self, within: Duration) {
+    pub async fn wait_for_last_lines(&self, within: Duration) {
         let Some(file) = &self.file else { return };
-        if !file.wait_durable(within).await {
+        if !file.wait_until_lines_durable(within).await {
             let lines = file.stats().queued;
             tracing::error!(lines, "the last lines of the audit are not in its file");
         }
@@ -205,10 +205,10 @@ impl AuditLog {
     }
 
     pub(crate) fn record(&self, at: Timestamp, deed: AuditEntry, outcome: AuditOutcome, detail: String) {
-        self.record_many(at, deed, outcome, detail, 1);
+        self.record_with_repetitions(at, deed, outcome, detail, 1);
     }
 
-    fn record_many(
+    fn record_with_repetitions(
         &self,
         at: Timestamp,
         deed: AuditEntry,
@@ -217,7 +217,7 @@ impl AuditLog {
         times: u64,
     ) {
         let AuditEntry { actor, role, job, act, subject, reason } = deed;
-        let (subject, detail) = (truncate_to_line(subject), truncate_to_line(detail));
+        let (subject, detail) = (truncate_to_line_length(subject), truncate_to_line_length(detail));
         let mut lines = self.lock_lines();
         lines.last += 1;
         lines.counts[outcome as usize] += 1;
@@ -256,7 +256,10 @@ impl AuditLog {
         deed: AuditEntry,
         detail: String,
     ) {
-        let Some((source, deed, detail)) = self.gathered.count_refusal(source, deed, detail) else { return };
+        let Some((source, deed, detail)) = self.gathered.count_or_return_first_refusal(source, deed, detail)
+        else {
+            return;
+        };
         self.record(clock.now(), deed, AuditOutcome::Refused, detail);
         let audit = Arc::downgrade(self);
         tokio::spawn(async move {
@@ -273,19 +276,19 @@ impl AuditLog {
 
     fn flush_pending_refusals_of(&self, clock: Clock, source: &str) -> bool {
         let Some((times, deed, detail)) = self.gathered.take_pending_refusals(source) else { return false };
-        self.record_many(clock.now(), deed, AuditOutcome::Refused, detail, times);
+        self.record_with_repetitions(clock.now(), deed, AuditOutcome::Refused, detail, times);
         true
     }
 
     /// Writes the lines that are still pending. Called when the server stops.
     pub fn flush_all_pending_refusals(&self, clock: Clock) {
-        for source in self.gathered.keys() {
+        for source in self.gathered.pending_keys() {
             self.flush_pending_refusals_of(clock, &source);
         }
     }
 
     /// Returns a receiver that changes with every new line.
-    pub(crate) fn subscribe(&self) -> watch::Receiver<u64> {
+    pub(crate) fn subscribe_to_line_count(&self) -> watch::Receiver<u64> {
         self.appended.subscribe()
     }
 
@@ -295,7 +298,7 @@ impl AuditLog {
         lines.kept.iter().rev().filter(|line| wanted(line)).take(limit).cloned().collect()
     }
 
-    pub(crate) fn page_after(
+    pub(crate) fn page_of_lines_after(
         &self,
         after: u64,
         limit: usize,
@@ -316,7 +319,7 @@ impl AuditLog {
 }
 
 /// Truncates a text to the length that a line may hold: requests may be long, and many lines are kept.
-fn truncate_to_line(mut text: String) -> String {
+fn truncate_to_line_length(mut text: String) -> String {
     const MOST: usize = 1 << 10;
     if text.len() > MOST {
         text.truncate(text.floor_char_boundary(MOST));
@@ -329,7 +332,7 @@ fn truncate_to_line(mut text: String) -> String {
 mod tests {
     use super::*;
     use crate::coordination::{Actor, ActorOrigin};
-    use crate::service::role::Role;
+    use crate::service::role::AccessRole;
 
     #[tokio::test]
     async fn lines_are_numbered_kept_within_bounds_and_appended_to_the_file() {
@@ -339,7 +342,7 @@ mod tests {
         let audit = AuditLog::new(LINES_KEPT).with_file(&path, Clock::start()).unwrap();
         let deed = |subject: &str| AuditEntry {
             actor: Actor { who: "alice".into(), address: None, means: ActorOrigin::Api },
-            role: Some(Role::Operator),
+            role: Some(AccessRole::Operator),
             job: None,
             act: "exclude",
             subject: subject.into(),
@@ -347,23 +350,23 @@ mod tests {
         };
         audit.record(Timestamp(1), deed("task 1"), AuditOutcome::Done, "exclusion 1".into());
         audit.record(Timestamp(2), deed("task 2"), AuditOutcome::Refused, "no".into());
-        let page = audit.page_after(0, 1, |_| true);
+        let page = audit.page_of_lines_after(0, 1, |_| true);
         assert_eq!((page.lines[0].subject.as_str(), page.next), ("task 1", 1));
-        let page = audit.page_after(1, 10, |_| true);
+        let page = audit.page_of_lines_after(1, 10, |_| true);
         assert_eq!((page.lines[0].number, page.next, page.gap), (2, 2, false));
-        audit.wait_durable().await;
+        audit.wait_until_lines_durable().await;
         let text = std::fs::read_to_string(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!((lines.len(), lines[0]), (3, "earlier"), "{text}");
         assert!(lines[2].contains("\"outcome\":\"refused\""), "{text}");
         audit.record(Timestamp(3), deed(&"ü".repeat(9_999)), AuditOutcome::Done, String::new());
-        let long = audit.page_after(2, 1, |_| true).lines.remove(0);
+        let long = audit.page_of_lines_after(2, 1, |_| true).lines.remove(0);
         assert!(long.subject.len() < 1_100 && long.subject.ends_with('…'));
         for _ in 0..LINES_KEPT {
             audit.record(Timestamp(3), deed("x"), AuditOutcome::Done, String::new());
         }
-        assert!(audit.page_after(0, 1, |_| true).gap);
+        assert!(audit.page_of_lines_after(0, 1, |_| true).gap);
         let figures = audit.stats();
         assert_eq!((figures.kept, figures.kept_max), (LINES_KEPT, LINES_KEPT));
         assert_eq!((figures.lines, figures.dropped, figures.file.lost), ([10, 1], 3, 0));

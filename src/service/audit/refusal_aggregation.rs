@@ -38,7 +38,7 @@ impl RefusalAggregator {
     }
 
     /// Counts a refusal. Returns it with its key if it is the first one, which gets a line at once.
-    pub fn count_refusal(
+    pub fn count_or_return_first_refusal(
         &self,
         source: String,
         deed: AuditEntry,
@@ -69,7 +69,7 @@ impl RefusalAggregator {
     }
 
     /// Returns every key.
-    pub fn keys(&self) -> Vec<String> {
+    pub fn pending_keys(&self) -> Vec<String> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner).keys().cloned().collect()
     }
 }
@@ -83,14 +83,14 @@ mod tests {
     use crate::coordination::{Actor, ActorOrigin};
     use crate::service::audit::AuditLog;
 
-    fn refuse(audit: &Arc<AuditLog>, source: &str, subject: &str) {
+    fn record_test_refusal(audit: &Arc<AuditLog>, source: &str, subject: &str) {
         let actor = Actor { who: Actor::ANONYMOUS.into(), address: None, means: ActorOrigin::Api };
         let subject = subject.to_owned();
         let deed = AuditEntry { actor, role: None, job: None, act: "look", subject, reason: None };
         audit.record_refusal_aggregated(Clock::start(), source.into(), deed, "no".into());
     }
 
-    fn lines(audit: &AuditLog) -> Vec<(String, u64)> {
+    fn subjects_and_times(audit: &AuditLog) -> Vec<(String, u64)> {
         let lines = audit.latest_lines(usize::MAX, |_| true);
         lines.into_iter().rev().map(|line| (line.subject, line.times)).collect()
     }
@@ -99,20 +99,20 @@ mod tests {
     async fn the_first_refusal_of_a_source_is_written_at_once_and_then_a_line_a_minute_says_how_many() {
         let audit = Arc::new(AuditLog::new(8));
         for n in 0..1_000 {
-            refuse(&audit, "10.0.0.1", &format!("/{n}"));
+            record_test_refusal(&audit, "10.0.0.1", &format!("/{n}"));
         }
-        refuse(&audit, "10.0.0.2", "/other");
-        assert_eq!(lines(&audit), [("/0".into(), 1), ("/other".into(), 1)]);
+        record_test_refusal(&audit, "10.0.0.2", "/other");
+        assert_eq!(subjects_and_times(&audit), [("/0".into(), 1), ("/other".into(), 1)]);
         tokio::time::sleep(AGGREGATION_WINDOW + Duration::from_secs(1)).await;
-        assert_eq!(lines(&audit)[2..], [("/999".into(), 999)]);
-        refuse(&audit, "10.0.0.1", "/again");
-        refuse(&audit, "10.0.0.2", "/more");
-        assert_eq!(lines(&audit)[3..], [("/more".into(), 1)], "a minute without any is over");
+        assert_eq!(subjects_and_times(&audit)[2..], [("/999".into(), 999)]);
+        record_test_refusal(&audit, "10.0.0.1", "/again");
+        record_test_refusal(&audit, "10.0.0.2", "/more");
+        assert_eq!(subjects_and_times(&audit)[3..], [("/more".into(), 1)], "a minute without any is over");
         tokio::time::sleep(AGGREGATION_WINDOW).await;
-        assert_eq!(lines(&audit)[4..], [("/again".into(), 1)]);
-        refuse(&audit, "10.0.0.2", "/last");
+        assert_eq!(subjects_and_times(&audit)[4..], [("/again".into(), 1)]);
+        record_test_refusal(&audit, "10.0.0.2", "/last");
         audit.flush_all_pending_refusals(Clock::start());
-        assert_eq!(lines(&audit).last(), Some(&("/last".into(), 1)));
+        assert_eq!(subjects_and_times(&audit).last(), Some(&("/last".into(), 1)));
         assert_eq!(audit.stats().gathered, 1_001);
     }
 
@@ -120,8 +120,12 @@ mod tests {
     async fn refusals_are_aggregated_by_network_within_a_bound() {
         let audit = Arc::new(AuditLog::new(1 << 14));
         for n in 0..SOURCES_MAX * 2 {
-            refuse(&audit, &n.to_string(), "/");
+            record_test_refusal(&audit, &n.to_string(), "/");
         }
-        assert_eq!(lines(&audit).len(), SOURCES_MAX + 1, "those for whom there is no room share one");
+        assert_eq!(
+            subjects_and_times(&audit).len(),
+            SOURCES_MAX + 1,
+            "those for whom there is no room share one"
+        );
     }
 }

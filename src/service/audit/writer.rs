@@ -48,12 +48,12 @@ pub(super) trait AuditSink: Send + 'static {
 }
 
 /// A file at a path, as the target.
-pub(super) struct FileSink {
+pub(super) struct AuditFileSink {
     path: PathBuf,
     file: File,
 }
 
-impl FileSink {
+impl AuditFileSink {
     /// Opens the file at `path`, and creates it if it does not exist.
     ///
     /// # Errors
@@ -76,7 +76,7 @@ fn open_for_append(path: &Path) -> io::Result<File> {
     })
 }
 
-impl AuditSink for FileSink {
+impl AuditSink for AuditFileSink {
     fn reopen_if_moved(&mut self, reopen: bool) -> io::Result<bool> {
         let identity = |data: std::fs::Metadata| (data.dev(), data.ino());
         let own = self.file.metadata().map(identity)?;
@@ -207,7 +207,7 @@ impl AuditWriter {
 
     /// Waits, for `within` at most, until every line that is queued now is on the disk. Returns whether it
     /// is.
-    pub async fn wait_durable(&self, within: Duration) -> bool {
+    pub async fn wait_until_lines_durable(&self, within: Duration) -> bool {
         let last = self.0.lock_state().queue.back().map(|queued| queued.number);
         let Some(last) = last else { return true };
         let mut durable = self.0.durable.subscribe();
@@ -310,7 +310,7 @@ impl WriterShared {
             }
             let ((bytes, lines), reopen) = (state.peek_batch(), std::mem::take(&mut state.reopen));
             drop(state);
-            if !self.write_until_done(target, &bytes, reopen) {
+            if !self.write_and_sync_with_retries(target, &bytes, reopen) {
                 return;
             }
             let mut state = self.lock_state();
@@ -333,7 +333,12 @@ impl WriterShared {
 
     /// Writes and syncs `bytes`, and retries after a failure. Returns whether they are on the disk; `false`
     /// means that the writer must stop.
-    fn write_until_done(&self, target: &mut impl AuditSink, bytes: &[u8], mut reopen: bool) -> bool {
+    fn write_and_sync_with_retries(
+        &self,
+        target: &mut impl AuditSink,
+        bytes: &[u8],
+        mut reopen: bool,
+    ) -> bool {
         let mut written = 0;
         loop {
             let tried = target.reopen_if_moved(reopen).and_then(|other| {
@@ -342,7 +347,7 @@ impl WriterShared {
                     let before = bytes.get(..written).unwrap_or_default();
                     written = before.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
                 }
-                write_rest(target, bytes, &mut written)
+                write_rest_and_sync(target, bytes, &mut written)
             });
             let error = match tried {
                 Ok(()) => return true,
@@ -365,7 +370,7 @@ impl WriterShared {
     }
 }
 
-fn write_rest(target: &mut impl AuditSink, bytes: &[u8], written: &mut usize) -> io::Result<()> {
+fn write_rest_and_sync(target: &mut impl AuditSink, bytes: &[u8], written: &mut usize) -> io::Result<()> {
     while let Some(rest) = bytes.get(*written..).filter(|rest| !rest.is_empty()) {
         match target.write(rest) {
             Ok(0) => return Err(ErrorKind::WriteZero.into()),
@@ -384,12 +389,12 @@ mod tests {
     use super::*;
 
     /// A disk that answers each write only when the test says how.
-    struct Disk {
+    struct ScriptedDisk {
         answers: mpsc::Receiver<io::Result<()>>,
         written: Arc<Mutex<String>>,
     }
 
-    impl AuditSink for Disk {
+    impl AuditSink for ScriptedDisk {
         fn reopen_if_moved(&mut self, _reopen: bool) -> io::Result<bool> {
             Ok(false)
         }
@@ -406,7 +411,7 @@ mod tests {
         }
     }
 
-    fn line(number: u64) -> AuditLine {
+    fn audit_line(number: u64) -> AuditLine {
         AuditLine {
             number,
             at: Timestamp(number),
@@ -422,21 +427,21 @@ mod tests {
         }
     }
 
-    fn hanging() -> (AuditWriter, mpsc::Sender<io::Result<()>>, Arc<Mutex<String>>) {
+    fn writer_on_hanging_disk() -> (AuditWriter, mpsc::Sender<io::Result<()>>, Arc<Mutex<String>>) {
         let (tell, answers) = mpsc::channel();
         let written = Arc::<Mutex<String>>::default();
-        let disk = Disk { answers, written: Arc::clone(&written) };
+        let disk = ScriptedDisk { answers, written: Arc::clone(&written) };
         (AuditWriter::start(disk, Path::new("audit"), Clock::start()).unwrap(), tell, written)
     }
 
     #[tokio::test]
     async fn a_hung_disk_blocks_no_request_and_losses_are_recorded() {
-        let (writer, tell, written) = hanging();
+        let (writer, tell, written) = writer_on_hanging_disk();
         let pushed = QUEUE_LINES as u64 + 100;
         for number in 1..=pushed {
-            writer.queue_line(&line(number));
+            writer.queue_line(&audit_line(number));
         }
-        assert!(!writer.wait_durable(Duration::from_millis(10)).await);
+        assert!(!writer.wait_until_lines_durable(Duration::from_millis(10)).await);
         assert_eq!((writer.stats().queued, writer.stats().lost), (QUEUE_LINES, 100));
         tokio::time::sleep(HANG_AFTER).await;
         assert!(
@@ -454,8 +459,8 @@ mod tests {
         while writer.stats().queued > 0 {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        writer.queue_line(&line(pushed + 1));
-        assert!(writer.wait_durable(Duration::from_secs(10)).await);
+        writer.queue_line(&audit_line(pushed + 1));
+        assert!(writer.wait_until_lines_durable(Duration::from_secs(10)).await);
         assert_eq!(writer.write_error(), None);
         let text = written.lock().unwrap().clone();
         let lines: Vec<AuditLine> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -481,18 +486,18 @@ mod tests {
             0,
         )
         .unwrap();
-        let refused = FileSink::open(&pipe).err().map(|error| error.to_string()).unwrap_or_default();
+        let refused = AuditFileSink::open(&pipe).err().map(|error| error.to_string()).unwrap_or_default();
         assert!(refused.contains("no process reads"), "{refused}");
 
         let path = folder.join("audit");
-        let mut target = FileSink::open(&path).unwrap();
+        let mut target = AuditFileSink::open(&path).unwrap();
         let mut written = 0;
-        write_rest(&mut target, b"one\n", &mut written).unwrap();
+        write_rest_and_sync(&mut target, b"one\n", &mut written).unwrap();
         assert!(!target.reopen_if_moved(false).unwrap());
         std::fs::rename(&path, folder.join("audit.1")).unwrap();
         assert!(target.reopen_if_moved(false).unwrap());
         written = 0;
-        write_rest(&mut target, b"two\n", &mut written).unwrap();
+        write_rest_and_sync(&mut target, b"two\n", &mut written).unwrap();
         assert_eq!(std::fs::read_to_string(folder.join("audit.1")).unwrap(), "one\n");
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "two\n");
         std::fs::remove_dir_all(&folder).unwrap();

@@ -1,6 +1,6 @@
 //! Holds open and closed findings. If the condition of a finding ends and soon returns, the finding stays open.
 //!
-//! Begin at `FindingStore::update`.
+//! Begin at `FindingStore::update_with_detections`.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
@@ -98,30 +98,31 @@ pub struct FindingStore {
 }
 
 impl FindingStore {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<JobId, JobFindingState>> {
+    fn lock_findings(&self) -> MutexGuard<'_, BTreeMap<JobId, JobFindingState>> {
         self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Removes the findings of deleted jobs.
     pub fn retain_jobs(&self, there: impl Fn(JobId) -> bool) {
-        self.lock().retain(|job, _| there(*job));
+        self.lock_findings().retain(|job, _| there(*job));
     }
 
     /// Updates the findings of a job with new detections. Returns the changes.
-    pub fn update(
+    pub fn update_with_detections(
         &self,
         seen: &JobObservation,
         found: Vec<(&'static Detector, Detection)>,
     ) -> Vec<FindingTransition> {
         let now = seen.seen_at;
-        let mut jobs = self.lock();
+        let mut jobs = self.lock_findings();
         let of_job = jobs.entry(seen.job).or_default();
         let mut changed = Vec::new();
         for (detector, found) in found {
             let fresh = finding_from_detection(seen, detector, found);
             match of_job.open.get_mut(detector.id) {
                 Some(open) => {
-                    *open = OpenFinding { finding: open.finding.refreshed_from(fresh), seen_last: now }
+                    *open =
+                        OpenFinding { finding: open.finding.with_values_of_detection(fresh), seen_last: now }
                 }
                 None => {
                     changed.push(FindingTransition::Opened(fresh.clone()));
@@ -159,19 +160,19 @@ impl FindingStore {
     /// Returns whether a finding is open.
     #[must_use]
     pub fn is_finding_open(&self, job: JobId, id: &str) -> bool {
-        self.lock().get(&job).is_some_and(|of_job| of_job.open.contains_key(id))
+        self.lock_findings().get(&job).is_some_and(|of_job| of_job.open.contains_key(id))
     }
 
     /// Returns whether a job has open findings.
     #[must_use]
     pub fn has_open_findings(&self, job: JobId) -> bool {
-        self.lock().get(&job).is_some_and(|of_job| !of_job.open.is_empty())
+        self.lock_findings().get(&job).is_some_and(|of_job| !of_job.open.is_empty())
     }
 
     /// Returns the closed findings of a job, the latest first.
     #[must_use]
     pub fn closed_findings(&self, job: JobId) -> Vec<Finding> {
-        self.lock().get(&job).map_or_else(Vec::new, |of_job| of_job.closed.iter().cloned().collect())
+        self.lock_findings().get(&job).map_or_else(Vec::new, |of_job| of_job.closed.iter().cloned().collect())
     }
 
     /// Returns the open findings of a job that are among `found`, with present values and by severity.
@@ -181,11 +182,11 @@ impl FindingStore {
         seen: &JobObservation,
         found: Vec<(&'static Detector, Detection)>,
     ) -> Vec<Finding> {
-        let jobs = self.lock();
+        let jobs = self.lock_findings();
         let Some(of_job) = jobs.get(&seen.job) else { return Vec::new() };
         let held = found.into_iter().filter_map(|(detector, found)| {
             let open = of_job.open.get(detector.id)?;
-            Some(open.finding.refreshed_from(finding_from_detection(seen, detector, found)))
+            Some(open.finding.with_values_of_detection(finding_from_detection(seen, detector, found)))
         });
         let mut held: Vec<Finding> = held.collect();
         held.sort_by_key(|finding| (std::cmp::Reverse(finding.severity), finding.since));
@@ -195,7 +196,7 @@ impl FindingStore {
 
 impl Finding {
     /// Returns this finding with the values of the new detection.
-    fn refreshed_from(&self, fresh: Self) -> Self {
+    fn with_values_of_detection(&self, fresh: Self) -> Self {
         // A detector without memory sets `since` to now, so the first value is more accurate, unless the
         // barrier instance is another one.
         let same = (&self.barrier, self.counter) == (&fresh.barrier, fresh.counter);

@@ -4,29 +4,29 @@
 
 use std::sync::Arc;
 
-use super::{CATALOGUE, FindingStore, findings_that_hold};
+use super::{CATALOGUE, FindingStore, open_findings_that_hold};
 use crate::coordination::JobObservation;
 use crate::engine::Engine;
-use crate::service::reports::ReportStore;
-use crate::telemetry::metrics::{MetricSource, ScrapeSamples, catalogue as metric};
+use crate::service::reports::TransferReportStore;
+use crate::telemetry::metrics::{MetricSource, ScrapeOutput, catalogue as metric};
 
 /// The metrics of the findings of every job.
 pub struct FindingMetrics {
     /// The state.
     pub engine: Arc<Engine>,
     /// The reports on which some findings rest.
-    pub reports: Arc<ReportStore>,
+    pub reports: Arc<TransferReportStore>,
     /// The findings.
     pub findings: Arc<FindingStore>,
 }
 
 impl MetricSource for FindingMetrics {
-    fn write_samples(&self, page: &mut ScrapeSamples) {
+    fn write_samples(&self, page: &mut ScrapeOutput) {
         page.add_timestamp_sample(&metric::FINDINGS_LOOKED, &[], self.findings.last_checked_at());
     }
 
-    fn write_job_samples(&self, seen: &JobObservation, page: &mut ScrapeSamples) {
-        let open = findings_that_hold(&self.engine, &self.reports, &self.findings, seen);
+    fn write_job_samples(&self, seen: &JobObservation, page: &mut ScrapeOutput) {
+        let open = open_findings_that_hold(&self.engine, &self.reports, &self.findings, seen);
         for finding in CATALOGUE {
             let holds = open.iter().any(|open| *open.id == *finding.id);
             page.add_integer_sample(&metric::FINDINGS, &[seen.name.as_str(), finding.id], u64::from(holds));

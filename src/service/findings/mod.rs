@@ -14,25 +14,25 @@
 //! | `chronic_straggler.rs` | a task arrives late at nearly every barrier |
 //! | `heartbeat_gaps.rs` | heartbeats come close to the timeout |
 //! | `restart_storm.rs` | tasks restart again and again within one run |
-//! | `generation_churn.rs` | run after run fails |
-//! | `nearly_full.rs` | a bound is nearly reached |
-//! | `clock_off.rs` | the clock of a host differs from the service's |
+//! | `repeated_run_failures.rs` | run after run fails |
+//! | `bound_nearly_reached.rs` | a bound is nearly reached |
+//! | `worker_clock_off.rs` | the clock of a host differs from the service's |
 
 mod automatic_exclusion;
 mod barrier_stuck;
+mod bound_nearly_reached;
 mod chronic_straggler;
-mod clock_off;
 mod detector;
 mod finding_store;
-mod generation_churn;
 mod heartbeat_gaps;
 mod metrics;
 mod missing_at_registration;
-mod nearly_full;
+mod repeated_run_failures;
 mod restart_storm;
 mod stalled_task;
 #[cfg(test)]
 mod tests;
+mod worker_clock_off;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -54,9 +54,9 @@ pub static CATALOGUE: &[&Detector] = &[
     &chronic_straggler::DETECTOR,
     &heartbeat_gaps::DETECTOR,
     &restart_storm::DETECTOR,
-    &generation_churn::DETECTOR,
-    &nearly_full::DETECTOR,
-    &clock_off::DETECTOR,
+    &repeated_run_failures::DETECTOR,
+    &bound_nearly_reached::DETECTOR,
+    &worker_clock_off::DETECTOR,
 ];
 
 /// Returns the names of every kind of finding, as in events, metrics and addresses.
@@ -77,12 +77,12 @@ pub fn run_detectors(seen: DetectorInput<'_>) -> Vec<(&'static Detector, Detecti
 /// `apply`.
 pub async fn run_detectors_periodically(
     engine: Arc<Engine>,
-    reports: Arc<reports::ReportStore>,
+    reports: Arc<reports::TransferReportStore>,
     board: Arc<FindingStore>,
     apply: impl Fn(AutomaticExclusion) + Send,
 ) {
     loop {
-        for remedy in check_all_jobs(&engine, &reports, &board) {
+        for remedy in run_detectors_on_all_jobs(&engine, &reports, &board) {
             apply(remedy);
         }
         tokio::time::sleep(CHECK_INTERVAL).await;
@@ -90,9 +90,9 @@ pub async fn run_detectors_periodically(
 }
 
 /// Runs the detectors once on every job. Returns the remedies that the settings of jobs ask for.
-pub fn check_all_jobs(
+pub fn run_detectors_on_all_jobs(
     engine: &Engine,
-    reports: &reports::ReportStore,
+    reports: &reports::TransferReportStore,
     board: &FindingStore,
 ) -> Vec<AutomaticExclusion> {
     let mut remedies = Vec::new();
@@ -101,7 +101,9 @@ pub fn check_all_jobs(
     for job in jobs {
         let Some(seen) = engine.read(|core, now| core.observe_job(job, now)) else { continue };
         let clocks = worker_clocks(engine, reports, &seen);
-        for transition in board.update(&seen, run_detectors(DetectorInput { job: &seen, clocks: &clocks })) {
+        for transition in
+            board.update_with_detections(&seen, run_detectors(DetectorInput { job: &seen, clocks: &clocks }))
+        {
             let (open, finding) = match transition {
                 FindingTransition::Opened(finding) => (true, finding),
                 FindingTransition::Closed(finding) => (false, finding),
@@ -129,16 +131,16 @@ pub fn check_all_jobs(
 /// finding. This function runs the detectors again and leaves out the findings that do not hold at this
 /// moment, so that no page shows a condition that is over.
 #[must_use]
-pub fn current_findings(
+pub fn open_and_closed_findings(
     engine: &Engine,
-    reports: &reports::ReportStore,
+    reports: &reports::TransferReportStore,
     board: &FindingStore,
     job: JobId,
 ) -> (Vec<Finding>, Vec<Finding>) {
     let seen =
         if board.has_open_findings(job) { engine.read(|core, now| core.observe_job(job, now)) } else { None };
     (
-        seen.map_or_else(Vec::new, |seen| findings_that_hold(engine, reports, board, &seen)),
+        seen.map_or_else(Vec::new, |seen| open_findings_that_hold(engine, reports, board, &seen)),
         board.closed_findings(job),
     )
 }
@@ -146,9 +148,9 @@ pub fn current_findings(
 /// Returns the open findings of a job that hold in the state `seen`. The detectors run only if the job has open
 /// findings.
 #[must_use]
-pub fn findings_that_hold(
+pub fn open_findings_that_hold(
     engine: &Engine,
-    reports: &reports::ReportStore,
+    reports: &reports::TransferReportStore,
     board: &FindingStore,
     seen: &JobObservation,
 ) -> Vec<Finding> {
@@ -162,7 +164,7 @@ pub fn findings_that_hold(
 /// Returns the clocks that a job's workers report.
 fn worker_clocks(
     engine: &Engine,
-    reports: &reports::ReportStore,
+    reports: &reports::TransferReportStore,
     seen: &JobObservation,
 ) -> Vec<(TaskId, ClockReading)> {
     if !reports.has_run_reports(seen.job, seen.run) {

@@ -1,6 +1,6 @@
 //! Detects repeated restarts within one run.
 //!
-//! `generation_churn.rs` detects failed runs. Begin at `detect`.
+//! `repeated_run_failures.rs` detects failed runs. Begin at `detect`.
 
 use std::time::Duration;
 

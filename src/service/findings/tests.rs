@@ -1,6 +1,6 @@
 //! Tests each detector on a job that has the condition and on a job that does not.
 //!
-//! Begin at `healthy`.
+//! Begin at `healthy_job`.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ fn seconds_ago(seconds: u64) -> Timestamp {
 }
 
 /// Returns a job of eight tasks with nothing to find.
-fn healthy() -> JobObservation {
+fn healthy_job() -> JobObservation {
     let task = |id: i32| TaskObservation {
         task: TaskId(id),
         standing: TaskPhase::Connected,
@@ -60,7 +60,7 @@ fn healthy() -> JobObservation {
         counts: TaskCounts::default(),
         noticed_at: None,
         tasks: (0..8).map(task).collect(),
-        barriers: vec![barrier(20, 18, &[1, 2])],
+        barriers: vec![barrier_observation(20, 18, &[1, 2])],
         recent: Vec::new(),
         waiting: WaitingCallCounts::default(),
         gaps: GapHistogram::default(),
@@ -71,11 +71,11 @@ fn healthy() -> JobObservation {
             BoundUsage { name: "barriers-recent", limit: 100, used: Some(100), is_rolling: true },
         ],
         exclusions: 0,
-        past_runs: vec![past(1, 4000, RunOutcome::Failed), past(2, 3500, RunOutcome::Failed)],
+        past_runs: vec![past_run(1, 4000, RunOutcome::Failed), past_run(2, 3500, RunOutcome::Failed)],
     }
 }
 
-fn barrier(since: u64, last: u64, missing: &[i32]) -> BarrierObservation {
+fn barrier_observation(since: u64, last: u64, missing: &[i32]) -> BarrierObservation {
     BarrierObservation {
         id: "step".into(),
         counter: 3,
@@ -90,7 +90,7 @@ fn barrier(since: u64, last: u64, missing: &[i32]) -> BarrierObservation {
     }
 }
 
-fn past(number: u64, ended: u64, outcome: RunOutcome) -> PastRunObservation {
+fn past_run(number: u64, ended: u64, outcome: RunOutcome) -> PastRunObservation {
     PastRunObservation {
         number: RunNumber(number),
         outcome,
@@ -99,7 +99,7 @@ fn past(number: u64, ended: u64, outcome: RunOutcome) -> PastRunObservation {
     }
 }
 
-fn record(seconds: u64) -> BarrierRecord {
+fn barrier_record_of_duration(seconds: u64) -> BarrierRecord {
     BarrierRecord {
         id: "step".into(),
         counter: 2,
@@ -119,18 +119,18 @@ fn record(seconds: u64) -> BarrierRecord {
 }
 
 /// Runs all detectors on a job whose workers report no clock.
-fn found(job: &JobObservation) -> Vec<(&'static Detector, Detection)> {
+fn run_detectors_without_clocks(job: &JobObservation) -> Vec<(&'static Detector, Detection)> {
     run_detectors(DetectorInput { job, clocks: &[] })
 }
 
-fn ids(seen: &JobObservation) -> Vec<&'static str> {
-    found(seen).iter().map(|(detector, _)| detector.id).collect()
+fn detected_finding_ids(seen: &JobObservation) -> Vec<&'static str> {
+    run_detectors_without_clocks(seen).iter().map(|(detector, _)| detector.id).collect()
 }
 
 #[track_caller]
-fn only(seen: &JobObservation, id: &str) -> Detection {
-    assert_eq!(ids(seen), [id]);
-    let (detector, found) = found(seen).remove(0);
+fn expect_only_finding(seen: &JobObservation, id: &str) -> Detection {
+    assert_eq!(detected_finding_ids(seen), [id]);
+    let (detector, found) = run_detectors_without_clocks(seen).remove(0);
     assert!(!found.evidence.is_empty() && !found.summary_without_tasks.is_empty(), "{found:?}");
     assert!(found.since <= NOW && !detector.advice.is_empty());
     found
@@ -138,42 +138,43 @@ fn only(seen: &JobObservation, id: &str) -> Detection {
 
 #[test]
 fn in_a_healthy_job_nothing_is_found() {
-    assert!(ids(&healthy()).is_empty());
+    assert!(detected_finding_ids(&healthy_job()).is_empty());
 }
 
 #[test]
 fn tasks_that_are_missing_at_registration_are_named_after_a_minute() {
-    let mut seen = healthy();
+    let mut seen = healthy_job();
     seen.state = RunState::Forming;
-    seen.barriers = vec![BarrierObservation { kind: BarrierKind::Registration, ..barrier(59, 59, &[1, 5]) }];
-    assert!(ids(&seen).is_empty());
+    seen.barriers =
+        vec![BarrierObservation { kind: BarrierKind::Registration, ..barrier_observation(59, 59, &[1, 5]) }];
+    assert!(detected_finding_ids(&seen).is_empty());
     seen.barriers[0].since = seconds_ago(61);
-    let found = only(&seen, "missing-at-registration");
+    let found = expect_only_finding(&seen, "missing-at-registration");
     assert_eq!((found.tasks, found.since), (vec![TaskId(1), TaskId(5)], seconds_ago(61)));
     assert_eq!(found.summary_without_tasks, "2 of 8 tasks have not registered");
 }
 
 #[test]
 fn a_barrier_is_stuck_measured_by_its_own_past() {
-    let mut seen = healthy();
-    seen.barriers = vec![barrier(100, 100, &[1, 2, 3])];
-    let found = only(&seen, "barrier-stuck");
+    let mut seen = healthy_job();
+    seen.barriers = vec![barrier_observation(100, 100, &[1, 2, 3])];
+    let found = expect_only_finding(&seen, "barrier-stuck");
     assert_eq!(found.summary_without_tasks, "5 of 8 tasks wait at barrier step (use 3); 3 tasks are missing");
     assert_eq!((found.barrier, found.task_count), (Some(("step".into(), 3)), 3));
     seen.state = RunState::Failed;
-    assert!(ids(&seen).is_empty(), "its run is over");
+    assert!(detected_finding_ids(&seen).is_empty(), "its run is over");
     seen.state = RunState::Running;
-    seen.recent = vec![record(30)];
-    assert!(ids(&seen).is_empty(), "it took half a minute before, too");
+    seen.recent = vec![barrier_record_of_duration(30)];
+    assert!(detected_finding_ids(&seen).is_empty(), "it took half a minute before, too");
     seen.barriers[0].since = seconds_ago(151);
-    only(&seen, "barrier-stuck");
+    expect_only_finding(&seen, "barrier-stuck");
 }
 
 #[test]
 fn a_task_that_lives_and_does_not_come_is_stalled() {
-    let mut seen = healthy();
-    seen.barriers = vec![barrier(40, 35, &[6])];
-    let found = only(&seen, "stalled-task");
+    let mut seen = healthy_job();
+    seen.barriers = vec![barrier_observation(40, 35, &[6])];
+    let found = expect_only_finding(&seen, "stalled-task");
     assert_eq!(
         (found.tasks, found.title.as_deref()),
         (vec![TaskId(6)], Some("1 task has not reached the barrier"))
@@ -185,7 +186,7 @@ fn a_task_that_lives_and_does_not_come_is_stalled() {
     );
     // With a long timeout a silent task still counts as silent: its own interval decides.
     (seen.tasks[6].interval_us, seen.tasks[6].last_heartbeat) = (5_000_000, Some(seconds_ago(43)));
-    let found = only(&seen, "stalled-task");
+    let found = expect_only_finding(&seen, "stalled-task");
     assert!(
         found.summary_without_tasks.ends_with("the missing task has sent no heartbeat for 43 s"),
         "{}",
@@ -193,27 +194,27 @@ fn a_task_that_lives_and_does_not_come_is_stalled() {
     );
     (seen.tasks[6].interval_us, seen.tasks[6].last_heartbeat) = (50_000_000, Some(seconds_ago(3)));
     seen.tasks[6].is_waiting = true;
-    assert!(ids(&seen).is_empty(), "it waits elsewhere");
+    assert!(detected_finding_ids(&seen).is_empty(), "it waits elsewhere");
     seen.tasks[6].is_waiting = false;
     seen.tasks[6].standing = TaskPhase::Suspect;
-    assert!(ids(&seen).is_empty(), "it may be dead");
+    assert!(detected_finding_ids(&seen).is_empty(), "it may be dead");
     seen.tasks[6].standing = TaskPhase::Connected;
-    seen.recent = vec![record(30)];
-    assert!(ids(&seen).is_empty(), "it was as slow before");
+    seen.recent = vec![barrier_record_of_duration(30)];
+    assert!(detected_finding_ids(&seen).is_empty(), "it was as slow before");
 }
 
 #[test]
 fn a_chronic_straggler_is_found_and_a_negligible_delay_is_not() {
-    let mut seen = healthy();
+    let mut seen = healthy_job();
     let late = |seen: &mut JobObservation, task: usize, score: f64, lateness_us: u64| {
         let Some(it) = seen.tasks[task].straggling.as_mut() else { return };
         (it.score, it.lateness_us) = (score, lateness_us);
     };
     late(&mut seen, 2, 0.95, 40_000);
-    assert!(ids(&seen).is_empty(), "it costs nothing");
+    assert!(detected_finding_ids(&seen).is_empty(), "it costs nothing");
     late(&mut seen, 2, 0.95, 400_000);
     late(&mut seen, 5, 0.9, 500_000);
-    let found = only(&seen, "chronic-straggler");
+    let found = expect_only_finding(&seen, "chronic-straggler");
     assert_eq!(found.tasks, [TaskId(5), TaskId(2)]);
     // The lateness is an average, so single arrivals may be later.
     assert!(
@@ -224,38 +225,38 @@ fn a_chronic_straggler_is_found_and_a_negligible_delay_is_not() {
     for task in [2, 5] {
         seen.tasks[task].straggling.as_mut().unwrap().taken_part = 15;
     }
-    assert!(ids(&seen).is_empty(), "it is too early to tell");
+    assert!(detected_finding_ids(&seen).is_empty(), "it is too early to tell");
 }
 
 #[test]
 fn heartbeats_that_come_nearly_too_late_are_found() {
-    let mut seen = healthy();
+    let mut seen = healthy_job();
     seen.tasks[3].longest_gap_us = 76_000_000;
-    assert_eq!(only(&seen, "heartbeat-gaps-widening").tasks, [TaskId(3)]);
+    assert_eq!(expect_only_finding(&seen, "heartbeat-gaps-widening").tasks, [TaskId(3)]);
     seen.tasks[3].interval_us = 74_000_000;
-    assert!(ids(&seen).is_empty(), "it never came more often");
+    assert!(detected_finding_ids(&seen).is_empty(), "it never came more often");
     seen.tasks[4].last_heartbeat = Some(seconds_ago(80));
-    assert_eq!(only(&seen, "heartbeat-gaps-widening").tasks, [TaskId(4)]);
+    assert_eq!(expect_only_finding(&seen, "heartbeat-gaps-widening").tasks, [TaskId(4)]);
 }
 
 #[test]
 fn a_storm_of_restarts_is_one_task_again_and_again_or_many_tasks() {
-    let mut seen = healthy();
+    let mut seen = healthy_job();
     seen.tasks[1].past_lives = 3;
-    assert!(ids(&seen).is_empty(), "it has long been back");
+    assert!(detected_finding_ids(&seen).is_empty(), "it has long been back");
     seen.tasks[1].registered_at = seconds_ago(60);
-    let found = only(&seen, "restart-storm");
+    let found = expect_only_finding(&seen, "restart-storm");
     assert_eq!(
         found.summary_without_tasks,
         "task 1 restarted in the last ten minutes: 3 restarts in this run"
     );
     assert_eq!(found.tasks, [TaskId(1)]);
-    let mut seen = healthy();
+    let mut seen = healthy_job();
     for task in 0..3 {
         seen.tasks[task].past_lives = 1;
         seen.tasks[task].registered_at = seconds_ago(30);
     }
-    let found = only(&seen, "restart-storm");
+    let found = expect_only_finding(&seen, "restart-storm");
     assert_eq!(found.tasks.len(), 3);
     assert!(
         found.summary_without_tasks.ends_with("most often task 0: 1 restart in this run"),
@@ -266,30 +267,30 @@ fn a_storm_of_restarts_is_one_task_again_and_again_or_many_tasks() {
 
 #[test]
 fn runs_that_fail_one_after_another_are_churn_and_those_that_complete_are_not() {
-    let mut seen = healthy();
-    seen.past_runs.push(past(3, 3100, RunOutcome::Abandoned));
-    assert!(ids(&seen).is_empty(), "one of them was long ago");
-    seen.past_runs.push(past(3, 100, RunOutcome::Completed));
-    assert!(ids(&seen).is_empty(), "one of them completed");
-    seen.past_runs.push(past(3, 100, RunOutcome::Failed));
-    only(&seen, "generation-churn");
+    let mut seen = healthy_job();
+    seen.past_runs.push(past_run(3, 3100, RunOutcome::Abandoned));
+    assert!(detected_finding_ids(&seen).is_empty(), "one of them was long ago");
+    seen.past_runs.push(past_run(3, 100, RunOutcome::Completed));
+    assert!(detected_finding_ids(&seen).is_empty(), "one of them completed");
+    seen.past_runs.push(past_run(3, 100, RunOutcome::Failed));
+    expect_only_finding(&seen, "generation-churn");
 }
 
 #[test]
 fn a_bound_that_is_nearly_reached_is_named() {
-    let mut seen = healthy();
+    let mut seen = healthy_job();
     seen.bounds[0].used = Some(90);
-    assert!(only(&seen, "nearly-full-bounds").summary_without_tasks.contains("bounds.keys"));
+    assert!(expect_only_finding(&seen, "nearly-full-bounds").summary_without_tasks.contains("bounds.keys"));
 }
 
 #[test]
 fn a_flickering_condition_is_one_finding_with_two_events() {
     let board = FindingStore::default();
-    let mut seen = healthy();
+    let mut seen = healthy_job();
     let mut look = |seconds: u64, full: bool| {
         seen.seen_at = Timestamp(NOW.0 + seconds * 1_000_000);
         seen.bounds[0].used = Some(if full { 95 } else { 5 });
-        board.update(&seen, found(&seen))
+        board.update_with_detections(&seen, run_detectors_without_clocks(&seen))
     };
     assert!(matches!(look(0, true)[..], [FindingTransition::Opened(_)]));
     for second in 1..10 {
@@ -308,34 +309,39 @@ fn a_flickering_condition_is_one_finding_with_two_events() {
 #[test]
 fn a_finding_that_lingers_is_shown_only_while_it_holds_and_in_the_words_of_now() {
     let board = FindingStore::default();
-    let mut seen = healthy();
-    seen.barriers = vec![barrier(40, 35, &[6])];
-    assert!(board.open_findings_among(&seen, found(&seen)).is_empty(), "it was not opened");
-    board.update(&seen, found(&seen));
+    let mut seen = healthy_job();
+    seen.barriers = vec![barrier_observation(40, 35, &[6])];
+    assert!(
+        board.open_findings_among(&seen, run_detectors_without_clocks(&seen)).is_empty(),
+        "it was not opened"
+    );
+    board.update_with_detections(&seen, run_detectors_without_clocks(&seen));
     seen.seen_at = Timestamp(NOW.0 + 2_000_000);
     (seen.tasks[6].interval_us, seen.tasks[6].last_heartbeat) = (5_000_000, Some(seconds_ago(41)));
-    let [held] = &board.open_findings_among(&seen, found(&seen))[..] else { panic!("it holds") };
+    let [held] = &board.open_findings_among(&seen, run_detectors_without_clocks(&seen))[..] else {
+        panic!("it holds")
+    };
     assert!(held.summary_without_tasks.ends_with("has sent no heartbeat for 43 s"), "{held:?}");
     assert_eq!(held.summary, format!("{}: task 6 at 10.0.0.4:7000", held.summary_without_tasks));
     // The process was killed: the finding stays open for ten more seconds and is not shown.
     seen.tasks[6].standing = TaskPhase::Failed;
-    board.update(&seen, found(&seen));
+    board.update_with_detections(&seen, run_detectors_without_clocks(&seen));
     assert!(board.is_finding_open(JobId(0), "stalled-task"));
-    assert!(board.open_findings_among(&seen, found(&seen)).is_empty());
+    assert!(board.open_findings_among(&seen, run_detectors_without_clocks(&seen)).is_empty());
 }
 
 #[test]
 fn a_finding_counts_all_of_its_tasks_however_few_it_lists() {
     let board = FindingStore::default();
-    let mut seen = healthy();
+    let mut seen = healthy_job();
     seen.barriers = vec![BarrierObservation {
         members: 1000,
         arrived: 892,
         missing: 108,
         missing_tasks: (0..64).map(TaskId).collect(),
-        ..barrier(100, 100, &[])
+        ..barrier_observation(100, 100, &[])
     }];
-    let opened = board.update(&seen, found(&seen));
+    let opened = board.update_with_detections(&seen, run_detectors_without_clocks(&seen));
     let [FindingTransition::Opened(finding)] = &opened[..] else { panic!("{opened:?}") };
     assert_eq!((finding.task_count, finding.tasks.len()), (108, TASKS_NAMED));
     assert!(finding.summary_without_tasks.ends_with("108 tasks are missing"), "{finding:?}");
@@ -353,7 +359,10 @@ fn the_catalogue_is_whole_and_names_are_unique() {
 }
 
 /// Runs all detectors on a job whose workers report these clocks: task, seconds ahead, and uncertainty.
-fn with_clocks(job: &JobObservation, told: &[(i32, f64, f64)]) -> Vec<(&'static Detector, Detection)> {
+fn run_detectors_with_clocks(
+    job: &JobObservation,
+    told: &[(i32, f64, f64)],
+) -> Vec<(&'static Detector, Detection)> {
     let micros = |seconds: f64| (seconds * 1e6) as i64;
     let clock = |(task, ahead, within): &(i32, f64, f64)| {
         let reading = ClockReading { ahead_us: micros(*ahead), within_us: micros(*within).unsigned_abs() };
@@ -365,15 +374,15 @@ fn with_clocks(job: &JobObservation, told: &[(i32, f64, f64)]) -> Vec<(&'static 
 
 #[test]
 fn a_clock_that_is_surely_off_is_found_and_one_that_may_be_is_not() {
-    let job = healthy();
-    assert!(with_clocks(&job, &[]).is_empty());
-    assert!(with_clocks(&job, &[(0, 0.999, 0.0), (1, -0.9, 0.0), (2, 3.0, 2.1)]).is_empty());
-    let found = with_clocks(&job, &[(0, 0.0, 0.001), (3, -92.4, 0.001)]);
+    let job = healthy_job();
+    assert!(run_detectors_with_clocks(&job, &[]).is_empty());
+    assert!(run_detectors_with_clocks(&job, &[(0, 0.999, 0.0), (1, -0.9, 0.0), (2, 3.0, 2.1)]).is_empty());
+    let found = run_detectors_with_clocks(&job, &[(0, 0.0, 0.001), (3, -92.4, 0.001)]);
     let [(detector, found)] = found.as_slice() else { panic!("{found:?}") };
     assert_eq!((detector.id, found.tasks.as_slice()), ("worker-clock-off", [TaskId(3)].as_slice()));
     assert_eq!(found.summary_without_tasks, "the clock of 1 task is 1 min 32 s behind the server's");
     assert!((found.evidence[0].is + 92.4).abs() < 1e-9, "{found:?}");
-    let found = with_clocks(&job, &[(0, 1.5, 0.0), (5, 9.0, 0.0), (6, 0.0, 0.0)]);
+    let found = run_detectors_with_clocks(&job, &[(0, 1.5, 0.0), (5, 9.0, 0.0), (6, 0.0, 0.0)]);
     assert_eq!(found[0].1.tasks, [TaskId(5), TaskId(0)], "the worst first");
     assert_eq!(
         found[0].1.summary_without_tasks,
@@ -383,17 +392,20 @@ fn a_clock_that_is_surely_off_is_found_and_one_that_may_be_is_not() {
 
 #[test]
 fn a_majority_of_hosts_blames_the_service_clock() {
-    let job = healthy();
+    let job = healthy_job();
     // Tasks 0 and 1 share a host, and so on: four hosts.
-    let found = with_clocks(&job, &[(0, 60.0, 0.0), (2, 60.1, 0.0), (4, 59.9, 0.0), (6, 60.0, 0.0)]);
+    let found =
+        run_detectors_with_clocks(&job, &[(0, 60.0, 0.0), (2, 60.1, 0.0), (4, 59.9, 0.0), (6, 60.0, 0.0)]);
     assert!(found[0].1.tasks.is_empty(), "{found:?}");
     let said = "the clock of this server is 1 min 0 s behind those of most of 4 hosts";
     assert!(found[0].1.summary_without_tasks.starts_with(said), "{found:?}");
     // One host with many tasks has one vote, so these are too few hosts.
-    let found = with_clocks(&job, &[(0, 60.0, 0.0), (1, 60.0, 0.0), (2, 0.0, 0.0), (4, 0.0, 0.0)]);
+    let found =
+        run_detectors_with_clocks(&job, &[(0, 60.0, 0.0), (1, 60.0, 0.0), (2, 0.0, 0.0), (4, 0.0, 0.0)]);
     assert_eq!(found[0].1.tasks, [TaskId(0), TaskId(1)]);
-    assert_eq!(with_clocks(&job, &[(0, 60.0, 0.0), (2, 60.0, 0.0)])[0].1.tasks.len(), 2);
+    assert_eq!(run_detectors_with_clocks(&job, &[(0, 60.0, 0.0), (2, 60.0, 0.0)])[0].1.tasks.len(), 2);
     // Hosts that agree with no other host are reported one by one.
-    let found = with_clocks(&job, &[(0, 60.0, 0.0), (2, -90.0, 0.0), (4, 20.0, 0.0), (6, 300.0, 0.0)]);
+    let found =
+        run_detectors_with_clocks(&job, &[(0, 60.0, 0.0), (2, -90.0, 0.0), (4, 20.0, 0.0), (6, 300.0, 0.0)]);
     assert_eq!(found[0].1.tasks, [TaskId(6), TaskId(2), TaskId(0), TaskId(4)]);
 }

@@ -1,7 +1,7 @@
 //! The number of bytes moved over time. A long series has one point for each of the last 600 seconds. A short series
 //! has one point for each of the last four intervals of ten seconds.
 //!
-//! Begin at [`ByteSeries::add`].
+//! Begin at [`ByteSeries::add_bytes_between`].
 
 use crate::coordination::Timestamp;
 
@@ -12,7 +12,7 @@ pub const POINTS: usize = 600;
 const SPREAD_MAX_US: u64 = 60_000_000;
 const SECOND_US: u64 = 1_000_000;
 
-/// The length of a step of [`StepSeries`] in seconds: the window over which rates are measured.
+/// The length of a step of [`TenSecondSeries`] in seconds: the window over which rates are measured.
 pub const STEP_SECONDS: u64 = 10;
 /// The number of steps that are kept: enough for the last complete step of tasks that report only every
 /// twenty seconds.
@@ -21,7 +21,7 @@ const STEPS: usize = 4;
 /// Bytes of each second, for the last ten minutes.
 pub type SecondSeries = ByteSeries<POINTS, 1>;
 /// Bytes of each step of ten seconds, for the last few.
-pub type StepSeries = ByteSeries<STEPS, STEP_SECONDS>;
+pub type TenSecondSeries = ByteSeries<STEPS, STEP_SECONDS>;
 
 /// Bytes per step of `SECONDS` seconds, for the last `COUNT` steps.
 #[derive(Debug, Clone, Copy)]
@@ -46,7 +46,7 @@ impl<const COUNT: usize, const SECONDS: u64> ByteSeries<COUNT, SECONDS> {
     }
 
     /// Adds bytes that moved evenly between two times.
-    pub fn add(&mut self, from: Timestamp, until: Timestamp, bytes: u64) {
+    pub fn add_bytes_between(&mut self, from: Timestamp, until: Timestamp, bytes: u64) {
         if bytes == 0 {
             return;
         }
@@ -110,34 +110,34 @@ impl<const COUNT: usize, const SECONDS: u64> ByteSeries<COUNT, SECONDS> {
 mod tests {
     use super::*;
 
-    const fn at(ms: u64) -> Timestamp {
+    const fn timestamp_at_ms(ms: u64) -> Timestamp {
         Timestamp(ms * 1000)
     }
 
     #[test]
     fn bytes_are_spread_over_the_time_in_which_they_moved_and_none_is_lost() {
         let mut ring = SecondSeries::default();
-        ring.add(at(10_500), at(12_500), 1001);
+        ring.add_bytes_between(timestamp_at_ms(10_500), timestamp_at_ms(12_500), 1001);
         assert_eq!(ring.bytes_of_last_steps(13, 5), [0, 250, 500, 251, 0]);
-        ring.add(at(12_500), at(12_600), 9);
+        ring.add_bytes_between(timestamp_at_ms(12_500), timestamp_at_ms(12_600), 9);
         assert_eq!(ring.bytes_of_last_steps(12, 1), [260]);
         // Two reports at the same time.
-        ring.add(at(12_600), at(12_600), 1);
+        ring.add_bytes_between(timestamp_at_ms(12_600), timestamp_at_ms(12_600), 1);
         assert_eq!(ring.bytes_of_last_steps(12, 1), [261]);
     }
 
     #[test]
     fn the_series_covers_ten_minutes_and_no_future() {
         let mut ring = SecondSeries::default();
-        ring.add(at(1_000_000), at(1_000_900), 7);
-        ring.add(at(1_599_000), at(1_599_900), 8);
+        ring.add_bytes_between(timestamp_at_ms(1_000_000), timestamp_at_ms(1_000_900), 7);
+        ring.add_bytes_between(timestamp_at_ms(1_599_000), timestamp_at_ms(1_599_900), 8);
         assert_eq!(ring.bytes_of_last_steps(1599, POINTS)[0], 7);
-        ring.add(at(1_600_000), at(1_600_900), 9);
+        ring.add_bytes_between(timestamp_at_ms(1_600_000), timestamp_at_ms(1_600_900), 9);
         let window = ring.bytes_of_last_steps(1600, 9999);
         assert_eq!((window.len(), window[0], window[POINTS - 2], window[POINTS - 1]), (POINTS, 0, 8, 9));
         assert_eq!(ring.bytes_of_last_steps(1605, 3), [0, 0, 0]);
-        ring.add(at(9_000_000), at(9_000_500), u64::MAX);
-        ring.add(at(9_000_500), at(9_000_600), 5);
+        ring.add_bytes_between(timestamp_at_ms(9_000_000), timestamp_at_ms(9_000_500), u64::MAX);
+        ring.add_bytes_between(timestamp_at_ms(9_000_500), timestamp_at_ms(9_000_600), 5);
         assert_eq!(
             ring.bytes_of_last_steps(9000, POINTS).iter().rev().take(2).collect::<Vec<_>>(),
             [&u64::MAX, &0]
@@ -146,10 +146,10 @@ mod tests {
 
     #[test]
     fn seconds_and_steps_of_ten_tell_the_same() {
-        let (mut seconds, mut steps) = (SecondSeries::default(), StepSeries::default());
+        let (mut seconds, mut steps) = (SecondSeries::default(), TenSecondSeries::default());
         for (from, until, bytes) in [(7_300, 8_300, 40), (8_300, 13_300, 1000), (19_000, 21_000, 700)] {
-            seconds.add(at(from), at(until), bytes);
-            steps.add(at(from), at(until), bytes);
+            seconds.add_bytes_between(timestamp_at_ms(from), timestamp_at_ms(until), bytes);
+            steps.add_bytes_between(timestamp_at_ms(from), timestamp_at_ms(until), bytes);
         }
         for step in 0..3 {
             let by_second: u64 = seconds.bytes_of_last_steps(step * 10 + 9, 10).iter().sum();
@@ -160,7 +160,7 @@ mod tests {
     #[test]
     fn a_long_silence_is_not_smeared_over_all_of_it() {
         let mut ring = SecondSeries::default();
-        ring.add(at(0), at(500_000), 600);
+        ring.add_bytes_between(timestamp_at_ms(0), timestamp_at_ms(500_000), 600);
         let window = ring.bytes_of_last_steps(500, POINTS);
         assert_eq!(window.iter().sum::<u64>(), 600);
         assert_eq!(window.iter().filter(|point| **point > 0).count(), 60);

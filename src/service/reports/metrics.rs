@@ -5,10 +5,12 @@
 
 use std::sync::Arc;
 
-use super::{ReportStore, ReportedTransport, TaskTransfers, TotalsView, TransferOutcome, TransfersView};
+use super::{
+    ReportedTransport, TaskTransfers, TotalsView, TransferOutcome, TransferReportStore, TransfersView,
+};
 use crate::coordination::JobObservation;
 use crate::engine::Engine;
-use crate::telemetry::metrics::{MetricSource, ScrapeSamples, catalogue as metric};
+use crate::telemetry::metrics::{MetricSource, ScrapeOutput, catalogue as metric};
 use crate::transfer::PriorityClass;
 
 /// The metrics of the transfer reports of every job.
@@ -16,15 +18,15 @@ pub struct TransferReportMetrics {
     /// The state: which incarnation of a task counts.
     pub engine: Arc<Engine>,
     /// The reports.
-    pub reports: Arc<ReportStore>,
+    pub reports: Arc<TransferReportStore>,
     /// Jobs with more tasks have no metrics for each of them.
     pub tasks_max: usize,
 }
 
 impl MetricSource for TransferReportMetrics {
-    fn write_samples(&self, _page: &mut ScrapeSamples) {}
+    fn write_samples(&self, _page: &mut ScrapeOutput) {}
 
-    fn write_job_samples(&self, seen: &JobObservation, page: &mut ScrapeSamples) {
+    fn write_job_samples(&self, seen: &JobObservation, page: &mut ScrapeOutput) {
         if !self.reports.has_run_reports(seen.job, seen.run) {
             return;
         }
@@ -32,7 +34,7 @@ impl MetricSource for TransferReportMetrics {
         let Some(roster) = roster else { return };
         let view = self.reports.transfers_summary(seen.job, &roster, seen.seen_at);
         let job = seen.name.as_str();
-        write_job_samples(job, &view, page);
+        write_transfer_samples_of_job(job, &view, page);
         if seen.tasks.len() <= self.tasks_max {
             write_task_samples(job, &self.reports.task_transfers(seen.job, &roster), page);
         }
@@ -49,7 +51,7 @@ fn bytes_by_transport(totals: &TotalsView) -> impl Iterator<Item = (&'static str
 }
 
 /// Writes the sums over the tasks of a job.
-fn write_job_samples(job: &str, view: &TransfersView, page: &mut ScrapeSamples) {
+fn write_transfer_samples_of_job(job: &str, view: &TransfersView, page: &mut ScrapeOutput) {
     for (result, count) in [("taken", view.taken), ("repeated", view.repeated), ("refused", view.refused)] {
         page.add_integer_sample(&metric::TRANSFER_REPORTS, &[job, result], count);
     }
@@ -65,7 +67,7 @@ fn write_job_samples(job: &str, view: &TransfersView, page: &mut ScrapeSamples) 
             totals.launches_with_outcome(outcome),
         );
     }
-    page.add_integer_sample(&metric::TRANSFER_IN_FLIGHT, &[job], view.in_flight());
+    page.add_integer_sample(&metric::TRANSFER_IN_FLIGHT, &[job], view.launches_in_flight());
     for transport in ReportedTransport::ALL {
         let links = view.links.iter().find(|links| links.transport == transport);
         let connections = links.map_or(0, |links| links.connections);
@@ -116,7 +118,7 @@ fn write_job_samples(job: &str, view: &TransfersView, page: &mut ScrapeSamples) 
 }
 
 /// Writes the metrics of single tasks.
-fn write_task_samples(job: &str, tasks: &[TaskTransfers], page: &mut ScrapeSamples) {
+fn write_task_samples(job: &str, tasks: &[TaskTransfers], page: &mut ScrapeOutput) {
     for of_task in tasks {
         let task = of_task.task.to_string();
         for (transport, direction, bytes) in

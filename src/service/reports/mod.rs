@@ -1,10 +1,10 @@
 //! Transfer reports of native workers. They are measurements; no rule of coordination depends on them.
 //!
 //! A worker calls `muster.v1.Transfers/Report` about once a second (`proto/muster_transfers.proto`). The gRPC port
-//! passes the encoded report to the [`ReportStore`]. The store counts the rows before it allocates memory for them,
+//! passes the encoded report to the [`TransferReportStore`]. The store counts the rows before it allocates memory for them,
 //! and replaces unknown names by `other`. While the store holds its own lock, it asks the driver (`engine::Engine`)
 //! for the present incarnation of the task. So a report of an ended incarnation is never accepted after a report of
-//! the next incarnation. Begin at [`ReportStore`], then `parse.rs`.
+//! the next incarnation. Begin at [`TransferReportStore`], then `parse.rs`.
 //!
 //! - Reports stay outside of the state machine. Up to a thousand arrive in a second, and they should burden neither
 //!   a replay nor the lock of the state machine. Only failed transfers become events
@@ -51,7 +51,7 @@ pub use parse::{
     BYTES_MAX, CONNECTIONS_MAX, ClockReading, FAILURES_MAX, OUTCOMES_MAX, PAIRS_MAX, ReportError, STAGES_MAX,
 };
 pub use report_store::{
-    CONNECTIONS_KEPT, PAIRS_KEPT, REASON_FAILURES_KEPT, ReportStore, SERIES_KEPT, TASK_FAILURES_KEPT,
+    CONNECTIONS_KEPT, PAIRS_KEPT, REASON_FAILURES_KEPT, SERIES_KEPT, TASK_FAILURES_KEPT, TransferReportStore,
     report_interval_ms,
 };
 pub use view::{
@@ -61,16 +61,16 @@ pub use view::{
 };
 pub use vocabulary::{ReportedTransport, TransferCounter, TransferOutcome};
 
-pub(crate) use view::rate_window;
+pub(crate) use view::rate_window_texts;
 
 /// The interval at which deleted jobs are dropped and suppressed failures are reported.
 const FLUSH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Drops deleted jobs and reports suppressed failures, for as long as it is polled.
-pub async fn clean_up_reports_periodically(engine: Arc<Engine>, board: Arc<ReportStore>) {
+pub async fn clean_up_reports_periodically(engine: Arc<Engine>, board: Arc<TransferReportStore>) {
     loop {
         tokio::time::sleep(FLUSH_INTERVAL).await;
         let jobs: BTreeSet<JobId> = engine.read(|core, _| core.jobs().map(|(job, _)| job).collect());
-        board.retain_jobs(&engine, |job| jobs.contains(&job));
+        board.retain_jobs_and_flush_failures(&engine, |job| jobs.contains(&job));
     }
 }

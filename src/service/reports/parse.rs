@@ -130,7 +130,7 @@ fn add_reported_histogram(times: &mut TimeHistogram, counts: &[u64], sum_us: u64
 }
 
 impl ReportedTotals {
-    fn merge(&mut self, other: &Self, by: fn(u64, u64) -> u64) {
+    fn combine_counters_by(&mut self, other: &Self, by: fn(u64, u64) -> u64) {
         let mine = self.bytes.iter_mut().flatten().chain(&mut self.outcomes).chain(&mut self.counters);
         let theirs = other.bytes.iter().flatten().chain(&other.outcomes).chain(&other.counters);
         let (mine, theirs) = (mine.chain(&mut self.aborts), theirs.chain(&other.aborts));
@@ -147,12 +147,12 @@ impl ReportedTotals {
 
     /// Adds the counters of `other`.
     pub fn add(&mut self, other: &Self) {
-        self.merge(other, u64::saturating_add);
+        self.combine_counters_by(other, u64::saturating_add);
     }
 
     /// Raises each counter to that of `other` if it is larger: a counter never goes back.
     pub fn raise_counters_to(&mut self, other: &Self) {
-        self.merge(other, u64::max);
+        self.combine_counters_by(other, u64::max);
     }
 }
 
@@ -274,9 +274,9 @@ fn check_row_counts(mut bytes: &[u8]) -> Result<(), ReportError> {
 
 /// The number of tasks of the job: a report names no others.
 #[derive(Clone, Copy)]
-struct JobTasks(usize);
+struct JobTaskCount(usize);
 
-impl JobTasks {
+impl JobTaskCount {
     fn task_id(self, number: u32) -> Option<TaskId> {
         let id = i32::try_from(number).ok()?;
         usize::try_from(id).is_ok_and(|id| id < self.0).then_some(TaskId(id))
@@ -296,10 +296,10 @@ impl CheckedReport {
         check_row_counts(bytes)?;
         let given = wire::TransferReport::decode(bytes)
             .map_err(|error| ReportError::Unreadable(error.to_string()))?;
-        let tasks = JobTasks(tasks);
+        let tasks = JobTaskCount(tasks);
         let task = tasks.task_id(given.task).ok_or(ReportError::NoSuchTask(given.task, tasks.0))?;
-        let mut totals = read_totals(&given);
-        let (pairs, peer_jobs) = read_pairs(&given.pairs, tasks, &mut totals)?;
+        let mut totals = collect_totals_without_bytes(&given);
+        let (pairs, peer_jobs) = collect_pairs_and_add_to_totals(&given.pairs, tasks, &mut totals)?;
         let mut links = [TransportConnectionCounts::default(); ReportedTransport::ALL.len()];
         let mut connections = Vec::with_capacity(given.connections.len());
         for row in &given.connections {
@@ -307,7 +307,7 @@ impl CheckedReport {
             let of_transport = &mut links[ReportedTransport::from_name(&row.transport) as usize];
             of_transport.add(&TransportConnectionCounts { connections: 1, lanes, launches });
             // Those with other jobs are in the sums only.
-            if peer_job(&row.peer_job)?.is_none() {
+            if parse_peer_job_name(&row.peer_job)?.is_none() {
                 connections.push(read_connection(row, tasks)?);
             }
         }
@@ -332,7 +332,7 @@ impl CheckedReport {
 }
 
 /// Reads every counter but the bytes, which are counted with the pairs.
-fn read_totals(given: &wire::TransferReport) -> ReportedTotals {
+fn collect_totals_without_bytes(given: &wire::TransferReport) -> ReportedTotals {
     let mut totals = ReportedTotals::default();
     let add = |sum: &mut u64, count: u64| *sum = sum.saturating_add(count);
     for row in &given.outcomes {
@@ -375,7 +375,7 @@ fn read_totals(given: &wire::TransferReport) -> ReportedTotals {
 type PairBytes = (BTreeMap<(TaskId, ReportedTransport), [u64; 2]>, BTreeMap<PeerJobPair, [u64; 2]>);
 
 /// Returns the job of a peer, if it is another one.
-fn peer_job(name: &str) -> Result<Option<JobName>, ReportError> {
+fn parse_peer_job_name(name: &str) -> Result<Option<JobName>, ReportError> {
     if name.is_empty() {
         return Ok(None);
     }
@@ -383,25 +383,27 @@ fn peer_job(name: &str) -> Result<Option<JobName>, ReportError> {
 }
 
 /// Returns the task of another job. How many that job has is not known here.
-fn peer_task(number: u32) -> Result<TaskId, ReportError> {
+fn parse_task_id_of_other_job(number: u32) -> Result<TaskId, ReportError> {
     i32::try_from(number)
         .map(TaskId)
         .map_err(|_| ReportError::Unreadable(format!("there is no task {number}")))
 }
 
 /// Reads the bytes by pair, and adds them to the totals.
-fn read_pairs(
+fn collect_pairs_and_add_to_totals(
     rows: &[wire::PairTotals],
-    tasks: JobTasks,
+    tasks: JobTaskCount,
     totals: &mut ReportedTotals,
 ) -> Result<PairBytes, ReportError> {
     let (mut pairs, mut peer_jobs) = PairBytes::default();
     for row in rows {
         let transport = ReportedTransport::from_name(&row.transport);
         let moved = [row.sent_bytes, row.received_bytes];
-        let pair = match peer_job(&row.peer_job)? {
+        let pair = match parse_peer_job_name(&row.peer_job)? {
             None => pairs.entry((tasks.peer_task_id(row.peer)?, transport)).or_default(),
-            Some(job) => peer_jobs.entry((job, peer_task(row.peer)?, transport)).or_default(),
+            Some(job) => {
+                peer_jobs.entry((job, parse_task_id_of_other_job(row.peer)?, transport)).or_default()
+            }
         };
         for (sum, bytes) in
             pair.iter_mut().zip(moved).chain(totals.bytes[transport as usize].iter_mut().zip(moved))
@@ -412,7 +414,7 @@ fn read_pairs(
     Ok((pairs, peer_jobs))
 }
 
-fn read_connection(row: &wire::Connection, tasks: JobTasks) -> Result<ReportedConnection, ReportError> {
+fn read_connection(row: &wire::Connection, tasks: JobTaskCount) -> Result<ReportedConnection, ReportError> {
     Ok(ReportedConnection {
         peer: tasks.peer_task_id(row.peer)?,
         peer_incarnation: TaskIncarnation(row.peer_incarnation),
@@ -422,12 +424,16 @@ fn read_connection(row: &wire::Connection, tasks: JobTasks) -> Result<ReportedCo
     })
 }
 
-fn read_failure(row: &wire::Failure, tasks: JobTasks) -> Result<ReportedFailure, ReportError> {
-    let peer_job = peer_job(&row.peer_job)?;
+fn read_failure(row: &wire::Failure, tasks: JobTaskCount) -> Result<ReportedFailure, ReportError> {
+    let peer_job = parse_peer_job_name(&row.peer_job)?;
     let cut = row.text.get(..row.text.floor_char_boundary(TEXT_KEPT)).unwrap_or_default();
     Ok(ReportedFailure {
         at: Timestamp(row.at),
-        peer: if peer_job.is_some() { peer_task(row.peer)? } else { tasks.peer_task_id(row.peer)? },
+        peer: if peer_job.is_some() {
+            parse_task_id_of_other_job(row.peer)?
+        } else {
+            tasks.peer_task_id(row.peer)?
+        },
         peer_job,
         reason: TransferOutcome::from_name(&row.reason),
         text: escape_to_one_line(cut).into(),

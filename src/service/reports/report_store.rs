@@ -1,6 +1,6 @@
 //! The transfer reports of all jobs: one [`JobReports`] for each job, within bounds.
 //!
-//! `parse.rs` checks the syntax of reports. Begin at [`ReportStore`].
+//! `parse.rs` checks the syntax of reports. Begin at [`TransferReportStore`].
 //!
 //! | item | bound |
 //! | --- | --- |
@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::byte_series::{SecondSeries, StepSeries};
+use super::byte_series::{SecondSeries, TenSecondSeries};
 use super::parse::{
     CheckedReport, ClockReading, PeerJobPair, ReportError, ReportedConnection, ReportedFailure,
     ReportedTotals, TransportConnectionCounts,
@@ -71,7 +71,7 @@ pub(super) struct PairTraffic {
     earlier: [u64; 2],
     life: [u64; 2],
     /// The same over time, for bytes whose time is known.
-    pub steps: [StepSeries; 2],
+    pub steps: [TenSecondSeries; 2],
 }
 
 impl PairTraffic {
@@ -107,7 +107,7 @@ pub(super) struct TaskReports {
     /// Bytes with tasks of other jobs, as many rows as a task may have.
     pub peer_jobs: BTreeMap<PeerJobPair, PairTraffic>,
     /// Bytes over time with all peers: sent, received.
-    pub steps: [StepSeries; 2],
+    pub steps: [TenSecondSeries; 2],
     gauges: TaskGauges,
     pub failures: VecDeque<ReportedFailure>,
 }
@@ -137,7 +137,7 @@ impl TaskReports {
     }
 
     /// Returns the present state; `None` if `present` is another life.
-    pub fn gauges(&self, present: Option<TaskIncarnation>) -> Option<&TaskGauges> {
+    pub fn gauges_if_incarnation_is_present(&self, present: Option<TaskIncarnation>) -> Option<&TaskGauges> {
         (present == Some(self.incarnation)).then_some(&self.gauges)
     }
 
@@ -179,7 +179,7 @@ impl TaskReports {
                 let more = bytes.saturating_sub(row.life[way]);
                 row.life[way] = row.life[way].max(bytes);
                 let Some(since) = since.filter(|_| more > 0) else { continue };
-                row.steps[way].add(since, now, more);
+                row.steps[way].add_bytes_between(since, now, more);
                 if way == 0 {
                     moved(key.0, key.1, more);
                 }
@@ -287,9 +287,9 @@ impl JobReports {
             for (ring, (new, old)) in
                 self.series.iter_mut().zip(report.totals.bytes.iter().zip(&of_task.life.bytes))
             {
-                ring.add(before, now, new[0].saturating_sub(old[0]));
+                ring.add_bytes_between(before, now, new[0].saturating_sub(old[0]));
                 for (way, steps) in of_task.steps.iter_mut().enumerate() {
-                    steps.add(before, now, new[way].saturating_sub(old[way]));
+                    steps.add_bytes_between(before, now, new[way].saturating_sub(old[way]));
                 }
             }
         }
@@ -316,9 +316,9 @@ impl JobReports {
                 let key = (task, peer, transport);
                 let from = before.unwrap_or(now);
                 if followed.len() < SERIES_KEPT || followed.contains_key(&key) {
-                    followed.entry(key).or_default().add(from, now, bytes);
+                    followed.entry(key).or_default().add_bytes_between(from, now, bytes);
                 } else {
-                    others.add(from, now, bytes);
+                    others.add_bytes_between(from, now, bytes);
                 }
             },
         );
@@ -407,11 +407,11 @@ fn transfer_failure_event(failure: &StoredTransferFailure, count: u64) -> Transf
 
 /// The reports of all jobs.
 #[derive(Debug, Default)]
-pub struct ReportStore {
+pub struct TransferReportStore {
     jobs: Mutex<BTreeMap<JobId, Arc<Mutex<JobReports>>>>,
 }
 
-impl ReportStore {
+impl TransferReportStore {
     fn lock_jobs(&self) -> MutexGuard<'_, BTreeMap<JobId, Arc<Mutex<JobReports>>>> {
         self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -441,7 +441,7 @@ impl ReportStore {
     }
 
     /// Drops deleted jobs and reports suppressed failures.
-    pub fn retain_jobs(&self, engine: &Engine, there: impl Fn(JobId) -> bool) {
+    pub fn retain_jobs_and_flush_failures(&self, engine: &Engine, there: impl Fn(JobId) -> bool) {
         let jobs: Vec<(JobId, Arc<Mutex<JobReports>>)> = {
             let mut jobs = self.lock_jobs();
             jobs.retain(|job, _| there(*job));

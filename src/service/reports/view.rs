@@ -14,13 +14,13 @@ use utoipa::ToSchema;
 
 use super::byte_series::STEP_SECONDS;
 use super::parse::{ClockReading, ReportedTotals, TransportConnectionCounts};
-use super::report_store::{self, JobReports, ReportStore, TaskGauges, TaskReports};
+use super::report_store::{self, JobReports, TaskGauges, TaskReports, TransferReportStore};
 use super::vocabulary::ReportedTransport;
 use crate::coordination::{JobId, RunNumber, TaskId, TaskIncarnations, Timestamp};
 
 pub use connections::{ConnectionView, LinksView};
 pub use failures::{FailureView, ReasonView};
-pub(crate) use rates::rate_window;
+pub(crate) use rates::rate_window_texts;
 pub use totals::{AbortView, DurationView, OutcomeView, StageView, TotalsView, TransferBytes};
 pub use traffic::{PairSeries, PairView, PeerJobView, Series, Throughput};
 
@@ -72,7 +72,7 @@ impl TaskTransfers {
         window: RateWindow,
     ) -> Self {
         let failures = of_task.failures.iter().rev();
-        let gauges = of_task.gauges(roster.incarnation_of(task));
+        let gauges = of_task.gauges_if_incarnation_is_present(roster.incarnation_of(task));
         let held = |gauge: fn(&TaskGauges) -> u64| gauges.map_or(0, gauge);
         Self {
             task,
@@ -102,7 +102,7 @@ impl TaskTransfers {
 
     /// Returns the number of launches in progress.
     #[must_use]
-    pub fn in_flight(&self) -> u64 {
+    pub fn launches_in_flight(&self) -> u64 {
         self.links.iter().map(|links| links.launches).sum()
     }
 
@@ -190,7 +190,7 @@ impl TransfersView {
         let mut links = [TransportConnectionCounts::default(); ReportedTransport::ALL.len()];
         for (task, of_task) in &of_job.tasks {
             totals.add(&of_task.totals());
-            let Some(gauges) = of_task.gauges(roster.incarnation_of(*task)) else {
+            let Some(gauges) = of_task.gauges_if_incarnation_is_present(roster.incarnation_of(*task)) else {
                 view.stale += 1;
                 continue;
             };
@@ -219,8 +219,8 @@ impl TransfersView {
 
     /// Returns the UTC times of day between which every rate is measured.
     #[must_use]
-    pub fn rate_window(&self) -> Option<(String, String)> {
-        self.rate_until.map(rate_window)
+    pub fn rate_window_texts(&self) -> Option<(String, String)> {
+        self.rate_until.map(rate_window_texts)
     }
 
     /// Returns the number of present connections.
@@ -231,7 +231,7 @@ impl TransfersView {
 
     /// Returns the number of launches in progress.
     #[must_use]
-    pub fn in_flight(&self) -> u64 {
+    pub fn launches_in_flight(&self) -> u64 {
         self.links.iter().map(|links| links.launches).sum()
     }
 
@@ -242,7 +242,7 @@ impl TransfersView {
     }
 }
 
-impl ReportStore {
+impl TransferReportStore {
     /// Returns whether any task of the job has reported in this run.
     #[must_use]
     pub fn has_run_reports(&self, job: JobId, run: RunNumber) -> bool {

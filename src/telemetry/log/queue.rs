@@ -10,7 +10,7 @@ use std::os::fd::AsFd as _;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use crate::telemetry::metrics::{MetricSource, ScrapeSamples, catalogue as metric};
+use crate::telemetry::metrics::{MetricSource, ScrapeOutput, catalogue as metric};
 
 /// The maximum size of the queue, in bytes.
 const QUEUE_BYTES: usize = 1 << 20;
@@ -23,7 +23,7 @@ const FULL_PAUSE: Duration = Duration::from_millis(50);
 static LOG_QUEUE: OnceLock<Arc<LogQueue>> = OnceLock::new();
 
 /// Returns whether a person reads the lines on a terminal.
-pub(super) fn is_terminal() -> bool {
+pub(super) fn is_stderr_terminal() -> bool {
     io::stderr().is_terminal()
 }
 
@@ -38,7 +38,7 @@ pub(super) fn start_writer_thread() -> Result<LogSink, String> {
         let stderr = io::stderr().as_fd().try_clone_to_owned().map_err(|error| error.to_string())?;
         let mut stderr = File::from(stderr);
         let thread = std::thread::Builder::new().name("muster-log".to_owned());
-        thread.spawn(move || lines.write_lines(&mut stderr)).map_err(|error| error.to_string())?;
+        thread.spawn(move || lines.write_lines_forever(&mut stderr)).map_err(|error| error.to_string())?;
     }
     Ok(LogSink(Arc::clone(LOG_QUEUE.get_or_init(Arc::default))))
 }
@@ -54,7 +54,7 @@ pub fn flush_log(within: Duration) {
 pub struct LogMetrics;
 
 impl MetricSource for LogMetrics {
-    fn write_samples(&self, page: &mut ScrapeSamples) {
+    fn write_samples(&self, page: &mut ScrapeOutput) {
         let dropped = LOG_QUEUE.get().map_or(0, |lines| lines.lock_queue().dropped);
         page.add_integer_sample(&metric::LOG_DROPPED, &[], dropped);
     }
@@ -97,7 +97,7 @@ impl LogQueue {
         self.work.notify_one();
     }
 
-    fn write_lines(&self, to: &mut impl Write) {
+    fn write_lines_forever(&self, to: &mut impl Write) {
         loop {
             let mut queue = self.lock_queue();
             queue.writing = false;
@@ -119,7 +119,7 @@ impl LogQueue {
             let all = queue.lines.is_empty();
             let untold = if all { std::mem::take(&mut queue.unreported) } else { 0 };
             drop(queue);
-            write_all(to, &bytes);
+            write_all_or_give_up(to, &bytes);
             if untold > 0 {
                 tracing::warn!(lines = untold, "log lines were dropped: stderr was not read in time");
             }
@@ -134,7 +134,7 @@ impl LogQueue {
 }
 
 /// Writes all bytes, or gives up at the first error: there is nowhere to report it.
-fn write_all(to: &mut impl Write, mut bytes: &[u8]) {
+fn write_all_or_give_up(to: &mut impl Write, mut bytes: &[u8]) {
     while !bytes.is_empty() {
         match to.write(bytes) {
             Ok(count @ 1..) => bytes = bytes.get(count..).unwrap_or_default(),
@@ -168,12 +168,12 @@ mod tests {
     use super::*;
 
     /// A reader that takes a write when the test says so.
-    struct Reader {
+    struct GatedWriter {
         takes: mpsc::Receiver<()>,
         taken: mpsc::Sender<Vec<u8>>,
     }
 
-    impl Write for Reader {
+    impl Write for GatedWriter {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             // The sender is gone when the test has ended.
             let _ = self.takes.recv();
@@ -191,7 +191,7 @@ mod tests {
         let lines = Arc::<LogQueue>::default();
         let ((take, takes), (taken, seen)) = (mpsc::channel(), mpsc::channel());
         let own = Arc::clone(&lines);
-        std::thread::spawn(move || own.write_lines(&mut Reader { takes, taken }));
+        std::thread::spawn(move || own.write_lines_forever(&mut GatedWriter { takes, taken }));
         let line = [b'x'; 1 << 10];
         for _ in 0..4 * QUEUE_BYTES / line.len() {
             lines.push_line(&line);

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::catalogue as metric;
-use super::text_format::{ExportedHistogram, ScrapeSamples};
+use super::text_format::{ExportedHistogram, ScrapeOutput};
 use crate::coordination::{
     BarrierKind, BarrierOutcome, BarrierRecordWithArrivals, EventKind, FailureClass, JobEvent, JobId,
     RunOutcome,
@@ -100,13 +100,13 @@ impl EventCounters {
         self.lock().jobs.retain(|job, _| there(*job));
     }
 
-    pub(super) fn write_timer_lag(&self, page: &mut ScrapeSamples) {
+    pub(super) fn write_timer_lag(&self, page: &mut ScrapeOutput) {
         page.add_histogram(&metric::LOOP_LAG, &[], &self.lock().lag);
     }
 
     /// Writes the counters of a job. Counters of events that have not happened are 0, so that the first event
     /// shows as an increase.
-    pub(super) fn write_job_counters(&self, job: JobId, name: &str, page: &mut ScrapeSamples) {
+    pub(super) fn write_job_counters(&self, job: JobId, name: &str, page: &mut ScrapeOutput) {
         let tally = self.lock().jobs.get(&job).cloned().unwrap_or_default();
         for ((_, outcome), count) in OUTCOMES.iter().zip(tally.runs) {
             page.add_integer_sample(&metric::RUNS, &[name, outcome], count);
@@ -201,13 +201,13 @@ mod tests {
     use super::*;
     use crate::coordination::{RunNumber, TaskId, Timestamp};
 
-    fn happened(tally: &EventCounters, job: u32, what: EventKind) {
+    fn record_event(tally: &EventCounters, job: u32, what: EventKind) {
         let (at, run, reason) = (Timestamp(1), RunNumber(1), String::new());
         tally.on_event(&JobEvent { at, job: JobId(job), run, what, reason });
     }
 
-    fn shown(tally: &EventCounters, job: u32) -> String {
-        let mut page = ScrapeSamples::default();
+    fn job_counters_text(tally: &EventCounters, job: u32) -> String {
+        let mut page = ScrapeOutput::default();
         tally.write_job_counters(JobId(job), "j", &mut page);
         page.to_text(super::super::catalogue::CATALOGUE)
     }
@@ -215,20 +215,22 @@ mod tests {
     #[test]
     fn counters_are_kept_by_job_and_deleted_with_it() {
         let tally = EventCounters::new([]);
-        happened(&tally, 1, EventKind::RunEnded { outcome: RunOutcome::Failed });
+        record_event(&tally, 1, EventKind::RunEnded { outcome: RunOutcome::Failed });
         let task = TaskId(0);
-        happened(&tally, 1, EventKind::TaskFailed { task, class: FailureClass::ConnectionLost });
-        happened(&tally, 2, EventKind::TaskSuspected { task });
+        record_event(&tally, 1, EventKind::TaskFailed { task, class: FailureClass::ConnectionLost });
+        record_event(&tally, 2, EventKind::TaskSuspected { task });
         for line in [
             "muster_runs_total{muster_job=\"j\",outcome=\"failed\"} 1",
             "muster_runs_total{muster_job=\"j\",outcome=\"completed\"} 0",
             "muster_task_failures_total{muster_job=\"j\",class=\"connection-lost\"} 1",
             "muster_suspicions_total{muster_job=\"j\"} 0",
         ] {
-            assert!(shown(&tally, 1).lines().any(|found| found == line), "no {line}");
+            assert!(job_counters_text(&tally, 1).lines().any(|found| found == line), "no {line}");
         }
-        assert!(shown(&tally, 2).contains("muster_suspicions_total{muster_job=\"j\"} 1"));
+        assert!(job_counters_text(&tally, 2).contains("muster_suspicions_total{muster_job=\"j\"} 1"));
         tally.retain_jobs(|job| job == JobId(2));
-        assert!(shown(&tally, 1).contains("muster_runs_total{muster_job=\"j\",outcome=\"failed\"} 0"));
+        assert!(
+            job_counters_text(&tally, 1).contains("muster_runs_total{muster_job=\"j\",outcome=\"failed\"} 0")
+        );
     }
 }

@@ -16,7 +16,7 @@ use std::time::Duration;
 #[cfg(target_os = "linux")]
 use self::catalogue as metric;
 pub use self::counters::EventCounters;
-pub use self::text_format::ScrapeSamples;
+pub use self::text_format::ScrapeOutput;
 use crate::coordination::{BarrierKind, GapHistogram, JobId, JobObservation, RunState, TaskPhase, TaskState};
 use crate::engine::Engine;
 use crate::meter;
@@ -40,10 +40,10 @@ const TASK_STATES: [(RunState, &str); 5] = [
 /// A part of the server with samples of its own.
 pub trait MetricSource: Send + Sync {
     /// Writes its samples.
-    fn write_samples(&self, page: &mut ScrapeSamples);
+    fn write_samples(&self, page: &mut ScrapeOutput);
 
     /// Writes the samples of one job, of which the scrape holds this copy.
-    fn write_job_samples(&self, _seen: &JobObservation, _page: &mut ScrapeSamples) {}
+    fn write_job_samples(&self, _seen: &JobObservation, _page: &mut ScrapeOutput) {}
 }
 
 /// The sources of metrics.
@@ -104,7 +104,7 @@ impl Metrics {
             return None;
         }
         let began = self.sources.engine.clock().now();
-        let mut page = ScrapeSamples::default();
+        let mut page = ScrapeOutput::default();
         self.write_server_samples(&mut page);
         let jobs: Vec<JobId> = self.sources.engine.read(|core, _| core.jobs().map(|(job, _)| job).collect());
         self.sources.tally.retain_jobs(|job| jobs.contains(&job));
@@ -123,7 +123,7 @@ impl Metrics {
         Some(text)
     }
 
-    fn write_server_samples(&self, page: &mut ScrapeSamples) {
+    fn write_server_samples(&self, page: &mut ScrapeOutput) {
         page.add_integer_sample(&metric::BUILD_INFO, &[env!("CARGO_PKG_VERSION")], 1);
         self.sources.others.iter().for_each(|other| other.write_samples(page));
         let figures = self.sources.engine.counters();
@@ -153,7 +153,7 @@ impl Metrics {
         );
     }
 
-    fn write_job_samples(&self, seen: &JobObservation, page: &mut ScrapeSamples) {
+    fn write_job_samples(&self, seen: &JobObservation, page: &mut ScrapeOutput) {
         let job = seen.name.as_str();
         page.add_usize_sample(&metric::JOB_TASKS, &[job], seen.tasks.len());
         page.add_sample(&metric::JOB_HEARTBEAT_TIMEOUT, &[job], seen.heartbeat_timeout.as_secs_f64());
@@ -193,7 +193,7 @@ impl Metrics {
         self.sources.others.iter().for_each(|other| other.write_job_samples(seen, page));
     }
 
-    fn write_task_samples(&self, job: &str, seen: &JobObservation, page: &mut ScrapeSamples) {
+    fn write_task_samples(&self, job: &str, seen: &JobObservation, page: &mut ScrapeOutput) {
         let omitted = seen.tasks.len() > self.tasks_max;
         page.add_integer_sample(&metric::TASK_METRICS_OMITTED, &[job], u64::from(omitted));
         if omitted {
@@ -216,7 +216,7 @@ impl Metrics {
     }
 }
 
-fn write_heartbeat_gaps(job: &str, gaps: &GapHistogram, page: &mut ScrapeSamples) {
+fn write_heartbeat_gaps(job: &str, gaps: &GapHistogram, page: &mut ScrapeOutput) {
     let bounds =
         (0..gaps.counts.len()).map_while(GapHistogram::upper_bound_us_of_bucket).map(micros_to_seconds);
     let bounded = bounds.zip(&gaps.counts);
@@ -229,7 +229,7 @@ fn write_heartbeat_gaps(job: &str, gaps: &GapHistogram, page: &mut ScrapeSamples
     );
 }
 
-fn write_barrier_samples(job: &str, seen: &JobObservation, page: &mut ScrapeSamples) {
+fn write_barrier_samples(job: &str, seen: &JobObservation, page: &mut ScrapeOutput) {
     for kind in BarrierKind::ALL {
         let of_kind = || seen.barriers.iter().filter(move |barrier| barrier.kind == kind);
         let labels = [job, kind.name()];

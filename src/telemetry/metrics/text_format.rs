@@ -1,6 +1,6 @@
 //! Writes samples in the text format of Prometheus.
 //!
-//! `catalogue.rs` declares the metrics. Begin at `ScrapeSamples`.
+//! `catalogue.rs` declares the metrics. Begin at `ScrapeOutput`.
 
 use std::collections::HashMap;
 
@@ -40,9 +40,9 @@ impl ExportedHistogram {
 
 /// The samples of one scrape.
 #[derive(Default)]
-pub struct ScrapeSamples(HashMap<&'static str, Vec<proto::Metric>>);
+pub struct ScrapeOutput(HashMap<&'static str, Vec<proto::Metric>>);
 
-impl ScrapeSamples {
+impl ScrapeOutput {
     /// Adds a sample of a counter or a gauge.
     pub fn add_sample(&mut self, metric: &'static Metric, labels: &[&str], value: f64) {
         let mut sample = labelled_sample(metric, labels);
@@ -199,7 +199,7 @@ mod tests {
 
     #[test]
     fn counts_that_workers_report_are_added_up_as_far_as_a_number_goes() {
-        let mut page = ScrapeSamples::default();
+        let mut page = ScrapeOutput::default();
         page.add_transfer_engine_histogram(&TRANSFER_STAGES, &["a", "move"], &[1, u64::MAX, 1], u64::MAX);
         // The text format writes floating-point numbers, which hold these values exactly.
         let text = page.to_text(CATALOGUE);
@@ -213,7 +213,7 @@ mod tests {
 
     #[test]
     fn samples_are_written_in_the_text_format() {
-        let mut page = ScrapeSamples::default();
+        let mut page = ScrapeOutput::default();
         page.add_integer_sample(&RUNS, &["a", "failed"], 2);
         let mut skew = ExportedHistogram::new(&[0.1, 1.0]);
         for value in [0.1, 0.2, 5.0] {

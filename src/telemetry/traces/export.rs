@@ -23,7 +23,7 @@ use tokio::runtime::Handle;
 use tonic::transport::Endpoint;
 use tower_service::Service;
 
-use crate::tls::{self, IoStream, TlsClient};
+use crate::tls::{self, IoStream, TlsClientForHost};
 
 /// The timeout of one request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
@@ -68,7 +68,7 @@ impl fmt::Display for OtlpProtocol {
 ///
 /// # Errors
 /// The reason, and what to write instead.
-pub fn check_endpoint(text: &str) -> Result<(), String> {
+pub fn check_collector_endpoint(text: &str) -> Result<(), String> {
     let uri: Uri = text.parse().map_err(|error| format!("{error}: write a URL such as http://HOST:4317"))?;
     match (uri.scheme_str(), uri.host()) {
         (Some("http" | "https"), Some(_)) => Ok(()),
@@ -112,7 +112,7 @@ pub(super) fn build_exporter(
     protocol: OtlpProtocol,
     trust: &CollectorTls,
 ) -> Result<SpanExporter, String> {
-    check_endpoint(endpoint)?;
+    check_collector_endpoint(endpoint)?;
     let mut uri: Uri = endpoint.parse().map_err(|error| format!("{error}"))?;
     let built = match protocol {
         OtlpProtocol::Grpc => {
@@ -151,7 +151,7 @@ impl CollectorConnector {
         let invalid = |error| io::Error::new(io::ErrorKind::InvalidInput, error);
         let host = endpoint.host().ok_or_else(|| invalid("the endpoint names no host".to_owned()))?;
         let port = endpoint.port_u16().unwrap_or(if self.tls.is_some() { 443 } else { 80 });
-        let client = self.tls.map(|config| TlsClient::new(config, host)).transpose();
+        let client = self.tls.map(|config| TlsClientForHost::new(config, host)).transpose();
         let client = client.map_err(|error| invalid(error.to_string()))?;
         Ok(TokioIo::new(tls::dial((tls::host_without_brackets(host), port), client.as_ref()).await?))
     }
@@ -188,13 +188,13 @@ impl HttpClient for OtlpHttpClient {
     {
         let connector = self.connector.clone();
         let send =
-            async move { tokio::time::timeout(REQUEST_TIMEOUT, send_request(connector, request)).await };
+            async move { tokio::time::timeout(REQUEST_TIMEOUT, send_otlp_request(connector, request)).await };
         let sent = self.runtime.spawn(send);
         Box::pin(async move { sent.await?? })
     }
 }
 
-async fn send_request(
+async fn send_otlp_request(
     connector: CollectorConnector,
     mut request: Request<Bytes>,
 ) -> Result<Response<Bytes>, HttpError> {
@@ -222,9 +222,12 @@ mod tests {
     #[test]
     fn endpoints_are_urls() {
         for good in ["http://collector:4317", "http://[::1]:4318/v1/traces", "https://collector:4317"] {
-            assert_eq!(check_endpoint(good), Ok(()));
+            assert_eq!(check_collector_endpoint(good), Ok(()));
         }
-        assert!(check_endpoint("ftp://collector:4317").is_err_and(|wrong| wrong.contains("http://HOST")));
-        assert!(check_endpoint("collector:4317").is_err() && check_endpoint("").is_err());
+        assert!(
+            check_collector_endpoint("ftp://collector:4317")
+                .is_err_and(|wrong| wrong.contains("http://HOST"))
+        );
+        assert!(check_collector_endpoint("collector:4317").is_err() && check_collector_endpoint("").is_err());
     }
 }

@@ -15,10 +15,10 @@
 //! this thread is full, spans are dropped and counted. Spans that the collector does not accept are counted too.
 //! While tracing is off, each call makes one check for it.
 
-mod exclusions;
+mod exclusion_spans;
 mod export;
-mod span_counts;
-mod span_values;
+mod lost_span_counts;
+mod span_conversions;
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
@@ -42,11 +42,11 @@ use crate::coordination::{
     RunOutcome, TaskId, Timestamp,
 };
 use crate::engine::{Engine, Observer};
-use crate::telemetry::metrics::{MetricSource, ScrapeSamples, catalogue as metric};
-use exclusions::ExclusionSpanRecorder;
-pub use export::{CollectorTls, OtlpProtocol, check_endpoint};
-use span_counts::{CountingSpanProcessor, SpanCounts};
-use span_values::{BARRIER_EVENTS_MAX, JobNameCache, to_i64, to_system_time};
+use crate::telemetry::metrics::{MetricSource, ScrapeOutput, catalogue as metric};
+use exclusion_spans::ExclusionSpanRecorder;
+pub use export::{CollectorTls, OtlpProtocol, check_collector_endpoint};
+use lost_span_counts::{CountingSpanProcessor, LostSpanCounts};
+use span_conversions::{BARRIER_EVENTS_MAX, JobNameCache, saturating_i64, to_system_time};
 
 /// The maximum number of queued messages.
 const QUEUE: usize = 1 << 12;
@@ -109,7 +109,7 @@ pub struct Traces {
     message_tx: SyncSender<TraceMessage>,
     thread: Mutex<Option<JoinHandle<()>>>,
     names: Arc<JobNameCache>,
-    counts: Arc<SpanCounts>,
+    counts: Arc<LostSpanCounts>,
 }
 
 impl Traces {
@@ -125,7 +125,7 @@ impl Traces {
         trust: &CollectorTls,
     ) -> Result<Arc<Self>, String> {
         let exporter = export::build_exporter(endpoint, protocol, trust)?;
-        let counts = SpanCounts::new(*engine.clock());
+        let counts = LostSpanCounts::new(*engine.clock());
         let provider = SdkTracerProvider::builder()
             .with_span_processor(CountingSpanProcessor::new(exporter, &counts))
             .with_max_events_per_span(BARRIER_EVENTS_MAX)
@@ -216,7 +216,7 @@ impl Traces {
 }
 
 impl MetricSource for Traces {
-    fn write_samples(&self, page: &mut ScrapeSamples) {
+    fn write_samples(&self, page: &mut ScrapeOutput) {
         page.add_integer_sample(&metric::SPANS_LEFT_OUT, &[], self.counts.suppressed.load(Ordering::Relaxed));
         page.add_integer_sample(&metric::SPANS_FAILED, &[], self.counts.failed.load(Ordering::Relaxed));
     }
@@ -268,7 +268,7 @@ impl SpanRecorder {
             }
         }
         // Spans of open runs end with the server; dropping a span ends it.
-        self.exclusions.end_all();
+        self.exclusions.end_all_spans();
     }
 
     fn record_event(&mut self, event: &JobEvent) {
@@ -278,7 +278,7 @@ impl SpanRecorder {
                 let name = self.names.name_of(event.job);
                 let attributes = [
                     KeyValue::new("muster.job", name.to_string()),
-                    KeyValue::new("muster.run", to_i64(event.run.0)),
+                    KeyValue::new("muster.run", saturating_i64(event.run.0)),
                 ];
                 let builder = SpanBuilder::from_name("run").with_start_time(at).with_attributes(attributes);
                 let span = self.tracer.build_with_context(builder, &Context::new());
@@ -312,14 +312,14 @@ impl SpanRecorder {
         let size = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
         let attributes = [
             KeyValue::new("muster.job", self.names.name_of(ending.job).to_string()),
-            KeyValue::new("muster.run", to_i64(ending.run.0)),
+            KeyValue::new("muster.run", saturating_i64(ending.run.0)),
             KeyValue::new("muster.barrier.id", record.id.to_string()),
             KeyValue::new("muster.barrier.counter", record.counter),
             KeyValue::new("muster.barrier.kind", record.kind.name()),
             KeyValue::new("muster.barrier.outcome", record.outcome.name()),
             KeyValue::new("muster.barrier.members", size(record.members)),
             KeyValue::new("muster.barrier.arrived", size(record.arrived)),
-            KeyValue::new("muster.barrier.skew_us", to_i64(record.skew_us)),
+            KeyValue::new("muster.barrier.skew_us", saturating_i64(record.skew_us)),
         ];
         let arrivals = ending.arrivals.iter().take(BARRIER_EVENTS_MAX as usize).map(|arrival| {
             let task = KeyValue::new("muster.task", i64::from(arrival.task.0));

@@ -8,18 +8,18 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::base::sync::lock;
 
-type EventOutcome = Result<(), String>;
-type EventListener = Box<dyn FnOnce(EventOutcome) + Send>;
+type DefinitionOutcome = Result<(), String>;
+type DefinitionOutcomeListener = Box<dyn FnOnce(DefinitionOutcome) + Send>;
 
-enum State {
-    Pending(Vec<EventListener>),
-    Over(EventOutcome),
+enum DefinitionState {
+    Pending(Vec<DefinitionOutcomeListener>),
+    Over(DefinitionOutcome),
 }
 
 /// An event that completes when a buffer is defined: its bytes may be sent, or the buffer may be received
 /// into. Clones are the same event.
 #[derive(Clone)]
-pub struct BufferDefinitionEvent(Arc<Mutex<State>>);
+pub struct BufferDefinitionEvent(Arc<Mutex<DefinitionState>>);
 
 /// The handle that completes a [`BufferDefinitionEvent`]. If it is dropped before it completes the event, the event
 /// fails, so that no waiter waits for ever.
@@ -36,11 +36,11 @@ impl BufferDefinitionEvent {
     /// Creates a pending event and the handle that completes it.
     #[must_use]
     pub fn new() -> (BufferDefinitionPromise, Self) {
-        let event = Self(Arc::new(Mutex::new(State::Pending(Vec::new()))));
+        let event = Self(Arc::new(Mutex::new(DefinitionState::Pending(Vec::new()))));
         (BufferDefinitionPromise(event.clone()), event)
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock_state(&self) -> MutexGuard<'_, DefinitionState> {
         lock(&self.0)
     }
 
@@ -48,32 +48,32 @@ impl BufferDefinitionEvent {
     /// defined.
     #[must_use]
     pub fn outcome(&self) -> Option<Result<(), String>> {
-        match &*self.lock() {
-            State::Pending(_) => None,
-            State::Over(outcome) => Some(outcome.clone()),
+        match &*self.lock_state() {
+            DefinitionState::Pending(_) => None,
+            DefinitionState::Over(outcome) => Some(outcome.clone()),
         }
     }
 
     /// Calls `listener` with the outcome: at once if the event is over, else on the thread that ends it. That may be
     /// any thread, so the listener must not wait. A listener is kept until the event is over.
-    pub fn add_outcome_listener(&self, listener: impl FnOnce(EventOutcome) + Send + 'static) {
-        let mut state = self.lock();
+    pub fn add_outcome_listener(&self, listener: impl FnOnce(DefinitionOutcome) + Send + 'static) {
+        let mut state = self.lock_state();
         let outcome = match &mut *state {
-            State::Pending(listeners) => {
+            DefinitionState::Pending(listeners) => {
                 listeners.push(Box::new(listener));
                 return;
             }
-            State::Over(outcome) => outcome.clone(),
+            DefinitionState::Over(outcome) => outcome.clone(),
         };
         drop(state);
         listener(outcome);
     }
 
-    fn end(&self, outcome: EventOutcome) {
-        let mut state = self.lock();
-        let State::Pending(listeners) = &mut *state else { return };
+    fn end_with_outcome(&self, outcome: DefinitionOutcome) {
+        let mut state = self.lock_state();
+        let DefinitionState::Pending(listeners) = &mut *state else { return };
         let listeners = std::mem::take(listeners);
-        *state = State::Over(outcome.clone());
+        *state = DefinitionState::Over(outcome.clone());
         drop(state);
         for listener in listeners {
             listener(outcome.clone());
@@ -84,18 +84,18 @@ impl BufferDefinitionEvent {
 impl BufferDefinitionPromise {
     /// Completes the event: the buffer is defined.
     pub fn complete(self) {
-        self.0.end(Ok(()));
+        self.0.end_with_outcome(Ok(()));
     }
 
     /// Fails the event: the buffer will never be defined.
     pub fn fail(self, why: impl Into<String>) {
-        self.0.end(Err(why.into()));
+        self.0.end_with_outcome(Err(why.into()));
     }
 }
 
 impl Drop for BufferDefinitionPromise {
     fn drop(&mut self) {
-        self.0.end(Err("what was to define the buffer is gone".to_owned()));
+        self.0.end_with_outcome(Err("what was to define the buffer is gone".to_owned()));
     }
 }
 

@@ -377,7 +377,7 @@ impl TransferError {
     ];
 
     /// Returns the error of a transfer with a member that is not in the membership.
-    pub(crate) fn absent(member: MemberId, membership: &Membership) -> Self {
+    pub(crate) fn of_absent_member(member: MemberId, membership: &Membership) -> Self {
         if let Some(why) = membership.job_refusal(member.job) {
             return Self::JobRefused { job: member.job, why: why.to_owned() };
         }

@@ -86,13 +86,13 @@ struct AtomicTimeHistogram {
 }
 
 impl AtomicTimeHistogram {
-    fn observe(&self, us: u64) {
+    fn add_time(&self, us: u64) {
         let place = TIMES_US.partition_point(|bound| *bound < us);
         self.counts[place].fetch_add(1, Ordering::Relaxed);
         self.sum_us.fetch_add(us, Ordering::Relaxed);
     }
 
-    fn read(&self) -> TimeHistogram {
+    fn snapshot(&self) -> TimeHistogram {
         let counts = std::array::from_fn(|at| self.counts[at].load(Ordering::Relaxed));
         TimeHistogram { counts, sum_us: self.sum_us.load(Ordering::Relaxed) }
     }
@@ -114,7 +114,7 @@ fn reason_index(error: &TransferError) -> Option<usize> {
     TransferError::REASON_LABELS.iter().position(|reason| *reason == error.reason_label())
 }
 
-/// The most failures that are kept until [`LaunchMetrics::take_failures`] takes them.
+/// The most failures that are kept until [`LaunchMetrics::take_recent_failures`] takes them.
 const FAILURES_KEPT: usize = 64;
 
 /// The measurements of an engine's launches.
@@ -152,7 +152,7 @@ impl LaunchMetrics {
 
     /// Records the time of a stage, in microseconds.
     pub(crate) fn record_stage_us(&self, stage: LaunchStage, us: u64) {
-        self.stages[stage as usize].observe(us);
+        self.stages[stage as usize].add_time(us);
     }
 
     /// Records the time of a stage.
@@ -165,7 +165,7 @@ impl LaunchMetrics {
         self.ended[0].fetch_add(1, Ordering::Relaxed);
         if let Some(by) = by {
             let size = SIZES.partition_point(|(most, _)| *most < bytes);
-            self.durations[by as usize][size].observe(us);
+            self.durations[by as usize][size].add_time(us);
         }
     }
 
@@ -197,14 +197,14 @@ impl LaunchMetrics {
 
     /// Sets the hook that is called after each failure, on the thread that detected it. Later calls change
     /// nothing.
-    pub fn on_failure(&self, hook: impl Fn() + Send + Sync + 'static) {
+    pub fn set_failure_hook(&self, hook: impl Fn() + Send + Sync + 'static) {
         let _first = self.on_failure.set(Box::new(hook));
     }
 
     /// Returns the times of a stage since the engine's start.
     #[must_use]
     pub fn stage_times(&self, stage: LaunchStage) -> TimeHistogram {
-        self.stages[stage as usize].read()
+        self.stages[stage as usize].snapshot()
     }
 
     /// Returns the times of completed launches, by transport and size class, without the classes that have
@@ -212,7 +212,8 @@ impl LaunchMetrics {
     pub fn durations(&self) -> impl Iterator<Item = (TransportKind, &'static str, TimeHistogram)> + '_ {
         let by_kind = TransportKind::ALL.into_iter().zip(&self.durations);
         by_kind.flat_map(|(kind, sizes)| {
-            let timed = size_class_names().zip(sizes).map(move |(size, timing)| (kind, size, timing.read()));
+            let timed =
+                size_class_names().zip(sizes).map(move |(size, timing)| (kind, size, timing.snapshot()));
             timed.filter(|(.., times)| times.counts.iter().any(|count| *count > 0))
         })
     }
@@ -233,7 +234,7 @@ impl LaunchMetrics {
 
     /// Removes and returns the failures since the last call, the newest 64 at most.
     #[must_use]
-    pub fn take_failures(&self) -> Vec<FailedLaunch> {
+    pub fn take_recent_failures(&self) -> Vec<FailedLaunch> {
         lock(&self.failures).drain(..).collect()
     }
 }

@@ -26,7 +26,7 @@ impl fmt::Display for LayoutFingerprint {
 impl LayoutFingerprint {
     /// Hashes `parts` to a value that is the same on every machine and in every version (64-bit FNV-1a).
     #[must_use]
-    pub fn of(parts: &[&[u8]]) -> Self {
+    pub fn hash_of_parts(parts: &[&[u8]]) -> Self {
         let mut hash = 0xcbf2_9ce4_8422_2325_u64;
         let mut eat = |byte: u8| hash = (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
         for part in parts {
@@ -41,7 +41,7 @@ impl BufferLayout {
     /// Returns the layout of `count` plain bytes, without a shape.
     #[must_use]
     pub fn bytes(count: usize) -> Self {
-        Self { bytes: count as u64, fingerprint: LayoutFingerprint::of(&[b"bytes"]) }
+        Self { bytes: count as u64, fingerprint: LayoutFingerprint::hash_of_parts(&[b"bytes"]) }
     }
 
     /// Returns the layout of `bytes` bytes that are part of an array with the fingerprint `of`.
@@ -56,8 +56,12 @@ impl BufferLayout {
     pub fn array(element: &str, width: u64, shape: &[u64], sharding: &str) -> Option<Self> {
         let bytes = shape.iter().try_fold(width, |bytes, extent| bytes.checked_mul(*extent))?;
         let dimensions: Vec<u8> = shape.iter().flat_map(|extent| extent.to_le_bytes()).collect();
-        let fingerprint =
-            LayoutFingerprint::of(&[b"array", element.as_bytes(), &dimensions, sharding.as_bytes()]);
+        let fingerprint = LayoutFingerprint::hash_of_parts(&[
+            b"array",
+            element.as_bytes(),
+            &dimensions,
+            sharding.as_bytes(),
+        ]);
         Some(Self { bytes, fingerprint })
     }
 

@@ -3,14 +3,14 @@
 //! Under `--cfg loom` the tests of this crate run the engine's concurrent code with the types of
 //! [loom](https://docs.rs/loom). Loom tries all interleavings of the threads, and all values that the memory model
 //! lets each thread read. The code that runs under loom is in `io/ring.rs`, `io/exclusive_work.rs`,
-//! `session/ring_session.rs`, `launch/gate.rs`, `launch/outcome.rs` and `launch/peer_launch.rs`; its models are in
+//! `session/ring_session.rs`, `launch/access_gate.rs`, `launch/outcome.rs` and `launch/peer_launch.rs`; its models are in
 //! `tests/models`. This command runs the models in seconds and prints the number of executions:
 //!
 //! ```text
 //! RUSTFLAGS="--cfg loom" cargo test --release -p muster-transfer --lib models -- --nocapture
 //! ```
 //!
-//! Begin at [`lock`] and [`fence_after_rmw`].
+//! Begin at [`lock`] and [`fence_after_read_modify_write`].
 
 use std::sync::{Mutex as StdMutex, MutexGuard as StdMutexGuard, PoisonError};
 
@@ -24,7 +24,7 @@ pub use loom::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicU
 #[cfg(all(test, loom))]
 pub use loom::sync::{Condvar, Mutex, MutexGuard};
 #[cfg(all(test, loom))]
-pub use model::OnceLock;
+pub use loom_types::OnceLock;
 
 /// Locks. A thread that panicked while it held the lock has ended between two whole changes: what it guards still holds.
 pub fn lock<L: Lock + ?Sized>(mutex: &L) -> L::Guard<'_> {
@@ -69,7 +69,7 @@ impl<L: Lock> Lock for std::sync::Arc<L> {
 ///
 /// On x86 every such operation is a full barrier already, and this costs nothing. Elsewhere it is the fence.
 #[inline(always)]
-pub fn fence_after_rmw() {
+pub fn fence_after_read_modify_write() {
     #[cfg(all(any(target_arch = "x86", target_arch = "x86_64"), not(all(test, loom))))]
     std::sync::atomic::compiler_fence(std::sync::atomic::Ordering::SeqCst);
     #[cfg(not(all(any(target_arch = "x86", target_arch = "x86_64"), not(all(test, loom)))))]
@@ -77,7 +77,7 @@ pub fn fence_after_rmw() {
 }
 
 #[cfg(all(test, loom))]
-pub mod model {
+pub mod loom_types {
     //! Additions to loom.
 
     use std::sync::atomic::Ordering;

@@ -2,7 +2,7 @@
 //! or lane.
 //!
 //! Handshakes block, so each runs on its own thread, with a time limit. [`dial`](super::dial) makes connections to
-//! other engines. Begin at `start_listeners`, then `admit`. The dialler introduces itself with a *hello*. `admit`
+//! other engines. Begin at `start_listeners`, then `admit_hello`. The dialler introduces itself with a *hello*. `admit_hello`
 //! refuses a hello that names another incarnation of this task, and a hello from an incarnation that is not in the
 //! membership. If two engines dial each other at the same time, the connection that the preceding member dialled is
 //! kept (`MemberId::precedes`). Without this rule the engines could end up with two connections, or with none.
@@ -18,8 +18,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::clique_cache::CliqueKey;
 use super::connect::{
-    HELLO_TIMEOUT, add_lane, connect_error, incarnation_word_address, is_peer_of_own_user, open_connection,
-    wrap_and_handshake,
+    HELLO_TIMEOUT, add_lane, error_of_failed_connect, incarnation_word_address, is_peer_of_own_user,
+    open_connection, wrap_and_handshake,
 };
 use super::dial::dial_clique;
 use super::handshake_limits::HandshakeGuard;
@@ -112,14 +112,15 @@ fn accept_connection_or_lane(
     let is_exposed = wire.capabilities().is_exposed;
     let wire = wrap_and_handshake(shared, wire, HandshakeRole::Accepted, until)?;
     let mut blocking = BlockingWire::new(&*wire, until);
-    let dialler = match handshake::accept(&mut blocking, shared.key.as_ref(), &clock::random_bytes()) {
-        Err(HelloError::Unproven) => {
-            delay_refusal(&*wire);
-            handshake::refuse(&mut blocking)?;
-            return Err(HelloError::Unproven);
-        }
-        dialler => dialler?,
-    };
+    let dialler =
+        match handshake::receive_proven_hello(&mut blocking, shared.key.as_ref(), &clock::random_bytes()) {
+            Err(HelloError::Unproven) => {
+                delay_refusal(&*wire);
+                handshake::send_unproven_refusal(&mut blocking)?;
+                return Err(HelloError::Unproven);
+            }
+            dialler => dialler?,
+        };
     // Proven by its proof or its certificate, or as a process of this user on this host.
     let is_proven = shared.key.is_some() || shared.wrapping.identity.is_some() || !is_exposed;
     if is_proven && !guard.mark_proven() {
@@ -127,15 +128,15 @@ fn accept_connection_or_lane(
     }
     let mut hello = dialler.hello;
     let mut expected = None;
-    let (verdict, joined) = admit(shared, &mut hello, &mut expected);
+    let (verdict, joined) = admit_hello(shared, &mut hello, &mut expected);
     // The counter comes before the reply, because the refused dialler may read it at once.
     if matches!(verdict, HelloVerdict::StaleTarget(_) | HelloVerdict::StaleDialler(_)) {
         shared.counts.fenced.fetch_add(1, Ordering::Relaxed);
     }
-    let heard = joined.as_ref().map_or(0, |connection| connection.last_received_control());
+    let heard = joined.as_ref().map_or(0, |connection| connection.last_received_control_number());
     let answer =
         HelloAnswer { verdict, heard, probe: incarnation_word_address(shared), checks: shared.config.checks };
-    dialler.reply(&mut blocking, &answer).inspect_err(|_| {
+    dialler.send_answer(&mut blocking, &answer).inspect_err(|_| {
         if let Some((peer, making)) = expected {
             dial_after_peer_failed(shared, peer, making);
         }
@@ -154,7 +155,7 @@ fn accept_connection_or_lane(
     }
     let connection = open_connection(shared, &hello, &*wire, hello.from, hello.probe, false);
     add_lane(&connection, &hello, wire, hello.heard).inspect_err(|error| {
-        connection.close(connect_error(&hello.from, error));
+        connection.close(error_of_failed_connect(&hello.from, error));
         if let Some((peer, making)) = expected {
             dial_after_peer_failed(shared, peer, making);
         }
@@ -182,7 +183,7 @@ fn resolve_dialler(membership: &Membership, hello: &Hello) -> Option<MemberId> {
 
 /// Decides whether a hello is welcome, and which connection a lane joins. Writes the dialler with its job to the hello. For
 /// a hello that begins a connection, writes the peer and the number of the attempt that is expected to `expected`.
-fn admit(
+fn admit_hello(
     shared: &Arc<EngineShared>,
     hello: &mut Hello,
     expected: &mut Option<(MemberId, u64)>,

@@ -33,7 +33,7 @@ impl CliqueKey {
 }
 
 /// A request that waits for a clique; it is told when the clique is ready, or cannot be made.
-pub struct Waiter {
+pub struct CliqueWaiter {
     /// Called once.
     told: Box<dyn FnOnce(Result<ConnectionLease, TransferError>) + Send>,
     /// Whether the request still exists.
@@ -43,7 +43,7 @@ pub struct Waiter {
 /// A check whether a request still exists. It runs under the lock of the cache, so it must not block.
 pub type IsRequestWanted = Arc<dyn Fn() -> bool + Send + Sync>;
 
-impl Waiter {
+impl CliqueWaiter {
     /// Creates a waiter that calls `told` in the end, whatever `wanted` returns.
     pub fn new(
         wanted: &IsRequestWanted,
@@ -62,9 +62,9 @@ impl Waiter {
 pub const WAITERS_MAX: usize = 4096;
 
 /// The state of a clique.
-enum Slot {
+enum CliqueState {
     /// It is being made. The number identifies this attempt among those of the same clique.
-    Pending { making: u64, waiters: Vec<Waiter> },
+    Pending { making: u64, waiters: Vec<CliqueWaiter> },
     /// Its connection exists. `asked` is when this side last asked the peer to end it.
     Ready { connection: Arc<Connection>, used: Instant, asked: Option<Instant> },
 }
@@ -78,11 +78,11 @@ const LOOK_AGAIN: Duration = Duration::from_millis(10);
 /// The result of a search for a clique.
 pub enum CliqueLookup {
     /// The connection exists.
-    Ready(ConnectionLease, Waiter),
+    Ready(ConnectionLease, CliqueWaiter),
     /// The clique is being made; the cache took the waiter.
     Pending,
     /// The clique is being made, and too many requests wait for it.
-    Crowded(Waiter),
+    Crowded(CliqueWaiter),
     /// The caller must make the clique, as the attempt with this number; the cache took the waiter. If there
     /// is a connection that this side agreed to end, its peer decides first whether that one stays.
     Make(u64, Option<Arc<Connection>>),
@@ -91,7 +91,7 @@ pub enum CliqueLookup {
 /// A step of making a clique ready.
 pub enum MakeReadyStep {
     /// These requests waited for it.
-    NotifyWaiters(Vec<Waiter>),
+    NotifyWaiters(Vec<CliqueWaiter>),
     /// The clique is ready. The connection that it replaces, if any, must be ended.
     Ready(Option<Arc<Connection>>),
 }
@@ -100,7 +100,7 @@ pub enum MakeReadyStep {
 /// lock.
 #[derive(Default)]
 pub struct CliqueCache {
-    slots: HashMap<CliqueKey, Slot>,
+    slots: HashMap<CliqueKey, CliqueState>,
     makings: u64,
     /// When the cache was last searched for unused connections.
     looked: Option<Instant>,
@@ -114,9 +114,14 @@ pub struct CliqueCache {
 
 impl CliqueCache {
     /// Searches for a clique; takes the waiter unless the clique is ready or crowded.
-    pub fn find_or_begin_attempt(&mut self, key: CliqueKey, now: Instant, waiter: Waiter) -> CliqueLookup {
+    pub fn find_or_begin_attempt(
+        &mut self,
+        key: CliqueKey,
+        now: Instant,
+        waiter: CliqueWaiter,
+    ) -> CliqueLookup {
         let undecided = match self.slots.get_mut(&key) {
-            Some(Slot::Ready { connection, used, .. }) if connection.end_error().is_none() => {
+            Some(CliqueState::Ready { connection, used, .. }) if connection.end_error().is_none() => {
                 if let Some(kept) = ConnectionLease::acquire(connection) {
                     self.hits += 1;
                     *used = now;
@@ -124,10 +129,10 @@ impl CliqueCache {
                 }
                 Some(Arc::clone(connection))
             }
-            Some(Slot::Pending { waiters, .. }) if waiters.len() >= WAITERS_MAX => {
+            Some(CliqueState::Pending { waiters, .. }) if waiters.len() >= WAITERS_MAX => {
                 return CliqueLookup::Crowded(waiter);
             }
-            Some(Slot::Pending { waiters, .. }) => {
+            Some(CliqueState::Pending { waiters, .. }) => {
                 self.hits += 1;
                 waiters.push(waiter);
                 return CliqueLookup::Pending;
@@ -136,7 +141,7 @@ impl CliqueCache {
         };
         self.misses += 1;
         self.makings += 1;
-        self.slots.insert(key, Slot::Pending { making: self.makings, waiters: vec![waiter] });
+        self.slots.insert(key, CliqueState::Pending { making: self.makings, waiters: vec![waiter] });
         CliqueLookup::Make(self.makings, undecided)
     }
 
@@ -147,33 +152,33 @@ impl CliqueCache {
             return None;
         }
         self.makings += 1;
-        self.slots.insert(key, Slot::Pending { making: self.makings, waiters: Vec::new() });
+        self.slots.insert(key, CliqueState::Pending { making: self.makings, waiters: Vec::new() });
         Some(self.makings)
     }
 
     /// Returns the connection of a clique, alive or not.
     pub fn get(&self, key: CliqueKey) -> Option<&Arc<Connection>> {
         match self.slots.get(&key)? {
-            Slot::Ready { connection, .. } => Some(connection),
-            Slot::Pending { .. } => None,
+            CliqueState::Ready { connection, .. } => Some(connection),
+            CliqueState::Pending { .. } => None,
         }
     }
 
     /// Returns whether the clique is being made.
     pub fn is_pending(&self, key: CliqueKey) -> bool {
-        matches!(self.slots.get(&key), Some(Slot::Pending { .. }))
+        matches!(self.slots.get(&key), Some(CliqueState::Pending { .. }))
     }
 
     /// Returns whether this attempt is current: neither replaced nor given up.
     pub fn is_current_attempt(&self, key: CliqueKey, number: u64) -> bool {
-        matches!(self.slots.get(&key), Some(Slot::Pending { making, .. }) if *making == number)
+        matches!(self.slots.get(&key), Some(CliqueState::Pending { making, .. }) if *making == number)
     }
 
     /// Gives up an attempt that no request wants any more, and returns its waiters, which the caller must
     /// tell.
-    pub fn abandon_if_unwanted(&mut self, key: CliqueKey, number: u64) -> Option<Vec<Waiter>> {
+    pub fn abandon_if_unwanted(&mut self, key: CliqueKey, number: u64) -> Option<Vec<CliqueWaiter>> {
         match self.slots.get(&key) {
-            Some(Slot::Pending { making, waiters })
+            Some(CliqueState::Pending { making, waiters })
                 if *making == number
                     && !waiters.is_empty()
                     && !waiters.iter().any(|waiter| (waiter.wanted)()) =>
@@ -187,7 +192,7 @@ impl CliqueCache {
     /// Returns whether a request waits for this attempt. If none does, the attempt is given up.
     pub fn keep_if_awaited(&mut self, key: CliqueKey, number: u64) -> bool {
         match self.slots.get(&key) {
-            Some(Slot::Pending { making, waiters }) if *making == number => {
+            Some(CliqueState::Pending { making, waiters }) if *making == number => {
                 let awaited = !waiters.is_empty();
                 if !awaited {
                     self.slots.remove(&key);
@@ -207,14 +212,14 @@ impl CliqueCache {
         connection: &Arc<Connection>,
         now: Instant,
     ) -> MakeReadyStep {
-        if let Some(Slot::Pending { waiters, .. }) = self.slots.get_mut(&key)
+        if let Some(CliqueState::Pending { waiters, .. }) = self.slots.get_mut(&key)
             && !waiters.is_empty()
         {
             return MakeReadyStep::NotifyWaiters(std::mem::take(waiters));
         }
-        let ready = Slot::Ready { connection: Arc::clone(connection), used: now, asked: None };
+        let ready = CliqueState::Ready { connection: Arc::clone(connection), used: now, asked: None };
         match self.slots.insert(key, ready) {
-            Some(Slot::Ready { connection: old, .. }) if !Arc::ptr_eq(&old, connection) => {
+            Some(CliqueState::Ready { connection: old, .. }) if !Arc::ptr_eq(&old, connection) => {
                 MakeReadyStep::Ready(Some(old))
             }
             _ => MakeReadyStep::Ready(None),
@@ -223,11 +228,11 @@ impl CliqueCache {
 
     /// Gives up an attempt, or any attempt if no number is given. Returns its waiters, which the caller must
     /// tell.
-    pub fn fail_attempt(&mut self, key: CliqueKey, number: Option<u64>) -> Vec<Waiter> {
+    pub fn fail_attempt(&mut self, key: CliqueKey, number: Option<u64>) -> Vec<CliqueWaiter> {
         match self.slots.get(&key) {
-            Some(Slot::Pending { making, .. }) if number.is_none_or(|number| number == *making) => {
+            Some(CliqueState::Pending { making, .. }) if number.is_none_or(|number| number == *making) => {
                 match self.slots.remove(&key) {
-                    Some(Slot::Pending { waiters, .. }) => waiters,
+                    Some(CliqueState::Pending { waiters, .. }) => waiters,
                     _ => Vec::new(),
                 }
             }
@@ -246,7 +251,7 @@ impl CliqueCache {
     /// Restores a connection that this side had agreed to end. Requests that wait for the decision learn of
     /// it by themselves.
     pub fn restore(&mut self, connection: &Arc<Connection>, now: Instant) {
-        let ready = Slot::Ready { connection: Arc::clone(connection), used: now, asked: None };
+        let ready = CliqueState::Ready { connection: Arc::clone(connection), used: now, asked: None };
         self.slots.entry(CliqueKey::new(connection.me, connection.peer)).or_insert(ready);
     }
 
@@ -272,7 +277,7 @@ impl CliqueCache {
         self.looked = Some(now);
         let mut unused = Vec::new();
         for slot in self.slots.values_mut() {
-            let Slot::Ready { connection, used, asked } = slot else { continue };
+            let CliqueState::Ready { connection, used, asked } = slot else { continue };
             let recently = asked.is_some_and(|asked| now.saturating_duration_since(asked) < ASK_AGAIN);
             if recently {
                 excess = excess.saturating_sub(usize::from(connection.has_requested_leave()));
@@ -293,8 +298,8 @@ impl CliqueCache {
 
     /// Returns the cliques that are being made and have a chosen member.
     pub fn pending_cliques(&self, chosen: impl Fn(MemberId) -> bool) -> Vec<CliqueKey> {
-        let pending = |(key, slot): (&CliqueKey, &Slot)| {
-            let pending = matches!(slot, Slot::Pending { .. });
+        let pending = |(key, slot): (&CliqueKey, &CliqueState)| {
+            let pending = matches!(slot, CliqueState::Pending { .. });
             (pending && key.members().iter().any(|member| chosen(*member))).then_some(*key)
         };
         self.slots.iter().filter_map(pending).collect()

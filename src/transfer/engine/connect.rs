@@ -54,7 +54,7 @@ pub fn add_lane(
 }
 
 /// Returns the error of a connection that cannot be made.
-pub fn connect_error(peer: &MemberId, error: &dyn std::fmt::Display) -> TransferError {
+pub fn error_of_failed_connect(peer: &MemberId, error: &dyn std::fmt::Display) -> TransferError {
     let why = error.to_string();
     TransferError::Transport { transport: TransportKind::Tcp, member: *peer, why }
 }
@@ -113,6 +113,6 @@ pub fn open_connection(
 /// Returns whether this process can read the memory of the process `pid`, and that process is the peer.
 fn can_read_peer_memory(pid: i32, probe: u64, peer: MemberId) -> bool {
     let mut word = [0; 8];
-    let read = sys::read_process(pid, &[probe], &mut [WriteView::of(&mut word)]);
+    let read = sys::read_process_memory(pid, &[probe], &mut [WriteView::of_slice(&mut word)]);
     read == Ok(8) && u64::from_ne_bytes(word) == peer.incarnation.get()
 }

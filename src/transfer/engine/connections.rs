@@ -55,7 +55,7 @@ impl EngineShared {
         if self.closed.load(Ordering::Acquire) {
             connection.close(TransferError::Closed);
         } else if !self.membership.read().unwrap_or_else(PoisonError::into_inner).has(connection.peer) {
-            connection.close(TransferError::absent(connection.peer, &self.membership()));
+            connection.close(TransferError::of_absent_member(connection.peer, &self.membership()));
         }
         if connection.end_error().is_some() {
             lock(&self.cliques).forget(connection);

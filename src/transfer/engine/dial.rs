@@ -12,8 +12,8 @@ use muster_clock as clock;
 
 use super::clique_cache::CliqueKey;
 use super::connect::{
-    HELLO_TIMEOUT, add_lane, connect_error, incarnation_word_address, is_peer_of_own_user, open_connection,
-    wrap_and_handshake,
+    HELLO_TIMEOUT, add_lane, error_of_failed_connect, incarnation_word_address, is_peer_of_own_user,
+    open_connection, wrap_and_handshake,
 };
 use super::shared::EngineShared;
 use crate::base::error::TransferError;
@@ -97,14 +97,14 @@ fn dial_with_retries(shared: &Arc<EngineShared>, peer: MemberId, making: u64) ->
         }
         let membership = shared.membership();
         let Some(info) = membership.member_info(peer) else {
-            return Err(TransferError::absent(peer, &membership));
+            return Err(TransferError::of_absent_member(peer, &membership));
         };
         why.clear();
         let mut refused = 0;
-        let endpoints = endpoints(shared, peer, &info.address);
-        let count = endpoints.len();
-        for endpoint in endpoints {
-            match dial(shared, peer, &*endpoint, None) {
+        let endpoints_by_preference = endpoints_by_preference(shared, peer, &info.address);
+        let count = endpoints_by_preference.len();
+        for endpoint in endpoints_by_preference {
+            match dial_and_exchange_hellos(shared, peer, &*endpoint, None) {
                 Ok(dialled) => {
                     return open_dialled_connection(shared, peer, &info.address, dialled).map(|()| true);
                 }
@@ -163,7 +163,11 @@ const fn transport_for_error(choice: TransportChoice) -> TransportKind {
 }
 
 /// Returns the endpoints of a peer in order of preference. A path that has failed comes last for a time.
-fn endpoints(shared: &EngineShared, peer: MemberId, address: &EngineAddress) -> Vec<Box<dyn Endpoint>> {
+fn endpoints_by_preference(
+    shared: &EngineShared,
+    peer: MemberId,
+    address: &EngineAddress,
+) -> Vec<Box<dyn Endpoint>> {
     let mut endpoints = wire::endpoints(shared.config.transport, &shared.address, address);
     if shared.backoff.is_backed_off(peer, clock::monotonic()) {
         endpoints.sort_by_key(|endpoint| !endpoint.capabilities().is_breakable);
@@ -178,19 +182,19 @@ struct JoiningLane<'a> {
     control: bool,
 }
 
-struct Dialled {
+struct DialledWire {
     wire: Box<dyn Wire>,
     hello: Hello,
     heard: u32,
     probe: u64,
 }
 
-fn dial(
+fn dial_and_exchange_hellos(
     shared: &EngineShared,
     peer: MemberId,
     endpoint: &dyn Endpoint,
     joining: Option<JoiningLane<'_>>,
-) -> Result<Dialled, HelloError> {
+) -> Result<DialledWire, HelloError> {
     let wire = endpoint.dial(HELLO_TIMEOUT)?;
     if !is_peer_of_own_user(&*wire) {
         return Err(HelloError::Protocol);
@@ -208,13 +212,18 @@ fn dial(
         fetch: shared.config.transport != TransportChoice::Unix,
         checks: shared.config.checks,
         chunk: shared.config.chunk,
-        heard: joining.as_ref().map_or(0, |joining| joining.connection.last_received_control()),
+        heard: joining.as_ref().map_or(0, |joining| joining.connection.last_received_control_number()),
         probe: incarnation_word_address(shared),
     };
     let mut blocking = BlockingWire::new(&*wire, until);
-    let answer = handshake::dial(&mut blocking, &hello, shared.key.as_ref(), &clock::random_bytes())?;
+    let answer = handshake::perform_dialler_handshake(
+        &mut blocking,
+        &hello,
+        shared.key.as_ref(),
+        &clock::random_bytes(),
+    )?;
     let hello = Hello { checks: hello.checks || answer.checks, ..hello };
-    Ok(Dialled { wire, hello, heard: answer.heard, probe: answer.probe })
+    Ok(DialledWire { wire, hello, heard: answer.heard, probe: answer.probe })
 }
 
 /// Gives a new connection its lanes, and serves the requests that wait for it.
@@ -222,15 +231,15 @@ fn open_dialled_connection(
     shared: &Arc<EngineShared>,
     peer: MemberId,
     address: &EngineAddress,
-    dialled: Dialled,
+    dialled: DialledWire,
 ) -> Result<(), TransferError> {
     // The peer has accepted this connection and may use it already, so it replaces another one that was made
     // meanwhile: had that one still been in use, the peer would have refused this one as busy.
-    let Dialled { wire, hello, probe, .. } = dialled;
+    let DialledWire { wire, hello, probe, .. } = dialled;
     let breaks = wire.capabilities().is_breakable;
     let connection = open_connection(shared, &hello, &*wire, peer, probe, true);
     if let Err(error) = add_lane(&connection, &hello, wire, 0) {
-        let error = connect_error(&peer, &error);
+        let error = error_of_failed_connect(&peer, &error);
         connection.close(error.clone());
         return Err(error);
     }
@@ -255,9 +264,14 @@ pub fn dial_lane(
     control: bool,
 ) -> Result<(), HelloError> {
     let mut last = HelloError::Protocol;
-    for endpoint in breakable_endpoints(shared, connection.peer, address) {
-        match dial(shared, connection.peer, &*endpoint, Some(JoiningLane { connection, lane, control })) {
-            Ok(Dialled { wire, hello, heard, .. }) => return add_lane(connection, &hello, wire, heard),
+    for endpoint in endpoints_for_further_lanes(shared, connection.peer, address) {
+        match dial_and_exchange_hellos(
+            shared,
+            connection.peer,
+            &*endpoint,
+            Some(JoiningLane { connection, lane, control }),
+        ) {
+            Ok(DialledWire { wire, hello, heard, .. }) => return add_lane(connection, &hello, wire, heard),
             Err(error) => last = error,
         }
     }
@@ -265,14 +279,14 @@ pub fn dial_lane(
 }
 
 /// Returns the endpoints at which a connection that may lose lanes dials further ones.
-pub fn breakable_endpoints(
+pub fn endpoints_for_further_lanes(
     shared: &EngineShared,
     peer: MemberId,
     address: &EngineAddress,
 ) -> Vec<Box<dyn Endpoint>> {
-    let mut endpoints = endpoints(shared, peer, address);
-    endpoints.retain(|endpoint| endpoint.capabilities().is_breakable);
-    endpoints
+    let mut endpoints_by_preference = endpoints_by_preference(shared, peer, address);
+    endpoints_by_preference.retain(|endpoint| endpoint.capabilities().is_breakable);
+    endpoints_by_preference
 }
 
 #[cfg(test)]

@@ -118,7 +118,7 @@ impl TransferEngine {
         let gone = |member: MemberId| member != shared.here() && !membership.has(member);
         lock(&shared.numbers).retain(|member, _| !gone(*member));
         shared.backoff.retain_peers(|member| !gone(member));
-        shared.end_connections_with(gone, |member| TransferError::absent(member, &membership));
+        shared.end_connections_with(gone, |member| TransferError::of_absent_member(member, &membership));
     }
 
     /// Returns the current membership.
@@ -168,7 +168,7 @@ impl TransferEngine {
             }
         };
         if let Some(peer) = request.distinct.first() {
-            launch.set_peer(peer.peer_task());
+            launch.set_peer_for_metrics(peer.peer_task());
         }
         let tickets: Vec<_> = request
             .distinct
@@ -265,7 +265,7 @@ impl TransferEngine {
         let mut bytes = PriorityClass::ALL.map(|class| (class, 0));
         let connections = lock(&self.0.shared.connections).clone();
         for launch in connections.iter().flat_map(|connection| connection.in_flight_launches()) {
-            let (class, left) = launch.in_flight();
+            let (class, left) = launch.class_and_bytes_left();
             bytes[class as usize].1 += left;
         }
         bytes

@@ -32,7 +32,7 @@ struct UnprovenDialler {
 }
 
 #[derive(Default)]
-struct State {
+struct HandshakeTable {
     next: u64,
     threads: usize,
     /// The handshakes that may be ended, the oldest first; `proven` counts the others.
@@ -43,7 +43,7 @@ struct State {
 
 /// The concurrent handshakes of an engine.
 #[derive(Clone, Default)]
-pub struct HandshakeLimits(Arc<Mutex<State>>);
+pub struct HandshakeLimits(Arc<Mutex<HandshakeTable>>);
 
 /// A handshake that occupies its place until this is dropped.
 pub struct HandshakeGuard {
@@ -64,10 +64,10 @@ impl HandshakeLimits {
         }
         let of_source = state.unproven.values().filter(|other| other.source == source).count();
         if of_source >= PER_SOURCE_MAX {
-            state.end_oldest(source);
+            state.end_oldest_handshake_of(source);
         } else if state.unproven.len() + state.proven >= HANDSHAKES_MAX {
-            let busiest = state.busiest()?;
-            state.end_oldest(busiest);
+            let network_with_most_handshakes = state.network_with_most_handshakes()?;
+            state.end_oldest_handshake_of(network_with_most_handshakes);
         }
         let number = state.next;
         state.next += 1;
@@ -81,14 +81,14 @@ impl HandshakeLimits {
         let mut state = lock(&self.0);
         state.closed = true;
         for dialler in std::mem::take(&mut state.unproven).into_values() {
-            dialler.end();
+            dialler.shut_down_socket();
         }
     }
 }
 
-impl State {
+impl HandshakeTable {
     /// Returns the network with the most handshakes that may be ended.
-    fn busiest(&self) -> Option<DiallerNetwork> {
+    fn network_with_most_handshakes(&self) -> Option<DiallerNetwork> {
         let mut counts: BTreeMap<DiallerNetwork, usize> = BTreeMap::new();
         for dialler in self.unproven.values() {
             *counts.entry(dialler.source).or_default() += 1;
@@ -96,18 +96,18 @@ impl State {
         counts.into_iter().max_by_key(|(_, count)| *count).map(|(source, _)| source)
     }
 
-    fn end_oldest(&mut self, source: DiallerNetwork) {
+    fn end_oldest_handshake_of(&mut self, source: DiallerNetwork) {
         let oldest =
             self.unproven.iter().find(|(_, other)| other.source == source).map(|(number, _)| *number);
         if let Some(dialler) = oldest.and_then(|number| self.unproven.remove(&number)) {
-            dialler.end();
+            dialler.shut_down_socket();
         }
     }
 }
 
 impl UnprovenDialler {
     /// Shuts down the socket, which wakes the thread that reads it.
-    fn end(self) {
+    fn shut_down_socket(self) {
         // A socket that is gone already needs no end.
         let _gone = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
     }
@@ -147,9 +147,9 @@ mod tests {
     use crate::memory::{ReadView, WriteView};
 
     /// One end of a socket pair that claims a peer address.
-    struct From(UnixStream, Option<IpAddr>);
+    struct WireFromAddress(UnixStream, Option<IpAddr>);
 
-    impl Wire for From {
+    impl Wire for WireFromAddress {
         fn kind(&self) -> TransportKind {
             TransportKind::Tcp
         }
@@ -179,22 +179,22 @@ mod tests {
         fn end(&self) {}
     }
 
-    struct Dialler {
+    struct TestDialler {
         near: UnixStream,
         /// The accepted end, kept open as long as the dialler.
-        _far: From,
+        _far: WireFromAddress,
         guard: Option<HandshakeGuard>,
     }
 
-    fn dial(handshakes: &HandshakeLimits, from: &str) -> Dialler {
+    fn dial(handshakes: &HandshakeLimits, from: &str) -> TestDialler {
         let (near, far) = UnixStream::pair().unwrap();
         near.set_nonblocking(true).unwrap();
-        let far = From(far, Some(from.parse().unwrap()));
+        let far = WireFromAddress(far, Some(from.parse().unwrap()));
         let guard = handshakes.admit(&far);
-        Dialler { near, _far: far, guard }
+        TestDialler { near, _far: far, guard }
     }
 
-    impl Dialler {
+    impl TestDialler {
         fn is_ended(&mut self) -> bool {
             matches!(self.near.read(&mut [0]), Ok(0))
         }
@@ -205,7 +205,7 @@ mod tests {
         let handshakes = HandshakeLimits::default();
         let mut other = dial(&handshakes, "10.0.0.2");
         let mut many: Vec<_> = (0..PER_SOURCE_MAX + 10).map(|_| dial(&handshakes, "10.0.0.1")).collect();
-        let ended: Vec<_> = many.iter_mut().map(Dialler::is_ended).collect();
+        let ended: Vec<_> = many.iter_mut().map(TestDialler::is_ended).collect();
         assert_eq!(ended.iter().filter(|ended| **ended).count(), 10);
         assert!(ended[..10].iter().all(|ended| *ended), "the oldest");
         assert!(!other.is_ended() && many.iter().all(|dialler| dialler.guard.is_some()));

@@ -14,7 +14,7 @@ use std::time::Duration;
 use muster_clock as clock;
 
 use super::connect::HELLO_TIMEOUT;
-use super::dial::{breakable_endpoints, dial_lane};
+use super::dial::{dial_lane, endpoints_for_further_lanes};
 use super::shared::EngineShared;
 use crate::base::error::TransferError;
 use crate::io::wire::Endpoint;
@@ -66,7 +66,7 @@ fn close_lost_connection(shared: &EngineShared, connection: &Connection, how: St
         shared.wait_before_retry(member, EXPLANATION_WAIT);
         let membership = shared.membership();
         if !membership.has(member) {
-            return connection.close(TransferError::absent(member, &membership));
+            return connection.close(TransferError::of_absent_member(member, &membership));
         }
     }
     connection.close(TransferError::PeerDead { member, how });
@@ -116,7 +116,7 @@ fn reconnect_or_close(shared: &Arc<EngineShared>, connection: &Arc<Connection>, 
                 let dialled = endpoint.dial(HELLO_TIMEOUT);
                 dialled.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
             };
-            let endpoints = breakable_endpoints(shared, peer, &info.address);
+            let endpoints = endpoints_for_further_lanes(shared, peer, &info.address);
             if !endpoints.is_empty() && endpoints.iter().all(|endpoint| refused(&**endpoint)) {
                 return dead(format!("{how}; nobody listens at its address"));
             }

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 
 use muster_clock as clock;
 
-use super::clique_cache::{CliqueKey, CliqueLookup, IsRequestWanted, WAITERS_MAX, Waiter};
+use super::clique_cache::{CliqueKey, CliqueLookup, CliqueWaiter, IsRequestWanted, WAITERS_MAX};
 use super::dial;
 use super::prepared_transfers::{LaunchOptions, PreparedPeer, PreparedTransfers, TransferSpec};
 use super::request_check::check_request;
@@ -21,7 +21,7 @@ use crate::base::launch_metrics::LaunchStage;
 use crate::base::membership::MemberId;
 use crate::base::sync::lock;
 use crate::base::transport::TransportChoice;
-use crate::launch::io_lists::IoLists;
+use crate::launch::launch_spans::LaunchSpans;
 use crate::memory::{MemoryRegion, Span, SpanStream};
 use crate::protocol::link::launch_definition::{DefinitionEntry, FetchSource, LaunchDefinition};
 use crate::session::api_for_engine::ConnectionLease;
@@ -64,7 +64,8 @@ pub fn prepare_transfers(
         wanted,
         Box::new(move |found| {
             let Some(shared) = weak.upgrade() else { return then(Err(PrepareError::Closed)) };
-            let prepared = found.map(|connections| define(&shared, &specs, &peers, options, &connections));
+            let prepared =
+                found.map(|connections| define_transfers(&shared, &specs, &peers, options, &connections));
             if prepared.is_ok() {
                 let took = clock::monotonic().saturating_duration_since(asked);
                 shared.launch_metrics.record_stage_time(LaunchStage::Prepare, took);
@@ -74,15 +75,15 @@ pub fn prepare_transfers(
     );
 }
 
-type Connections = HashMap<MemberId, ConnectionLease>;
-type ConnectionsCallback = Box<dyn FnOnce(Result<Connections, PrepareError>) + Send>;
+type LeasedConnections = HashMap<MemberId, ConnectionLease>;
+type LeasedConnectionsCallback = Box<dyn FnOnce(Result<LeasedConnections, PrepareError>) + Send>;
 
 /// The connections of a request, while they are being found or made.
 struct PendingConnections {
-    found: Connections,
+    found: LeasedConnections,
     left: usize,
     /// The function to call with the result; none once it was called.
-    then: Option<ConnectionsCallback>,
+    then: Option<LeasedConnectionsCallback>,
 }
 
 /// Finds or makes the connections to all of `peers`, then calls `then`; with the first error at once.
@@ -90,17 +91,18 @@ fn gather_connections(
     shared: &Arc<EngineShared>,
     peers: Vec<MemberId>,
     wanted: &IsRequestWanted,
-    then: ConnectionsCallback,
+    then: LeasedConnectionsCallback,
 ) {
     if peers.is_empty() {
-        return then(Ok(Connections::new()));
+        return then(Ok(LeasedConnections::new()));
     }
-    let gathering = PendingConnections { found: Connections::new(), left: peers.len(), then: Some(then) };
+    let gathering =
+        PendingConnections { found: LeasedConnections::new(), left: peers.len(), then: Some(then) };
     let gathering = Arc::new(Mutex::new(gathering));
     for member in peers {
         let key = CliqueKey::new(shared.here(), member);
         let gathering = Arc::clone(&gathering);
-        let waiter = Waiter::new(wanted, move |result| {
+        let waiter = CliqueWaiter::new(wanted, move |result| {
             let mut all = lock(&gathering);
             all.left -= 1;
             let outcome = match result {
@@ -135,12 +137,12 @@ fn gather_connections(
 }
 
 /// Defines the transfers of a request whose connections exist.
-fn define(
+fn define_transfers(
     shared: &Arc<EngineShared>,
     specs: &[TransferSpec],
     peers: &[MemberId],
     options: LaunchOptions,
-    connections: &Connections,
+    connections: &LeasedConnections,
 ) -> PreparedTransfers {
     let mut by_peer: BTreeMap<MemberId, Vec<(DefinitionEntry, u32, Span)>> = BTreeMap::new();
     let mut regions: BTreeMap<MemberId, BTreeMap<u32, Arc<MemoryRegion>>> = BTreeMap::new();
@@ -177,11 +179,11 @@ fn define(
                     .map(|(_, number, span)| (*number, span.clone())),
             )
         };
-        let lists = Arc::new(IoLists { outbound: stream(true), inbound: stream(false) });
+        let lists = Arc::new(LaunchSpans { outbound: stream(true), inbound: stream(false) });
         let definition = LaunchDefinition::new(list.iter().map(|(entry, ..)| *entry).collect());
         let connection = connections[&member].connection();
         let regions: Vec<_> = regions.remove(&member).unwrap_or_default().into_values().collect();
-        let definition = connection.define(definition, &regions);
+        let definition = connection.send_definition(definition, &regions);
         shares.push(PreparedPeer { connection: Arc::clone(connection), definition, lists });
     }
     PreparedTransfers::new(shared, shares, options, specs.len())

@@ -24,7 +24,7 @@ use crate::base::key::TransferKey;
 use crate::base::layout::BufferLayout;
 use crate::base::membership::DeviceId;
 use crate::base::peer_job::PeerJob;
-use crate::launch::io_lists::IoLists;
+use crate::launch::launch_spans::LaunchSpans;
 use crate::launch::outcome::{Launch, LaunchPart};
 use crate::launch::peer_launch::{LaunchLimits, PeerLaunch, fail_and_tell_peer};
 use crate::launch::transfer::TransferHandle;
@@ -105,7 +105,7 @@ pub struct PreparedPeer {
     /// The number of its definition.
     pub definition: u32,
     /// The spans of both directions.
-    pub lists: Arc<IoLists>,
+    pub lists: Arc<LaunchSpans>,
 }
 
 /// Prepared transfers, which can be launched any number of times.
@@ -135,7 +135,7 @@ impl PreparedTransfers {
         options: LaunchOptions,
         count: usize,
     ) -> Self {
-        let total = |of: fn(&IoLists) -> u64| peers.iter().map(|peer| of(&peer.lists)).sum();
+        let total = |of: fn(&LaunchSpans) -> u64| peers.iter().map(|peer| of(&peer.lists)).sum();
         let (sent, received) = (total(|lists| lists.outbound.total()), total(|lists| lists.inbound.total()));
         let next = Launch::new(&shared.launch_metrics, count, sent, received);
         Self { shared: Arc::clone(shared), peers, options, count, sent, received, next }
@@ -184,7 +184,9 @@ impl PreparedTransfers {
         let launches: Vec<_> = self.peers.iter().map(peer_launch).collect();
         let waits: Vec<_> =
             dependencies.iter().filter(|event| event.outcome() != Some(Ok(()))).cloned().collect();
-        let refused = match launch.attach_parts(launches.iter().map(PeerLaunch::as_part).collect()) {
+        let refused = match launch
+            .attach_parts(launches.iter().map(PeerLaunch::as_weak_launch_part).collect())
+        {
             // The launch was cancelled already, so the caller may use its bytes.
             Some((by, reason)) => Some(TransferError::Cancelled { by, reason }),
             None if waits.is_empty() => {
@@ -197,8 +199,8 @@ impl PreparedTransfers {
         let ready = refused.is_none() && waits.is_empty();
         for (peer, peer_launch) in self.peers.iter().zip(&launches) {
             let ticket = tickets.iter().position(|ticket| ticket.peer() == peer.connection.peer);
-            let number = ticket.and_then(|ticket| tickets.swap_remove(ticket).take_number());
-            let at = number.unwrap_or_else(|| peer.connection.take_number(self.options.channel));
+            let number = ticket.and_then(|ticket| tickets.swap_remove(ticket).take_launch_number());
+            let at = number.unwrap_or_else(|| peer.connection.take_launch_number(self.options.channel));
             // A refused launch takes its number too: the peer counts launches as well, and is told that this
             // one is over.
             let launched =
@@ -209,7 +211,7 @@ impl PreparedTransfers {
             } else if let Some(error) = &refused {
                 fail_and_tell_peer(peer_launch, error.clone());
             } else {
-                peer_launch.stop_if_failed();
+                peer_launch.stop_group_if_launch_failed();
             }
         }
         self.shared.schedule_limit_check(&limits);
@@ -232,7 +234,7 @@ fn mark_ready_when(
             match (peer_launch.reserve_memory(), peer_launch.group_id()) {
                 (Ok(()), Some(at)) => {
                     if let Some(session) = peer_launch.session() {
-                        session.mark_ready(at);
+                        session.announce_group_ready(at);
                     }
                 }
                 (Ok(()), None) => {}
@@ -255,7 +257,7 @@ impl Drop for PreparedTransfers {
     fn drop(&mut self) {
         self.next.fail_all(&TransferError::Dropped);
         for peer in &self.peers {
-            peer.connection.undefine(peer.definition);
+            peer.connection.withdraw_definition(peer.definition);
         }
     }
 }

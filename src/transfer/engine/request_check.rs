@@ -88,7 +88,7 @@ pub fn check_request(shared: &EngineShared, specs: &[TransferSpec]) -> Result<Ve
         let peer = PeerTask { job: spec.job, task: far_owner };
         peers.push(membership.current_member(peer).ok_or_else(|| unknown_device(spec.job, far))?);
     }
-    check_overlap(written, read)?;
+    check_no_overlapping_writes(written, read)?;
     Ok(peers)
 }
 
@@ -101,7 +101,7 @@ fn unknown_device(job: PeerJob, device: DeviceId) -> PrepareError {
 }
 
 /// Checks that no range that is written shares bytes with another range.
-fn check_overlap(
+fn check_no_overlapping_writes(
     mut written: Vec<(usize, usize, usize, TransferKey)>,
     read: Vec<(usize, usize, usize, TransferKey)>,
 ) -> Result<(), PrepareError> {

@@ -109,7 +109,7 @@ impl ReservedLaunch {
     ) -> Self {
         launch.start_clock();
         if let Some(peer) = peers.first() {
-            launch.set_peer(peer.peer_task());
+            launch.set_peer_for_metrics(peer.peer_task());
         }
         let taken = peers.iter().map(|peer| ReservedLaunchNumber::take(shared, *peer, options.channel));
         let tickets = Arc::new(Mutex::new(Some(taken.collect::<Vec<_>>())));

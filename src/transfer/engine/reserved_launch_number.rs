@@ -35,7 +35,7 @@ impl ReservedLaunchNumber {
     }
 
     /// Returns the number, for a launch that is made now.
-    pub(super) fn take_number(mut self) -> Option<GroupId> {
+    pub(super) fn take_launch_number(mut self) -> Option<GroupId> {
         self.at.take()
     }
 }

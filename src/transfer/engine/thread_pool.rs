@@ -11,12 +11,12 @@ use std::thread;
 
 use crate::base::sync::lock;
 
-type Work = Box<dyn FnOnce() + Send>;
+type PoolTask = Box<dyn FnOnce() + Send>;
 
 #[derive(Default)]
-struct State {
+struct ThreadPoolState {
     threads: usize,
-    waiting: VecDeque<Work>,
+    waiting: VecDeque<PoolTask>,
 }
 
 /// A bounded pool of threads for blocking work.
@@ -24,7 +24,7 @@ struct State {
 pub struct ThreadPool {
     name: &'static str,
     most: usize,
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<ThreadPoolState>>,
 }
 
 impl ThreadPool {
@@ -47,7 +47,8 @@ impl ThreadPool {
             state.threads += 1;
         }
         let own = Arc::clone(&self.state);
-        let Err(error) = thread::Builder::new().name(self.name.to_owned()).spawn(move || run_queue(&own))
+        let Err(error) =
+            thread::Builder::new().name(self.name.to_owned()).spawn(move || run_queued_work(&own))
         else {
             return Ok(());
         };
@@ -61,7 +62,7 @@ impl ThreadPool {
 }
 
 /// Runs queued work until the queue is empty.
-fn run_queue(state: &Mutex<State>) {
+fn run_queued_work(state: &Mutex<ThreadPoolState>) {
     loop {
         let work = {
             let mut state = lock(state);

@@ -1,12 +1,12 @@
 //! Runs work that any thread may request. Only one thread at a time does the work, and a thread that requests work
 //! meanwhile does not wait: the working thread does that work too.
 //!
-//! It does not depend on what the work is. Begin at [`ExclusiveWork::run`].
+//! It does not depend on what the work is. Begin at [`ExclusiveWork::run_unless_running`].
 
 use std::sync::atomic::Ordering;
 use std::sync::{PoisonError, TryLockError};
 
-use crate::base::sync::{AtomicBool, Mutex, MutexGuard, fence_after_rmw, lock};
+use crate::base::sync::{AtomicBool, Mutex, MutexGuard, fence_after_read_modify_write, lock};
 
 /// The state that the work needs, and whether more work is due.
 #[derive(Debug)]
@@ -26,16 +26,16 @@ impl<T> ExclusiveWork<T> {
     ///
     /// # Errors
     /// The error of the work, which is not tried again.
-    pub fn run<E>(&self, mut work: impl FnMut(&mut T) -> Result<(), E>) -> Result<(), E> {
+    pub fn run_unless_running<E>(&self, mut work: impl FnMut(&mut T) -> Result<(), E>) -> Result<(), E> {
         loop {
-            let mut state = match self.try_lock() {
+            let mut state = match self.try_lock_state() {
                 Some(state) => state,
                 None => {
                     self.again.swap(true, Ordering::SeqCst);
                     // The thread that is at it leaves, passes its fence and looks. Either it sees `again`, or its leaving is
                     // seen here.
-                    fence_after_rmw();
-                    match self.try_lock() {
+                    fence_after_read_modify_write();
+                    match self.try_lock_state() {
                         Some(state) => state,
                         None => return Ok(()),
                     }
@@ -46,7 +46,7 @@ impl<T> ExclusiveWork<T> {
             drop(state);
             outcome?;
             // To unlock is a read-modify-write operation.
-            fence_after_rmw();
+            fence_after_read_modify_write();
             if !self.again.load(Ordering::SeqCst) {
                 return Ok(());
             }
@@ -54,7 +54,7 @@ impl<T> ExclusiveWork<T> {
     }
 
     /// Returns the state, unless a thread is at work.
-    pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+    pub fn try_lock_state(&self) -> Option<MutexGuard<'_, T>> {
         match self.state.try_lock() {
             Ok(state) => Some(state),
             Err(TryLockError::Poisoned(poisoned)) => Some(PoisonError::into_inner(poisoned)),

@@ -4,7 +4,7 @@
 //! These threads call a session only through [`FetchHost`]. The receiver makes the copy, so it can stop at any
 //! time, and the sender's arena can be sealed against writers. A source is a region that the peer shared (mapped
 //! read-only), or an address in the other process (`process_vm_readv`). If neither is allowed, the peer sends the
-//! bytes over a socket. Begin at [`FetchThreadPool::fetch`].
+//! bytes over a socket. Begin at [`FetchThreadPool::fetch_or_enqueue`].
 //!
 //! When a connection ends, the sender marks it as closed in shared memory before it reuses a source buffer. The
 //! receiver checks the mark after every step that it has copied ([`FetchHost::fetched_bytes_are_valid`]), and discards the
@@ -25,7 +25,7 @@ use rustix::io::Errno;
 use crate::base::sync::lock;
 use crate::base::transport::TransportKind;
 use crate::io::sys;
-use crate::launch::io_lists::LaunchBytes;
+use crate::launch::launch_spans::LaunchBytes;
 use crate::launch::peer_launch::PeerLaunch;
 use crate::memory::{Mapping, PeerView, WriteView};
 use crate::protocol::link::GroupId;
@@ -51,7 +51,7 @@ impl PeerMemory {
     }
 
     /// Returns a view of `len` bytes at `offset + from`, or none if they exceed the mapping.
-    fn view(&self, offset: u64, from: usize, len: usize) -> Option<PeerView<'_>> {
+    fn view_of_peer_bytes(&self, offset: u64, from: usize, len: usize) -> Option<PeerView<'_>> {
         self.0.peer_view(usize::try_from(offset).ok()?.checked_add(from)?, len)
     }
 }
@@ -59,7 +59,7 @@ impl PeerMemory {
 /// The session of a fetch, as the fetching threads see it.
 pub trait FetchHost: Send + Sync {
     /// Returns the id of the peer's process, if its memory can be read.
-    fn pid(&self) -> Option<i32>;
+    fn readable_peer_pid(&self) -> Option<i32>;
 
     /// Returns the mapped memory of the peer that contains a source.
     fn peer_memory(&self, source: FetchSource) -> Option<Arc<PeerMemory>>;
@@ -80,7 +80,7 @@ pub trait FetchHost: Send + Sync {
     fn on_fetch_failed(&self, launch: &Arc<PeerLaunch>, kind: TransportKind, error: Errno, nothing_yet: bool);
 
     /// Reports that all inbound bytes of a group were fetched.
-    fn fetched(&self, at: GroupId);
+    fn on_group_fetched(&self, at: GroupId);
 
     /// Counts bytes that were fetched.
     fn count_received(&self, kind: TransportKind, bytes: u64);
@@ -118,9 +118,9 @@ impl ContiguousBytes {
             FetchSource::None => false,
             FetchSource::Region(_, offset) => {
                 let memory = self.memory.as_ref();
-                memory.is_some_and(|memory| memory.view(offset, 0, self.len as usize).is_some())
+                memory.is_some_and(|memory| memory.view_of_peer_bytes(offset, 0, self.len as usize).is_some())
             }
-            FetchSource::Address(_) => host.pid().is_some(),
+            FetchSource::Address(_) => host.readable_peer_pid().is_some(),
         }
     }
 }
@@ -164,7 +164,7 @@ fn contiguous_runs(
 }
 
 /// A fetch of the inbound bytes of one launch.
-pub struct Fetch {
+pub struct LaunchFetch {
     /// The session. It is a weak reference, because the session owns the threads, and they own the queue.
     host: Weak<dyn FetchHost>,
     launch: Arc<PeerLaunch>,
@@ -179,7 +179,7 @@ pub struct Fetch {
 
 /// The fetching threads and their queue.
 pub struct FetchThreadPool {
-    queue: Mutex<(VecDeque<Arc<Fetch>>, bool)>,
+    queue: Mutex<(VecDeque<Arc<LaunchFetch>>, bool)>,
     waiting: Condvar,
     threads: usize,
 }
@@ -200,7 +200,12 @@ impl FetchThreadPool {
     }
 
     /// Fetches the inbound bytes of a launch from the sources in the peer's definition.
-    pub fn fetch(&self, host: Arc<dyn FetchHost>, launch: &Arc<PeerLaunch>, definition: &LaunchDefinition) {
+    pub fn fetch_or_enqueue(
+        &self,
+        host: Arc<dyn FetchHost>,
+        launch: &Arc<PeerLaunch>,
+        definition: &LaunchDefinition,
+    ) {
         let runs = contiguous_runs(&*host, launch, definition);
         let kind = if runs.iter().any(|run| matches!(run.source, FetchSource::Address(_))) {
             TransportKind::Pvm
@@ -216,7 +221,7 @@ impl FetchThreadPool {
         if !is_available {
             return host.on_fetch_failed(launch, kind, Errno::INVAL, true);
         }
-        let fetch = Arc::new(Fetch {
+        let fetch = Arc::new(LaunchFetch {
             host: Arc::downgrade(&host),
             launch: Arc::clone(launch),
             runs,
@@ -227,7 +232,7 @@ impl FetchThreadPool {
             failed: AtomicBool::new(false),
         });
         if total <= AT_ONCE {
-            fetch.run();
+            fetch.fetch_until_done();
             return;
         }
         let shares = self.threads.min(total.div_ceil(STEP) as usize);
@@ -262,14 +267,14 @@ impl FetchThreadPool {
                 queue = self.waiting.wait(queue).unwrap_or_else(PoisonError::into_inner);
             };
             drop(queue);
-            fetch.run();
+            fetch.fetch_until_done();
         }
     }
 }
 
-impl Fetch {
+impl LaunchFetch {
     /// Performs steps until there are none left.
-    fn run(&self) {
+    fn fetch_until_done(&self) {
         let Some(host) = self.host.upgrade() else { return };
         let launch = &self.launch;
         loop {
@@ -279,7 +284,7 @@ impl Fetch {
             }
             let len = STEP.min(self.total - start);
             let Some(guard) = launch.access() else { return };
-            let outcome = self.step(&*host, guard.bytes(), start, len);
+            let outcome = self.fetch_piece(&*host, guard.bytes(), start, len);
             match outcome {
                 Ok(()) if !host.fetched_bytes_are_valid() => {
                     drop(guard);
@@ -296,7 +301,7 @@ impl Fetch {
                     {
                         // The peer learns of it before this program does, because the program may exit at
                         // once.
-                        host.fetched(at);
+                        host.on_group_fetched(at);
                     }
                     launch.record_arrived_bytes(start, len);
                     drop(guard);
@@ -314,7 +319,13 @@ impl Fetch {
         }
     }
 
-    fn step(&self, host: &dyn FetchHost, bytes: LaunchBytes<'_>, start: u64, len: u64) -> Result<(), Errno> {
+    fn fetch_piece(
+        &self,
+        host: &dyn FetchHost,
+        bytes: LaunchBytes<'_>,
+        start: u64,
+        len: u64,
+    ) -> Result<(), Errno> {
         // Small runs are read with one system call together.
         let (mut addresses, mut views) = (Vec::new(), Vec::new());
         let end = start + len;
@@ -325,7 +336,7 @@ impl Fetch {
             let mut into = bytes.inbound_span(run.at, from as usize, len);
             match (run.source, &run.memory) {
                 (FetchSource::Region(_, offset), Some(memory)) => {
-                    let source = memory.view(offset, from as usize, len).ok_or(Errno::FAULT)?;
+                    let source = memory.view_of_peer_bytes(offset, from as usize, len).ok_or(Errno::FAULT)?;
                     into.copy_from_peer(&source, self.total > PAST_CACHES);
                 }
                 (FetchSource::Address(address), _) => {
@@ -335,23 +346,24 @@ impl Fetch {
                 _ => return Err(Errno::INVAL),
             }
         }
-        self.read_process(host, &mut addresses, &mut views)
+        self.read_memory_of_peer(host, &mut addresses, &mut views)
     }
 
     /// Reads the memory at each address into the view with the same index.
-    fn read_process(
+    fn read_memory_of_peer(
         &self,
         host: &dyn FetchHost,
         addresses: &mut [u64],
         views: &mut [WriteView<'_>],
     ) -> Result<(), Errno> {
-        let Some(pid) = host.pid() else { return Err(Errno::PERM) };
+        let Some(readable_peer_pid) = host.readable_peer_pid() else { return Err(Errno::PERM) };
         let mut at = 0;
         while at < views.len() {
-            let mut done = match sys::read_process(pid, &addresses[at..], &mut views[at..])? {
-                0 => return Err(Errno::FAULT),
-                some => some,
-            };
+            let mut done =
+                match sys::read_process_memory(readable_peer_pid, &addresses[at..], &mut views[at..])? {
+                    0 => return Err(Errno::FAULT),
+                    some => some,
+                };
             while at < views.len() && done >= views[at].len() {
                 done -= views[at].len();
                 at += 1;

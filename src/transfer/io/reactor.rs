@@ -26,12 +26,12 @@ pub struct Reactor {
     waker: OwnedFd,
     woken: AtomicBool,
     stopping: AtomicBool,
-    shared: Mutex<Shared>,
+    shared: Mutex<ReactorState>,
     next: AtomicUsize,
 }
 
 #[derive(Default)]
-struct Shared {
+struct ReactorState {
     lanes: HashMap<u64, Arc<Lane>>,
     /// The sessions whose bells ring here.
     bells: HashMap<u64, Weak<dyn DoorbellHost>>,
@@ -49,7 +49,7 @@ pub trait DoorbellHost: Send + Sync {
 
 impl WireEventHandler for Reactor {
     fn request_wire_check(&self, seat: u64) {
-        self.lock().woken.push(seat);
+        self.lock_state().woken.push(seat);
         self.wake_thread();
     }
 }
@@ -72,14 +72,14 @@ impl Reactor {
         Ok((reactor, thread))
     }
 
-    fn lock(&self) -> MutexGuard<'_, Shared> {
+    fn lock_state(&self) -> MutexGuard<'_, ReactorState> {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adds a lane.
     pub fn add(self: &Arc<Self>, lane: &Arc<Lane>) -> std::io::Result<()> {
         let number = self.next.fetch_add(1, Ordering::Relaxed) as u64;
-        let mut shared = self.lock();
+        let mut shared = self.lock_state();
         if self.stopping.load(Ordering::SeqCst) {
             return Err(std::io::ErrorKind::NotConnected.into());
         }
@@ -100,7 +100,7 @@ impl Reactor {
     /// Adds the bell of a session. The reactor never reads it, because every ring is an edge.
     pub fn add_doorbell(&self, bell: BorrowedFd<'_>, host: Weak<dyn DoorbellHost>) -> std::io::Result<()> {
         let number = self.next.fetch_add(1, Ordering::Relaxed) as u64;
-        let mut shared = self.lock();
+        let mut shared = self.lock_state();
         shared.bells.retain(|_, host| host.strong_count() > 0);
         shared.bells.insert(number, host);
         let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
@@ -111,7 +111,7 @@ impl Reactor {
     pub fn request_pump(&self, lane: &Arc<Lane>) {
         // A lane without a seat is just being added, and is pumped then.
         if let Some(seat) = lane.reactor_slot() {
-            self.lock().eager.push(seat);
+            self.lock_state().eager.push(seat);
             self.wake_thread();
         }
     }
@@ -148,9 +148,9 @@ impl Reactor {
             for (number, lane) in readable {
                 self.pump_input(number, lane, &mut unread);
             }
-            self.pump_requested(&mut unread);
+            self.pump_requested_lanes(&mut unread);
         }
-        let lanes: Vec<_> = self.lock().lanes.drain().collect();
+        let lanes: Vec<_> = self.lock_state().lanes.drain().collect();
         for (_, lane) in lanes {
             lane.close_if_open();
             lane.wait_until_idle();
@@ -168,7 +168,7 @@ impl Reactor {
             return;
         }
         let (lane, bell) = {
-            let shared = self.lock();
+            let shared = self.lock_state();
             (shared.lanes.get(&number).cloned(), shared.bells.get(&number).and_then(Weak::upgrade))
         };
         if let Some(host) = bell {
@@ -200,14 +200,14 @@ impl Reactor {
     }
 
     /// Pumps the lanes that other threads have requested.
-    fn pump_requested(&self, unread: &mut Vec<(u64, Arc<Lane>)>) {
+    fn pump_requested_lanes(&self, unread: &mut Vec<(u64, Arc<Lane>)>) {
         let (eager, woken) = {
-            let mut shared = self.lock();
+            let mut shared = self.lock_state();
             (std::mem::take(&mut shared.eager), std::mem::take(&mut shared.woken))
         };
         let eager = eager.into_iter().map(|number| (number, false));
         for (number, both) in eager.chain(woken.into_iter().map(|number| (number, true))) {
-            let Some(lane) = self.lock().lanes.get(&number).cloned() else { continue };
+            let Some(lane) = self.lock_state().lanes.get(&number).cloned() else { continue };
             if let Err(error) = lane.pump_output() {
                 self.drain_and_end_lane(number, &lane, &error);
             } else if both || lane.awaits_chunk_destination() {
@@ -228,7 +228,7 @@ impl Reactor {
     }
 
     fn end_lane(&self, number: u64, lane: &Arc<Lane>, error: &LaneError) {
-        self.lock().lanes.remove(&number);
+        self.lock_state().lanes.remove(&number);
         let _gone = epoll::delete(&self.epoll, lane.wire().descriptor());
         lane.close_if_open();
         lane.wait_until_idle();

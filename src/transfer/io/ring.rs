@@ -34,7 +34,7 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use memory::{CAPACITY, FRAMES, SharedWord};
 pub use memory::{RingMemory, SharedRingMemory};
 
-use crate::base::sync::{AtomicBool, Mutex, MutexGuard, fence, fence_after_rmw};
+use crate::base::sync::{AtomicBool, Mutex, MutexGuard, fence, fence_after_read_modify_write};
 use crate::memory::Mapping;
 use crate::protocol::frame::HEADER;
 use crate::protocol::link::{ProtocolViolation, WaitersToWake};
@@ -113,7 +113,7 @@ impl RingInbox {
 impl<M: RingMemory> RingInbox<M> {
     /// Creates an inbox over memory of zeros.
     pub(crate) fn with_memory(shared: M) -> Self {
-        shared.sleep().store(BELL, Ordering::SeqCst);
+        shared.reader_sleep_word().store(BELL, Ordering::SeqCst);
         Self { shared, reading: Mutex::new(()), open: AtomicBool::new(false) }
     }
 
@@ -148,18 +148,18 @@ impl<M: RingMemory> RingInbox<M> {
 
     /// Returns whether there is nothing to read.
     pub fn is_empty(&self) -> bool {
-        self.shared.written().load(Ordering::SeqCst) == self.shared.read().load(Ordering::SeqCst)
+        self.shared.bytes_written().load(Ordering::SeqCst) == self.shared.bytes_read().load(Ordering::SeqCst)
     }
 
     /// Marks the shared memory of this side as invalid: it may be reused from here on.
     pub fn mark_sources_invalid(&self) {
-        self.shared.revoked().store(1, Ordering::SeqCst);
+        self.shared.memory_revoked_word().store(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
 
     /// Wakes a thread that waits on the word.
     pub fn wake_sleeper(&self) {
-        let word = self.shared.sleep();
+        let word = self.shared.reader_sleep_word();
         // In this order: a patient sleeper may become impatient meanwhile, and not the other way round.
         if word.compare_and_set(PATIENT, AWAKE) || word.compare_and_set(WORD, AWAKE) {
             self.shared.wake();
@@ -167,10 +167,10 @@ impl<M: RingMemory> RingInbox<M> {
     }
 
     /// Announces that a launch waits for the acknowledgement of sent bytes. The caller has counted it before.
-    pub fn note_send_waiter(&self) {
-        let patient = self.shared.sleep().compare_and_set(PATIENT, WORD);
+    pub fn announce_send_waiter(&self) {
+        let patient = self.shared.reader_sleep_word().compare_and_set(PATIENT, WORD);
         // It may be here already, written when no launch waited: the writer looks how the reader sleeps after it has written.
-        fence_after_rmw();
+        fence_after_read_modify_write();
         // The acknowledgement may be in the ring already, written before a launch waited.
         if patient && !self.is_empty() {
             self.wake_sleeper();
@@ -180,10 +180,10 @@ impl<M: RingMemory> RingInbox<M> {
 
 impl<'a, M: RingMemory> RingReader<'a, M> {
     /// Returns the next frame, copied out of the ring, or none.
-    pub fn next(&self) -> Result<Option<RawFrame>, ProtocolViolation> {
+    pub fn next_frame(&self) -> Result<Option<RawFrame>, ProtocolViolation> {
         let memory = &self.inbox.shared;
-        let (written, read) = (memory.written(), memory.read());
-        let (end, at) = (written.load(Ordering::Acquire), read.load(Ordering::Relaxed));
+        let (bytes_written, bytes_read) = (memory.bytes_written(), memory.bytes_read());
+        let (end, at) = (bytes_written.load(Ordering::Acquire), bytes_read.load(Ordering::Relaxed));
         let there = end.wrapping_sub(at);
         if there == 0 {
             return Ok(None);
@@ -192,15 +192,15 @@ impl<'a, M: RingMemory> RingReader<'a, M> {
             return Err(ProtocolViolation("the counters of its ring make no sense"));
         }
         let mut header = [0; HEADER];
-        copy_out(memory, at, &mut header);
-        let len = crate::protocol::frame::u32_at(&header, 48) as usize;
+        copy_from_ring(memory, at, &mut header);
+        let len = crate::protocol::frame::read_u32_at(&header, 48) as usize;
         let whole = HEADER + len.next_multiple_of(HEADER);
         if whole as u64 > there {
             return Err(ProtocolViolation("a frame of its ring is longer than what it wrote"));
         }
         let mut payload = vec![0; len];
-        copy_out(memory, at.wrapping_add(HEADER as u64), &mut payload);
-        read.store(at.wrapping_add(whole as u64), Ordering::Release);
+        copy_from_ring(memory, at.wrapping_add(HEADER as u64), &mut payload);
+        bytes_read.store(at.wrapping_add(whole as u64), Ordering::Release);
         Ok(Some((header, payload)))
     }
 
@@ -210,9 +210,9 @@ impl<'a, M: RingMemory> RingReader<'a, M> {
     }
 
     /// Returns, once, whether the writer waits for room.
-    pub fn take_writer_waiting(&self) -> bool {
+    pub fn take_writer_waiting_flag(&self) -> bool {
         fence(Ordering::SeqCst);
-        let word = self.inbox.shared.waiting();
+        let word = self.inbox.shared.writer_waiting_word();
         word.load(Ordering::Relaxed) != 0 && word.swap(0, Ordering::SeqCst) != 0
     }
 
@@ -225,17 +225,17 @@ impl<'a, M: RingMemory> RingReader<'a, M> {
     /// Releases the lock. Returns whether this thread held it.
     fn unlock(&mut self) -> bool {
         let Some(reading) = self.reading.take() else { return false };
-        self.inbox.shared.sleep().swap(BELL, Ordering::SeqCst);
+        self.inbox.shared.reader_sleep_word().swap(BELL, Ordering::SeqCst);
         drop(reading);
         // A reactor whose bell has rung finds the leave free, or this thread finds what it rang for.
-        fence_after_rmw();
+        fence_after_read_modify_write();
         true
     }
 
     /// Announces that this thread checks the ring before it leaves or sleeps, so that the writer wakes no
     /// thread.
     pub fn announce_awake(&self) {
-        self.inbox.shared.sleep().swap(AWAKE, Ordering::SeqCst);
+        self.inbox.shared.reader_sleep_word().swap(AWAKE, Ordering::SeqCst);
     }
 
     /// Announces that this thread will wait on the word, and whether a launch waits for the acknowledgement
@@ -243,9 +243,9 @@ impl<'a, M: RingMemory> RingReader<'a, M> {
     /// calls [`RingSleep::wait`].
     pub fn prepare_sleep(&self, senders: bool) -> RingSleep<'a, M> {
         let how = if senders { WORD } else { PATIENT };
-        self.inbox.shared.sleep().swap(how, Ordering::SeqCst);
+        self.inbox.shared.reader_sleep_word().swap(how, Ordering::SeqCst);
         // The other fences are where a writer has written, where a send waiter is counted, and before `wake`.
-        fence_after_rmw();
+        fence_after_read_modify_write();
         RingSleep(self.inbox, how)
     }
 }
@@ -265,13 +265,13 @@ impl<M: RingMemory> RingSleep<'_, M> {
         if self.0.is_empty() {
             self.0.shared.wait(self.1, time);
         }
-        self.0.shared.sleep().swap(AWAKE, Ordering::SeqCst);
+        self.0.shared.reader_sleep_word().swap(AWAKE, Ordering::SeqCst);
     }
 }
 
 impl RingOutbox {
     /// Maps the inbox of the other side; none if its size or its seals are wrong.
-    pub fn of(file: &OwnedFd, bell: OwnedFd) -> Option<Self> {
+    pub fn map_peer_inbox(file: &OwnedFd, bell: OwnedFd) -> Option<Self> {
         let memory = Mapping::map_sealed_file(file.as_fd(), FRAMES + CAPACITY, true)?;
         memory.prefault(true);
         Some(Self::with_memory(SharedRingMemory { memory, bell, file: None }))
@@ -288,27 +288,29 @@ impl<M: RingMemory> RingOutbox<M> {
     /// there is room. `next` is given the bytes of payload that fit.
     pub fn write_frames(&self, mut next: impl FnMut(usize) -> FrameToWrite) {
         let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        let (written, read) = (self.shared.written(), self.shared.read());
-        let mut end = written.load(Ordering::Relaxed);
+        let (bytes_written, bytes_read) = (self.shared.bytes_written(), self.shared.bytes_read());
+        let mut end = bytes_written.load(Ordering::Relaxed);
         let begun = end;
         let mut urgency = WaitersToWake::Lazy;
-        let waiting = self.shared.waiting();
+        let writer_waiting_word = self.shared.writer_waiting_word();
         loop {
-            let used = end.wrapping_sub(read.load(Ordering::Acquire)).min(M::CAPACITY as u64) as usize;
+            let used = end.wrapping_sub(bytes_read.load(Ordering::Acquire)).min(M::CAPACITY as u64) as usize;
             let room = M::CAPACITY - used;
             let given = if room < HEADER { FrameToWrite::TooLong } else { next(room - HEADER) };
             match given {
                 FrameToWrite::Frame(header, payload, urgent) => {
                     urgency = urgency.max(urgent);
-                    copy_in(&self.shared, end, &header);
-                    copy_in(&self.shared, end.wrapping_add(HEADER as u64), &payload);
+                    copy_to_ring(&self.shared, end, &header);
+                    copy_to_ring(&self.shared, end.wrapping_add(HEADER as u64), &payload);
                     end = end.wrapping_add((HEADER + payload.len().next_multiple_of(HEADER)) as u64);
-                    written.store(end, Ordering::Release);
+                    bytes_written.store(end, Ordering::Release);
                 }
                 FrameToWrite::Nothing => break,
                 // The flag is set first, then it tries once more, in case the reader made room before it
                 // could see the flag.
-                FrameToWrite::TooLong if waiting.swap(1, Ordering::SeqCst) == 0 => fence_after_rmw(),
+                FrameToWrite::TooLong if writer_waiting_word.swap(1, Ordering::SeqCst) == 0 => {
+                    fence_after_read_modify_write()
+                }
                 FrameToWrite::TooLong => {
                     urgency = WaitersToWake::Everyone;
                     break;
@@ -320,14 +322,14 @@ impl<M: RingMemory> RingOutbox<M> {
             return;
         }
         fence(Ordering::SeqCst);
-        let sleep = self.shared.sleep();
-        match sleep.load(Ordering::Relaxed) {
+        let reader_sleep_word = self.shared.reader_sleep_word();
+        match reader_sleep_word.load(Ordering::Relaxed) {
             AWAKE => return,
             WORD if urgency < WaitersToWake::SendWaiters => return,
             PATIENT if urgency < WaitersToWake::Everyone => return,
             _ => {}
         }
-        match sleep.swap(AWAKE, Ordering::SeqCst) {
+        match reader_sleep_word.swap(AWAKE, Ordering::SeqCst) {
             BELL => self.shared.ring(),
             WORD | PATIENT => self.shared.wake(),
             _ => {}
@@ -337,7 +339,7 @@ impl<M: RingMemory> RingOutbox<M> {
     /// Returns whether all bytes that were read from the other side's memory before this call are valid.
     pub fn peer_sources_are_valid(&self) -> bool {
         fence(Ordering::SeqCst);
-        self.shared.revoked().load(Ordering::SeqCst) == 0
+        self.shared.memory_revoked_word().load(Ordering::SeqCst) == 0
     }
 
     /// Tells the other side that its ring has room again.
@@ -346,15 +348,15 @@ impl<M: RingMemory> RingOutbox<M> {
     }
 }
 
-fn copy_out<M: RingMemory>(memory: &M, at: u64, into: &mut [u8]) {
-    let (start, first) = split::<M>(at, into.len());
+fn copy_from_ring<M: RingMemory>(memory: &M, at: u64, into: &mut [u8]) {
+    let (start, first) = split_at_ring_end::<M>(at, into.len());
     let (head, tail) = into.split_at_mut(first);
     memory.copy_out(start, head);
     memory.copy_out(0, tail);
 }
 
-fn copy_in<M: RingMemory>(memory: &M, at: u64, bytes: &[u8]) {
-    let (start, first) = split::<M>(at, bytes.len());
+fn copy_to_ring<M: RingMemory>(memory: &M, at: u64, bytes: &[u8]) {
+    let (start, first) = split_at_ring_end::<M>(at, bytes.len());
     let (head, tail) = bytes.split_at(first);
     memory.copy_in(start, head);
     memory.copy_in(0, tail);
@@ -362,7 +364,7 @@ fn copy_in<M: RingMemory>(memory: &M, at: u64, bytes: &[u8]) {
 
 /// Returns the offset of byte `at` in the ring, and how many of `len` bytes lie before the ring's end; the
 /// others are at its begin.
-fn split<M: RingMemory>(at: u64, len: usize) -> (usize, usize) {
+fn split_at_ring_end<M: RingMemory>(at: u64, len: usize) -> (usize, usize) {
     let start = (at % M::CAPACITY as u64) as usize;
     (start, len.min(M::CAPACITY - start))
 }
@@ -371,17 +373,20 @@ fn split<M: RingMemory>(at: u64, len: usize) -> (usize, usize) {
 mod tests {
     use super::*;
 
-    fn pair() -> (RingInbox, RingOutbox) {
+    fn inbox_and_outbox() -> (RingInbox, RingOutbox) {
         let inbox = RingInbox::new().unwrap();
         let descriptors: Vec<_> = inbox.descriptors().collect();
         let [file, bell] = descriptors[..] else { panic!("a file and a bell") };
-        let outbox =
-            RingOutbox::of(&file.try_clone_to_owned().unwrap(), bell.try_clone_to_owned().unwrap()).unwrap();
+        let outbox = RingOutbox::map_peer_inbox(
+            &file.try_clone_to_owned().unwrap(),
+            bell.try_clone_to_owned().unwrap(),
+        )
+        .unwrap();
         inbox.open_for_reading();
         (inbox, outbox)
     }
 
-    fn frame(number: u64, len: usize) -> ([u8; HEADER], Vec<u8>) {
+    fn numbered_frame(number: u64, len: usize) -> ([u8; HEADER], Vec<u8>) {
         let mut header = [0; HEADER];
         header[..8].copy_from_slice(&number.to_le_bytes());
         header[48..52].copy_from_slice(&(len as u32).to_le_bytes());
@@ -390,7 +395,7 @@ mod tests {
 
     #[test]
     fn frames_of_every_length_come_through_in_order_and_a_full_ring_makes_the_writer_wait() {
-        let (inbox, outbox) = pair();
+        let (inbox, outbox) = inbox_and_outbox();
         const COUNT: u64 = 20_000;
         let (mut sent, mut got) = (0, 0);
         while got < COUNT {
@@ -403,15 +408,15 @@ mod tests {
                     return FrameToWrite::TooLong;
                 }
                 sent += 1;
-                let (header, payload) = frame(sent - 1, len(sent - 1));
+                let (header, payload) = numbered_frame(sent - 1, len(sent - 1));
                 FrameToWrite::Frame(header, payload, WaitersToWake::Everyone)
             });
             let reader = inbox.try_lock_reader().unwrap();
-            while let Some(read) = reader.next().unwrap() {
-                assert_eq!(read, frame(got, len(got)));
+            while let Some(read) = reader.next_frame().unwrap() {
+                assert_eq!(read, numbered_frame(got, len(got)));
                 got += 1;
             }
-            assert!(got == COUNT || reader.take_writer_waiting());
+            assert!(got == COUNT || reader.take_writer_waiting_flag());
             assert_eq!(got, sent);
             reader.return_to_reactor();
         }
@@ -419,18 +424,18 @@ mod tests {
 
     #[test]
     fn a_thread_that_waits_for_the_word_is_woken_by_the_writer() {
-        let (inbox, outbox) = pair();
+        let (inbox, outbox) = inbox_and_outbox();
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 for number in 0..1000 {
-                    say(&outbox, number, WaitersToWake::Everyone);
+                    write_one_frame(&outbox, number, WaitersToWake::Everyone);
                 }
             });
             let reader = inbox.try_lock_reader().unwrap();
             let mut got = 0;
             while got < 1000 {
-                while let Some(read) = reader.next().unwrap() {
-                    assert_eq!(read, frame(got, 8));
+                while let Some(read) = reader.next_frame().unwrap() {
+                    assert_eq!(read, numbered_frame(got, 8));
                     got += 1;
                 }
                 if got < 1000 {
@@ -440,8 +445,8 @@ mod tests {
         });
     }
 
-    fn say(outbox: &RingOutbox, number: u64, urgency: WaitersToWake) {
-        let mut once = Some(frame(number, 8));
+    fn write_one_frame(outbox: &RingOutbox, number: u64, urgency: WaitersToWake) {
+        let mut once = Some(numbered_frame(number, 8));
         outbox.write_frames(|_| {
             once.take()
                 .map_or(FrameToWrite::Nothing, |(header, bytes)| FrameToWrite::Frame(header, bytes, urgency))
@@ -459,31 +464,31 @@ mod tests {
             (true, SendWaiters, true),
             (true, Everyone, true),
         ] {
-            let (inbox, outbox) = pair();
-            let how = || inbox.shared.sleep().load(Ordering::SeqCst);
+            let (inbox, outbox) = inbox_and_outbox();
+            let how = || inbox.shared.reader_sleep_word().load(Ordering::SeqCst);
             let reader = inbox.try_lock_reader().unwrap();
             let _sleep = reader.prepare_sleep(senders);
             let before = how();
-            say(&outbox, 1, urgency);
+            write_one_frame(&outbox, 1, urgency);
             assert_eq!(how(), if wakes { AWAKE } else { before }, "{senders} {urgency:?}");
             // A launch that begins to wait for an acknowledgement finds one that arrived before.
-            inbox.note_send_waiter();
+            inbox.announce_send_waiter();
             assert_eq!(how(), if wakes || !senders { AWAKE } else { before }, "{senders} {urgency:?}");
-            assert!(reader.return_to_reactor().shared.sleep().load(Ordering::SeqCst) == BELL);
-            say(&outbox, 2, urgency);
+            assert!(reader.return_to_reactor().shared.reader_sleep_word().load(Ordering::SeqCst) == BELL);
+            write_one_frame(&outbox, 2, urgency);
             assert_eq!(how(), AWAKE, "{urgency:?}");
         }
     }
 
     #[test]
     fn a_full_ring_wakes_every_sleeper() {
-        let (inbox, outbox) = pair();
+        let (inbox, outbox) = inbox_and_outbox();
         let reader = inbox.try_lock_reader().unwrap();
         let _sleep = reader.prepare_sleep(false);
-        let how = || inbox.shared.sleep().load(Ordering::SeqCst);
+        let how = || inbox.shared.reader_sleep_word().load(Ordering::SeqCst);
         // One by one, until there is room for one more frame only, and the next one is longer.
         for number in 1..(CAPACITY / 128) as u64 {
-            say(&outbox, number, WaitersToWake::Lazy);
+            write_one_frame(&outbox, number, WaitersToWake::Lazy);
         }
         assert_eq!(how(), PATIENT);
         outbox.write_frames(|_| FrameToWrite::TooLong);
@@ -496,7 +501,7 @@ mod tests {
     fn no_wake_up_is_lost_between_a_sleeper_a_writer_and_a_new_send_waiter() {
         use std::sync::atomic::AtomicUsize;
         const ROUNDS: u64 = 20_000;
-        let (inbox, outbox) = pair();
+        let (inbox, outbox) = inbox_and_outbox();
         let waiters = AtomicUsize::new(0);
         let (next, rounds) = std::sync::mpsc::sync_channel::<u64>(0);
         std::thread::scope(|scope| {
@@ -509,27 +514,27 @@ mod tests {
                         dice % sides
                     };
                     for _ in 0..roll(3) {
-                        say(
+                        write_one_frame(
                             outbox,
                             u64::MAX,
                             [WaitersToWake::Lazy, WaitersToWake::SendWaiters][roll(2) as usize],
                         );
                     }
                     if roll(2) == 0 {
-                        say(outbox, round, WaitersToWake::Everyone);
+                        write_one_frame(outbox, round, WaitersToWake::Everyone);
                         continue;
                     }
                     let note = || {
                         waiters.fetch_add(1, Ordering::SeqCst);
-                        inbox.note_send_waiter();
+                        inbox.announce_send_waiter();
                     };
                     if roll(2) == 0 {
                         std::thread::scope(|scope| {
                             scope.spawn(note);
-                            say(outbox, round, WaitersToWake::SendWaiters);
+                            write_one_frame(outbox, round, WaitersToWake::SendWaiters);
                         });
                     } else {
-                        say(outbox, round, WaitersToWake::SendWaiters);
+                        write_one_frame(outbox, round, WaitersToWake::SendWaiters);
                         note();
                     }
                 }
@@ -539,8 +544,8 @@ mod tests {
                 next.send(round).unwrap();
                 let mut here = false;
                 while !here {
-                    while let Some(read) = reader.next().unwrap() {
-                        here |= read == frame(round, 8);
+                    while let Some(read) = reader.next_frame().unwrap() {
+                        here |= read == numbered_frame(round, 8);
                     }
                     let senders = waiters.load(Ordering::SeqCst) > 0;
                     let sleep = reader.prepare_sleep(senders);
@@ -561,7 +566,7 @@ mod tests {
 
     #[test]
     fn a_reader_of_the_peers_memory_sees_that_it_was_revoked() {
-        let (inbox, outbox) = pair();
+        let (inbox, outbox) = inbox_and_outbox();
         assert!(outbox.peer_sources_are_valid());
         inbox.mark_sources_invalid();
         assert!(!outbox.peer_sources_are_valid());
@@ -569,10 +574,10 @@ mod tests {
 
     #[test]
     fn counters_that_make_no_sense_are_a_violation() {
-        let (inbox, _outbox) = pair();
-        for written in [1, HEADER as u64 - 1, CAPACITY as u64 + 64, u64::MAX] {
-            inbox.shared.written().store(written, Ordering::SeqCst);
-            assert!(inbox.try_lock_reader().unwrap().next().is_err(), "{written}");
+        let (inbox, _outbox) = inbox_and_outbox();
+        for bytes_written in [1, HEADER as u64 - 1, CAPACITY as u64 + 64, u64::MAX] {
+            inbox.shared.bytes_written().store(bytes_written, Ordering::SeqCst);
+            assert!(inbox.try_lock_reader().unwrap().next_frame().is_err(), "{bytes_written}");
         }
     }
 }

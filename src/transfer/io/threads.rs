@@ -33,7 +33,7 @@ impl IoThreads {
     }
 
     /// Returns the reactor of a lane.
-    pub fn reactor(&self, lane: u16) -> &Arc<Reactor> {
+    pub fn reactor_of_lane(&self, lane: u16) -> &Arc<Reactor> {
         &self.reactors[lane as usize % self.reactors.len()]
     }
 

@@ -1,7 +1,7 @@
 //! The outcomes of a launch's transfers, and the threads, tasks and callbacks that wait for the outcomes.
 //!
 //! It does not depend on how bytes move. It calls the parts of the launch (one for each peer) only through
-//! [`LaunchPart`]. Begin at [`Launch::resolve`], which records every outcome, and [`Launch::block_until`], by which
+//! [`LaunchPart`]. Begin at [`Launch::record_transfer_outcome`], which records every outcome, and [`Launch::block_until`], by which
 //! threads wait.
 
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ use crate::base::error::TransferError;
 use crate::base::launch_metrics::{LaunchMetrics, LaunchStage};
 use crate::base::membership::{MemberId, PeerTask, TaskId};
 use crate::base::sync::{
-    AtomicU8, AtomicU64, AtomicUsize, Condvar, Mutex, OnceLock, fence, fence_after_rmw, lock,
+    AtomicU8, AtomicU64, AtomicUsize, Condvar, Mutex, OnceLock, fence, fence_after_read_modify_write, lock,
 };
 use crate::base::transport::TransportKind;
 
@@ -50,7 +50,7 @@ const WHOLE: u8 = 1;
 const EACH: u8 = 2;
 
 /// A callback that is called once with the outcome of a transfer, on the thread that resolves it.
-type Callback = Box<dyn FnOnce(Result<(), TransferError>) + Send>;
+type OutcomeCallback = Box<dyn FnOnce(Result<(), TransferError>) + Send>;
 
 /// The part of a launch that concerns one peer, as the launch sees it.
 pub trait LaunchPart: Send + Sync {
@@ -108,7 +108,7 @@ pub struct Launch {
 struct OutcomeWaiters {
     wakers: Vec<(AwaitedLaunchState, Waker)>,
     /// Callbacks for single transfers, by their indexes.
-    callbacks: BTreeMap<u32, Vec<Callback>>,
+    callbacks: BTreeMap<u32, Vec<OutcomeCallback>>,
     /// The number of sleeping threads.
     asleep: usize,
 }
@@ -157,7 +157,7 @@ impl Launch {
     }
 
     /// Sets the peer; one of them, if there are several.
-    pub fn set_peer(&self, peer: PeerTask) {
+    pub fn set_peer_for_metrics(&self, peer: PeerTask) {
         let _once = self.with.set(peer);
     }
 
@@ -176,14 +176,14 @@ impl Launch {
     pub fn attach_parts(&self, parts: Vec<Weak<dyn LaunchPart>>) -> Option<(PeerTask, String)> {
         self.launched_us.store(self.age_us(), Ordering::Relaxed);
         if let Some(part) = parts.first().and_then(Weak::upgrade) {
-            self.set_peer(part.peer().peer_task());
+            self.set_peer_for_metrics(part.peer().peer_task());
         }
         let given_up = lock(&self.given_up);
         self.unproven.store(parts.len(), Ordering::Release);
         let _once = self.parts.set(parts);
         fence(Ordering::SeqCst);
         if self.watched.load(Ordering::SeqCst) != NO_WAITER {
-            self.parts().for_each(|part| part.register_send_waiter());
+            self.parts_in_flight().for_each(|part| part.register_send_waiter());
         }
         given_up.clone()
     }
@@ -206,7 +206,7 @@ impl Launch {
     }
 
     /// Returns the parts that are in flight.
-    fn parts(&self) -> impl Iterator<Item = Arc<dyn LaunchPart>> {
+    fn parts_in_flight(&self) -> impl Iterator<Item = Arc<dyn LaunchPart>> {
         self.parts.get().into_iter().flatten().filter_map(Weak::upgrade)
     }
 
@@ -217,14 +217,14 @@ impl Launch {
             lock(&self.failures).push((0, error.clone()));
             self.record_metrics(self.age_us());
         }
-        self.resolve_failed(0..self.outcomes.len() as u32, error);
+        self.fail_unresolved_transfers(0..self.outcomes.len() as u32, error);
         self.unproven.swap(0, Ordering::AcqRel);
-        fence_after_rmw();
-        self.notify(0..self.outcomes.len() as u32, |_| true);
+        fence_after_read_modify_write();
+        self.wake_waiters(0..self.outcomes.len() as u32, |_| true);
     }
 
     /// Records the outcome of a transfer, unless it has one.
-    pub fn resolve(&self, spec: u32, ok: bool) {
+    pub fn record_transfer_outcome(&self, spec: u32, ok: bool) {
         let outcome = if ok { DONE } else { FAILED };
         let slot = &self.outcomes[spec as usize];
         if slot.compare_exchange(PENDING, outcome, Ordering::SeqCst, Ordering::SeqCst).is_err() {
@@ -232,14 +232,14 @@ impl Launch {
         }
         let last = self.left.fetch_sub(1, Ordering::SeqCst) == 1;
         // Before `watched` is read, here and in `notify`. A waiter has the other fence, in `register_waiter`.
-        fence_after_rmw();
+        fence_after_read_modify_write();
         if last {
             let now = self.age_us();
             self.elapsed_us.store(now, Ordering::Release);
             self.record_metrics(now);
         }
         if last || self.watched.load(Ordering::SeqCst) == EACH {
-            self.notify(spec..spec + 1, |wanted| {
+            self.wake_waiters(spec..spec + 1, |wanted| {
                 wanted == AwaitedLaunchState::One(spec) || last && wanted == AwaitedLaunchState::All
             });
         }
@@ -291,11 +291,11 @@ impl Launch {
     }
 
     /// Fails those of `specs` that have no outcome.
-    pub fn resolve_failed(&self, specs: impl Iterator<Item = u32>, error: &TransferError) {
+    pub fn fail_unresolved_transfers(&self, specs: impl Iterator<Item = u32>, error: &TransferError) {
         for spec in specs {
             if self.outcomes[spec as usize].load(Ordering::Acquire) == PENDING {
                 lock(&self.failures).push((spec, error.clone()));
-                self.resolve(spec, false);
+                self.record_transfer_outcome(spec, false);
             }
         }
     }
@@ -303,14 +303,14 @@ impl Launch {
     /// Counts a part of which no byte can land any more.
     pub fn mark_part_quiescent(&self) {
         let last = self.unproven.fetch_sub(1, Ordering::SeqCst) == 1;
-        fence_after_rmw();
+        fence_after_read_modify_write();
         if last {
             let given_up = self.given_up_us.load(Ordering::Relaxed);
             if given_up > 0 {
                 self.launch_metrics
                     .record_stage_us(LaunchStage::Quiesce, self.age_us().saturating_sub(given_up));
             }
-            self.notify(0..0, |wanted| wanted == AwaitedLaunchState::Proof);
+            self.wake_waiters(0..0, |wanted| wanted == AwaitedLaunchState::Proof);
         }
     }
 
@@ -320,14 +320,14 @@ impl Launch {
         self.watched.fetch_max(how, Ordering::SeqCst);
         // A thread that brings about an outcome sees that there is a waiter, or the waiter sees the outcome; likewise with
         // the parts, in `attach_parts`.
-        fence_after_rmw();
+        fence_after_read_modify_write();
         if self.sent > 0 {
-            self.parts().for_each(|part| part.register_send_waiter());
+            self.parts_in_flight().for_each(|part| part.register_send_waiter());
         }
     }
 
     /// Wakes the waiters whose wanted state is `chosen`, and calls the callbacks of the transfers with these indexes.
-    fn notify(&self, resolved: Range<u32>, chosen: impl Fn(AwaitedLaunchState) -> bool) {
+    fn wake_waiters(&self, resolved: Range<u32>, chosen: impl Fn(AwaitedLaunchState) -> bool) {
         if self.watched.load(Ordering::SeqCst) == NO_WAITER {
             return;
         }
@@ -340,7 +340,7 @@ impl Launch {
         if asleep {
             self.changed.notify_all();
         }
-        for session in self.parts().filter_map(|part| part.session()) {
+        for session in self.parts_in_flight().filter_map(|part| part.session()) {
             session.wake_poller();
         }
         woken.into_iter().for_each(|(_, waker)| waker.wake());
@@ -353,11 +353,11 @@ impl Launch {
 
     /// Calls `callback` with the outcome of one transfer: on the thread that resolves it, or on this one if
     /// it has its outcome already.
-    pub fn add_outcome_callback(&self, number: u32, callback: Callback) {
+    pub fn add_outcome_callback(&self, number: u32, callback: OutcomeCallback) {
         lock(&self.watchers).callbacks.entry(number).or_default().push(callback);
         self.register_waiter(AwaitedLaunchState::One(number));
         if self.has_outcome_of(number) {
-            self.notify(number..number + 1, |wanted| wanted == AwaitedLaunchState::One(number));
+            self.wake_waiters(number..number + 1, |wanted| wanted == AwaitedLaunchState::One(number));
         }
     }
 
@@ -429,9 +429,9 @@ impl Launch {
         }
         self.register_waiter(wanted);
         let soon = self.sent + self.received <= SMALL;
-        let session = self.parts().find(|part| !part.is_settled()).and_then(|part| part.session());
+        let session = self.parts_in_flight().find(|part| !part.is_settled()).and_then(|part| part.session());
         if let Some(session) = session
-            && session.poll_until(until, soon, &|| state(self).is_some())
+            && session.poll_ring_on_this_thread(until, soon, &|| state(self).is_some())
             && let Some(known) = state(self)
         {
             return Some(known);
@@ -475,7 +475,7 @@ impl Launch {
                 // once.
                 self.fail_all(&error());
             }
-            self.parts().collect()
+            self.parts_in_flight().collect()
         };
         parts.into_iter().for_each(|part| part.fail_and_tell_peer(error()));
     }
@@ -483,11 +483,11 @@ impl Launch {
     /// Ends the sessions with the peers that have not confirmed the cancellation, and returns those peers.
     /// Their bytes cannot land once the session is over, so the proof needs no confirmation from them.
     pub fn disconnect_unquiesced_peers(&self, why: &str) -> Vec<MemberId> {
-        let unproven = self.parts().filter(|part| !part.is_proven_quiescent());
+        let unproven = self.parts_in_flight().filter(|part| !part.is_proven_quiescent());
         let peers = unproven.map(|part| {
             let member = part.peer();
             if let Some(session) = part.session() {
-                session.end(TransferError::PeerDead { member, how: why.to_owned() });
+                session.end_session(TransferError::PeerDead { member, how: why.to_owned() });
             }
             member
         });

@@ -7,13 +7,13 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use super::gate::AccessGate;
-use super::io_lists::{IoLists, LaunchBytes};
+use super::access_gate::AccessGate;
+use super::launch_spans::{LaunchBytes, LaunchSpans};
 use super::outcome::{Launch, LaunchPart};
 use super::session_handle::{LaunchSession, POLL_INTERVAL, SessionHandle};
 use crate::base::error::{MemoryError, TransferError};
 use crate::base::membership::MemberId;
-use crate::base::sync::{AtomicBool, AtomicU64, Mutex, OnceLock, fence, fence_after_rmw, lock};
+use crate::base::sync::{AtomicBool, AtomicU64, Mutex, OnceLock, fence, fence_after_read_modify_write, lock};
 use crate::base::transport::TransportKind;
 use crate::memory::{AccessKind, Reservation};
 use crate::protocol::link::{GroupId, PriorityClass};
@@ -35,7 +35,7 @@ pub struct PeerLaunch {
     launch: Arc<Launch>,
     carrier: LaunchSession,
     /// The spans of both directions.
-    pub lists: Arc<IoLists>,
+    pub lists: Arc<LaunchSpans>,
     /// The limits.
     pub limits: LaunchLimits,
     group: OnceLock<GroupId>,
@@ -121,7 +121,7 @@ impl PeerLaunch {
     pub fn new(
         launch: &Arc<Launch>,
         carrier: LaunchSession,
-        lists: &Arc<IoLists>,
+        lists: &Arc<LaunchSpans>,
         limits: LaunchLimits,
     ) -> Arc<Self> {
         let peer_launch = Arc::new(Self {
@@ -238,7 +238,7 @@ impl PeerLaunch {
     }
 
     /// Returns the priority class, and the bytes that have not moved yet.
-    pub fn in_flight(&self) -> (PriorityClass, u64) {
+    pub fn class_and_bytes_left(&self) -> (PriorityClass, u64) {
         (self.limits.class, self.lists.total_bytes().saturating_sub(self.moved.load(Ordering::Relaxed)))
     }
 
@@ -260,16 +260,16 @@ impl PeerLaunch {
         let sends = self.lists.outbound.spans.len();
         self.release_reservations(receives.iter().map(|at| sends + at));
         for at in receives {
-            self.launch.resolve(self.lists.inbound.specs[*at], true);
+            self.launch.record_transfer_outcome(self.lists.inbound.specs[*at], true);
         }
     }
 
     /// Completes the sends: the peer has all bytes.
-    pub fn mark_sent(&self) {
+    pub fn complete_sends(&self) {
         self.unregister_send_waiter();
         self.release_reservations(0..self.lists.outbound.spans.len());
         for spec in &self.lists.outbound.specs {
-            self.launch.resolve(*spec, true);
+            self.launch.record_transfer_outcome(*spec, true);
         }
     }
 
@@ -307,15 +307,15 @@ impl PeerLaunch {
     }
 
     /// Stops the group if the launch failed before it became one.
-    pub fn stop_if_failed(self: &Arc<Self>) {
+    pub fn stop_group_if_launch_failed(self: &Arc<Self>) {
         // This thread sets the group and then reads the failure; `fail_and_tell_peer` sets the failure and then reads
         // the group. At least one of the two sees the other's write.
         fence(Ordering::SeqCst);
         let (Some(error), Some(at)) = (self.failure.get(), self.group_id()) else { return };
         match self.session() {
-            Some(session) if session.stop(at, &reason_for_peer(error)) => {
+            Some(session) if session.stop_group_of_launch(at, &reason_for_peer(error)) => {
                 if self.is_resolved.load(Ordering::Acquire) {
-                    session.mark_quiesced(at);
+                    session.announce_quiescence(at);
                 }
             }
             _ => self.mark_peer_quiescent(),
@@ -327,31 +327,31 @@ impl PeerLaunch {
         if !self.gate.is_closed_and_empty() || self.is_resolved.swap(true, Ordering::SeqCst) {
             return;
         }
-        // Before the group and the quiescence of the peer are read: `stop_if_failed` and `mark_peer_quiescent` have the
+        // Before the group and the quiescence of the peer are read: `stop_group_if_launch_failed` and `mark_peer_quiescent` have the
         // other fences.
-        fence_after_rmw();
+        fence_after_read_modify_write();
         // The peer may still read what it fetches, until it says otherwise.
         let kept = if self.carrier.fetches { self.lists.outbound.spans.len() } else { 0 };
         self.release_reservations_from(kept);
         let error = self.failure.get().cloned().unwrap_or(TransferError::Closed);
-        self.launch.resolve_failed(self.lists.transfer_numbers(), &error);
+        self.launch.fail_unresolved_transfers(self.lists.transfer_numbers(), &error);
         if let Some(at) = self.group_id()
             && let Some(session) = self.session()
         {
-            session.mark_quiesced(at);
+            session.announce_quiescence(at);
         }
-        self.report_if_proven_quiescent();
+        self.report_quiescence_if_proven();
     }
 
     /// Records that no byte can land at the peer any more, or that there is no peer.
     pub fn mark_peer_quiescent(&self) {
         self.is_peer_quiet.swap(true, Ordering::SeqCst);
-        fence_after_rmw();
-        self.report_if_proven_quiescent();
+        fence_after_read_modify_write();
+        self.report_quiescence_if_proven();
     }
 
     /// Tells the launch once no byte can land on either side.
-    fn report_if_proven_quiescent(&self) {
+    fn report_quiescence_if_proven(&self) {
         let quiet = self.is_resolved.load(Ordering::SeqCst) && self.is_peer_quiet.load(Ordering::SeqCst);
         if quiet && !self.is_proven.swap(true, Ordering::AcqRel) {
             self.release_reservations_from(0);
@@ -387,7 +387,7 @@ impl PeerLaunch {
     }
 
     /// Returns this part as the launch sees it.
-    pub fn as_part(self: &Arc<Self>) -> Weak<dyn LaunchPart> {
+    pub fn as_weak_launch_part(self: &Arc<Self>) -> Weak<dyn LaunchPart> {
         let part: Weak<Self> = Arc::downgrade(self);
         part
     }
@@ -442,9 +442,10 @@ pub fn fail_and_tell_peer(launch: &Arc<PeerLaunch>, error: TransferError) {
     let Some(at) = launch.group_id() else {
         // Another thread is launching it now and may have checked for a failure already.
         launch.fail_locally(error);
-        return launch.stop_if_failed();
+        return launch.stop_group_if_launch_failed();
     };
-    let stopped = launch.session().is_some_and(|session| session.stop(at, &reason_for_peer(&error)));
+    let stopped =
+        launch.session().is_some_and(|session| session.stop_group_of_launch(at, &reason_for_peer(&error)));
     if !stopped {
         // The peer has no group in flight for it.
         launch.mark_peer_quiescent();

@@ -31,19 +31,19 @@ pub trait SessionHandle: Send + Sync {
     /// Polls the ring on this thread until `done`, unless another thread polls it. Returns whether it is
     /// done. With `soon` it spins before it sleeps, because a small transfer may complete sooner than the
     /// thread would wake up.
-    fn poll_until(&self, until: Option<Instant>, soon: bool, done: &dyn Fn() -> bool) -> bool;
+    fn poll_ring_on_this_thread(&self, until: Option<Instant>, soon: bool, done: &dyn Fn() -> bool) -> bool;
 
     /// Announces to the peer that the buffers of a group are defined.
-    fn mark_ready(&self, at: GroupId);
+    fn announce_group_ready(&self, at: GroupId);
 
     /// Stops a group. Returns whether it was in flight.
-    fn stop(&self, at: GroupId, why: &str) -> bool;
+    fn stop_group_of_launch(&self, at: GroupId, why: &str) -> bool;
 
     /// Announces to the peer that no byte of a group can land here any more.
-    fn mark_quiesced(&self, at: GroupId);
+    fn announce_quiescence(&self, at: GroupId);
 
     /// Ends the session: every launch in flight fails with this error.
-    fn end(&self, error: TransferError);
+    fn end_session(&self, error: TransferError);
 }
 
 /// The session of a launch, and its constant properties. The session owns its launches, so a launch refers to

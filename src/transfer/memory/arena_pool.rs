@@ -40,7 +40,7 @@ impl ArenaPool {
         drop(arenas);
         let pool = Arc::downgrade(&self.0);
         let size = len.max((total / PART).clamp(LEAST, MOST));
-        let arena = Arena::with_became_unused_callback(size, Box::new(move || free_unused(&pool)))?;
+        let arena = Arena::with_became_unused_callback(size, Box::new(move || free_unused_arenas(&pool)))?;
         let buffer = arena.allocate(len)?;
         lock(&self.0).push(arena);
         Ok(buffer)
@@ -55,7 +55,7 @@ impl ArenaPool {
 
 /// Frees arenas without buffers, except for [`UNUSED_MAX`] bytes, or as many as are in use: a program that replaces large
 /// buffers again and again needs the memory at once.
-fn free_unused(pool: &Weak<Mutex<Vec<Arena>>>) {
+fn free_unused_arenas(pool: &Weak<Mutex<Vec<Arena>>>) {
     let Some(pool) = pool.upgrade() else { return };
     let mut arenas = lock(&pool);
     let used: usize = arenas.iter().filter(|arena| !arena.is_unused()).map(Arena::size).sum();

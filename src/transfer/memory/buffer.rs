@@ -62,19 +62,19 @@ impl BufferExport {
     /// Returns the address of the first byte. An empty buffer has an address without meaning.
     #[must_use]
     pub fn address(&self) -> *mut u8 {
-        self.0.region().base().pointer(self.0.0.start)
+        self.0.region().base().pointer_at(self.0.0.start)
     }
 }
 
 impl Drop for BufferExport {
     fn drop(&mut self) {
-        self.0.lock_usage().exports -= 1;
+        self.0.lock_reserved_access().exports -= 1;
     }
 }
 
 impl Drop for BufferClaim {
     fn drop(&mut self) {
-        self.0.lock_usage().claims -= 1;
+        self.0.lock_reserved_access().claims -= 1;
     }
 }
 
@@ -147,7 +147,7 @@ impl Buffer {
     /// [`MemoryError::ReadOnly`] for memory that is only read.
     pub fn export(&self) -> Result<BufferExport, MemoryError> {
         self.check_not_read_only()?;
-        let mut usage = self.lock_usage();
+        let mut usage = self.lock_reserved_access();
         if usage.claims > 0 || !usage.writes.is_empty() {
             return Err(MemoryError::Busy { start: 0, end: self.len() });
         }
@@ -160,7 +160,7 @@ impl Buffer {
     /// the transfer is complete. None if no transfer writes it now: then [`export`](Self::export) is for it.
     #[must_use]
     pub fn export_while_written(&self) -> Option<BufferExport> {
-        let mut usage = self.lock_usage();
+        let mut usage = self.lock_reserved_access();
         if usage.claims > 0 || usage.writes.is_empty() {
             return None;
         }
@@ -172,7 +172,7 @@ impl Buffer {
     /// Returns the number of exports that live.
     #[must_use]
     pub fn exports(&self) -> u32 {
-        self.lock_usage().exports
+        self.lock_reserved_access().exports
     }
 
     /// Returns the length in bytes.
@@ -236,7 +236,7 @@ impl Buffer {
     }
 
     fn span_if_unclaimed(&self) -> Result<Span, MemoryError> {
-        if self.lock_usage().claims > 0 {
+        if self.lock_reserved_access().claims > 0 {
             return Err(MemoryError::Busy { start: 0, end: self.len() });
         }
         Ok(self.full_span())
@@ -248,9 +248,9 @@ impl Buffer {
         if how == AccessKind::Write {
             self.check_not_read_only()?;
         }
-        let mut usage = self.lock_usage();
+        let mut usage = self.lock_reserved_access();
         if how == AccessKind::Write {
-            usage.check_exports()?;
+            usage.check_not_exported()?;
         }
         usage.claims += 1;
         drop(usage);
@@ -274,14 +274,14 @@ impl Buffer {
         Arc::as_ptr(&self.0) as usize
     }
 
-    fn lock_usage(&self) -> MutexGuard<'_, ReservedAccess> {
+    fn lock_reserved_access(&self) -> MutexGuard<'_, ReservedAccess> {
         self.0.usage.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl ReservedAccess {
     /// Checks that no program keeps the address of the bytes.
-    const fn check_exports(&self) -> Result<(), MemoryError> {
+    const fn check_not_exported(&self) -> Result<(), MemoryError> {
         match self.exports {
             0 => Ok(()),
             exports => Err(MemoryError::Exported { exports }),
@@ -367,7 +367,7 @@ impl Span {
 
     /// Returns the address of the first byte as a number, by which a peer names it to the kernel.
     pub(crate) fn address(&self) -> u64 {
-        self.buffer.region().base().number(self.region_offset())
+        self.buffer.region().base().numeric_address_at(self.region_offset())
     }
 
     /// Returns whether `next` begins in memory where this span ends.
@@ -388,10 +388,10 @@ impl Span {
         if how == AccessKind::Write && self.len > 0 {
             self.buffer.check_not_read_only()?;
         }
-        let mut usage = self.buffer.lock_usage();
+        let mut usage = self.buffer.lock_reserved_access();
         if self.len > 0 {
             if how == AccessKind::Write {
-                usage.check_exports()?;
+                usage.check_not_exported()?;
             }
             if usage.writes.iter().any(clashes)
                 || (how == AccessKind::Write && usage.reads.iter().any(clashes))
@@ -418,7 +418,7 @@ pub struct Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        let mut usage = self.buffer.lock_usage();
+        let mut usage = self.buffer.lock_reserved_access();
         let list = match self.how {
             AccessKind::Read => &mut usage.reads,
             AccessKind::Write => &mut usage.writes,
@@ -467,25 +467,28 @@ mod tests {
     }
 
     /// An owner that tells on which thread it was dropped.
-    struct Owner(std::sync::mpsc::Sender<std::thread::ThreadId>, #[expect(unused, reason = "kept")] Vec<u8>);
+    struct DropThreadReporter(
+        std::sync::mpsc::Sender<std::thread::ThreadId>,
+        #[expect(unused, reason = "kept")] Vec<u8>,
+    );
 
-    impl Drop for Owner {
+    impl Drop for DropThreadReporter {
         fn drop(&mut self) {
             let _is_heard = self.0.send(std::thread::current().id());
         }
     }
 
-    fn read_only(bytes: Vec<u8>) -> (Buffer, std::sync::mpsc::Receiver<std::thread::ThreadId>) {
+    fn read_only_test_buffer(bytes: Vec<u8>) -> (Buffer, std::sync::mpsc::Receiver<std::thread::ThreadId>) {
         let (tell, told) = std::sync::mpsc::channel();
         let (address, len) = (bytes.as_ptr(), bytes.len());
         // SAFETY: the owner keeps the vector, which nothing writes.
-        let buffer = unsafe { Buffer::read_only(address, len, 1, Box::new(Owner(tell, bytes))) };
+        let buffer = unsafe { Buffer::read_only(address, len, 1, Box::new(DropThreadReporter(tell, bytes))) };
         (buffer.unwrap(), told)
     }
 
     #[test]
     fn memory_that_is_only_read_is_never_written() {
-        let (buffer, _told) = read_only(vec![5; 100]);
+        let (buffer, _told) = read_only_test_buffer(vec![5; 100]);
         assert!(buffer.is_read_only() && !Buffer::foreign(vec![0]).is_read_only());
         assert_eq!(buffer.with_bytes(|bytes| bytes.to_vec()).unwrap(), vec![5; 100]);
         let half = buffer.range(50..100).unwrap();
@@ -505,7 +508,7 @@ mod tests {
 
     #[test]
     fn the_owner_of_memory_is_dropped_once_by_the_last_thread_that_lets_go() {
-        let (buffer, told) = read_only(vec![7; 10]);
+        let (buffer, told) = read_only_test_buffer(vec![7; 10]);
         let span = buffer.range(2..4).unwrap();
         let reading = span.reserve(AccessKind::Read).unwrap();
         drop((buffer, span));
@@ -523,7 +526,9 @@ mod tests {
         let (tell, told) = std::sync::mpsc::channel();
         let make = |address: *const u8, len: usize, align: usize| {
             // SAFETY: addresses that are not mapped are refused, and the vector outlives the buffers.
-            unsafe { Buffer::read_only(address, len, align, Box::new(Owner(tell.clone(), Vec::new()))) }
+            unsafe {
+                Buffer::read_only(address, len, align, Box::new(DropThreadReporter(tell.clone(), Vec::new())))
+            }
         };
         for (address, len, align, why) in [
             (std::ptr::null(), 8, 1, "null"),

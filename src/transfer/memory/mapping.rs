@@ -76,14 +76,14 @@ impl Mapping {
 
     /// Returns the 64-bit word at `at`, which this process and others may change. `at` must be a multiple of
     /// 8 within the mapping.
-    pub fn word64(&self, at: usize) -> &AtomicU64 {
+    pub fn atomic_u64_at(&self, at: usize) -> &AtomicU64 {
         assert!(at.is_multiple_of(8) && at + 8 <= self.len, "a word of the mapping");
         // SAFETY: the word is aligned and within the mapping, and is only ever accessed as an atomic word.
         unsafe { AtomicU64::from_ptr(self.base.0.as_ptr().add(at).cast()) }
     }
 
-    /// Returns the 32-bit word at `at`, as [`word64`](Self::word64) does; `at` must be a multiple of 4.
-    pub fn word32(&self, at: usize) -> &AtomicU32 {
+    /// Returns the 32-bit word at `at`, as [`atomic_u64_at`](Self::atomic_u64_at) does; `at` must be a multiple of 4.
+    pub fn atomic_u32_at(&self, at: usize) -> &AtomicU32 {
         assert!(at.is_multiple_of(4) && at + 4 <= self.len, "a word of the mapping");
         // SAFETY: as above.
         unsafe { AtomicU32::from_ptr(self.base.0.as_ptr().add(at).cast()) }

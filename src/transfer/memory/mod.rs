@@ -18,7 +18,7 @@ mod free_ranges;
 mod mapping;
 mod region;
 mod shared_memory_copy;
-mod stream;
+mod span_stream;
 mod view;
 
 pub use arena::Arena;
@@ -28,6 +28,6 @@ pub use region::registered_bytes;
 
 pub(crate) use buffer::{AccessKind, BufferClaim, Reservation};
 pub(crate) use mapping::Mapping;
-pub(crate) use region::{MemoryRegion, RegionListener};
-pub(crate) use stream::SpanStream;
-pub(crate) use view::{PeerView, ReadView, WriteView, total};
+pub(crate) use region::{MemoryRegion, RegionUnmapListener};
+pub(crate) use span_stream::SpanStream;
+pub(crate) use view::{PeerView, ReadView, WriteView, total_len_of_views};

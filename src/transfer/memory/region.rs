@@ -27,11 +27,11 @@ pub struct MemoryRegion {
     /// The number of the region, unique in the process.
     pub id: u32,
     memory: RegionMemory,
-    gone: Mutex<Listeners>,
+    gone: Mutex<UnmapListeners>,
 }
 
 /// A connection that has announced a region to its peer, and must revoke it when the region is gone.
-pub trait RegionListener: Send + Sync {
+pub trait RegionUnmapListener: Send + Sync {
     /// Reports that the region with this number is gone.
     fn on_region_unmapped(self: Arc<Self>, id: u32);
 }
@@ -39,13 +39,13 @@ pub trait RegionListener: Send + Sync {
 /// The listeners of a region. A region may outlive many connections, so dead listeners are removed before the
 /// list exceeds twice the live ones.
 #[derive(Default)]
-struct Listeners {
-    all: Vec<Weak<dyn RegionListener>>,
+struct UnmapListeners {
+    all: Vec<Weak<dyn RegionUnmapListener>>,
     lived: usize,
 }
 
-impl Listeners {
-    fn add(&mut self, listener: Weak<dyn RegionListener>) {
+impl UnmapListeners {
+    fn add(&mut self, listener: Weak<dyn RegionUnmapListener>) {
         const FEW: usize = 16;
         if self.all.len() >= FEW.max(2 * self.lived) {
             self.all.retain(|listener| listener.strong_count() > 0);
@@ -88,7 +88,7 @@ impl MemoryRegion {
     }
 
     /// Registers a listener, which is called when the region is gone, if it is still alive then.
-    pub fn add_unmap_listener(&self, listener: Weak<dyn RegionListener>) {
+    pub fn add_unmap_listener(&self, listener: Weak<dyn RegionUnmapListener>) {
         self.gone.lock().unwrap_or_else(PoisonError::into_inner).add(listener);
     }
 
@@ -129,9 +129,9 @@ impl MemoryRegion {
 mod tests {
     use super::*;
 
-    struct Counted(AtomicU32);
+    struct UnmapCounter(AtomicU32);
 
-    impl RegionListener for Counted {
+    impl RegionUnmapListener for UnmapCounter {
         fn on_region_unmapped(self: Arc<Self>, _: u32) {
             self.0.fetch_add(1, Ordering::Relaxed);
         }
@@ -140,9 +140,9 @@ mod tests {
     #[test]
     fn a_region_that_lives_long_remembers_those_who_live_and_no_others() {
         let region = MemoryRegion::new(RegionMemory::Foreign(OwnedMemory::from_owner(vec![0; 10])));
-        let counted = || Arc::new(Counted(AtomicU32::new(0)));
-        let weak = |listener: &Arc<Counted>| -> Weak<dyn RegionListener> {
-            let listener: Arc<dyn RegionListener> = listener.clone();
+        let counted = || Arc::new(UnmapCounter(AtomicU32::new(0)));
+        let weak = |listener: &Arc<UnmapCounter>| -> Weak<dyn RegionUnmapListener> {
+            let listener: Arc<dyn RegionUnmapListener> = listener.clone();
             Arc::downgrade(&listener)
         };
         let living: Vec<_> = (0..50).map(|_| counted()).collect();

@@ -144,12 +144,12 @@ unsafe fn copy_line_nontemporal(from: *const u8, to: *mut u8) {
 mod tests {
     use super::*;
 
-    type Copy = unsafe fn(*const u8, *mut u8, usize);
+    type CopyFunction = unsafe fn(*const u8, *mut u8, usize);
 
     #[test]
     fn copies_of_shared_memory_copy_just_the_bytes_that_were_named() {
         let source: Vec<u8> = (0..1000_u32).map(|n| n as u8 ^ (n >> 3) as u8).collect();
-        let copies: [Copy; 3] = [copy_from_shared, copy_to_shared, copy_from_shared_nontemporal];
+        let copies: [CopyFunction; 3] = [copy_from_shared, copy_to_shared, copy_from_shared_nontemporal];
         for (from, to, len) in [
             (0, 0, 1000),
             (1, 0, 999),

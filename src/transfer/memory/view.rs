@@ -22,12 +22,12 @@ unsafe impl Sync for MemoryAddress {}
 
 impl MemoryAddress {
     /// Returns the address as the number by which another process names it to the kernel.
-    pub fn number(self, offset: usize) -> u64 {
+    pub fn numeric_address_at(self, offset: usize) -> u64 {
         (self.0.as_ptr() as u64).wrapping_add(offset as u64)
     }
 
     /// Returns the pointer to the byte at `offset`.
-    pub(super) fn pointer(self, offset: usize) -> *mut u8 {
+    pub(super) fn pointer_at(self, offset: usize) -> *mut u8 {
         self.0.as_ptr().wrapping_add(offset)
     }
 }
@@ -73,7 +73,7 @@ impl<'a> ReadView<'a> {
     }
 
     /// Creates a view of a slice.
-    pub const fn of(bytes: &'a [u8]) -> Self {
+    pub const fn of_slice(bytes: &'a [u8]) -> Self {
         Self(libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }, PhantomData)
     }
 
@@ -117,7 +117,7 @@ impl<'a> WriteView<'a> {
     }
 
     /// Creates a view of a slice.
-    pub const fn of(bytes: &'a mut [u8]) -> Self {
+    pub const fn of_slice(bytes: &'a mut [u8]) -> Self {
         Self(libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() }, PhantomData)
     }
 
@@ -186,6 +186,6 @@ impl PeerView<'_> {
 }
 
 /// Returns the number of bytes of all views.
-pub fn total(views: &[WriteView<'_>]) -> usize {
+pub fn total_len_of_views(views: &[WriteView<'_>]) -> usize {
     views.iter().map(WriteView::len).sum()
 }

@@ -11,7 +11,7 @@ use serde::de::{SeqAccess, Visitor};
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::bounded::{self, at_most, check_name};
+use super::bounded::{self, check_name, deserialize_at_most};
 use super::error::check_limit;
 use super::{
     DeviceId, Dtype, MAX_AXES, MAX_BYTES, MAX_DESCRIPTION_TEXT, MAX_DEVICES, MAX_NAME, MAX_RANK, PlanError,
@@ -32,10 +32,10 @@ pub struct Axis {
 #[serde(deny_unknown_fields)]
 pub struct Mesh {
     /// The axes, the slowest first.
-    #[serde(deserialize_with = "at_most::<_, _, MAX_AXES>")]
+    #[serde(deserialize_with = "deserialize_at_most::<_, _, MAX_AXES>")]
     pub axes: Vec<Axis>,
     /// The devices in row-major order: along the last axis first.
-    #[serde(deserialize_with = "at_most::<_, _, MAX_DEVICES>")]
+    #[serde(deserialize_with = "deserialize_at_most::<_, _, MAX_DEVICES>")]
     pub devices: Vec<DeviceId>,
 }
 
@@ -109,7 +109,7 @@ impl<'de> Visitor<'de> for PartitionVisitor {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, axes: A) -> Result<Partition, A::Error> {
-        bounded::collect(axes, MAX_AXES).map(Partition::Axes)
+        bounded::collect_bounded_list(axes, MAX_AXES).map(Partition::Axes)
     }
 }
 
@@ -117,7 +117,9 @@ impl<'de> Visitor<'de> for PartitionVisitor {
 /// divided.
 #[derive(Debug, Default, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct PartitionSpec(#[serde(deserialize_with = "at_most::<_, _, MAX_RANK>")] pub Vec<Partition>);
+pub struct PartitionSpec(
+    #[serde(deserialize_with = "deserialize_at_most::<_, _, MAX_RANK>")] pub Vec<Partition>,
+);
 
 impl PartitionSpec {
     /// Creates a spec with the axes of each dimension; none for a dimension that is not divided.
@@ -163,7 +165,7 @@ pub struct Sharding {
 #[serde(deny_unknown_fields)]
 pub struct ArrayDescription {
     /// The size of each dimension of the whole array, in elements.
-    #[serde(deserialize_with = "at_most::<_, _, MAX_RANK>")]
+    #[serde(deserialize_with = "deserialize_at_most::<_, _, MAX_RANK>")]
     pub shape: Vec<u64>,
     /// The data type of its elements.
     pub dtype: Dtype,

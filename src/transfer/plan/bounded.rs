@@ -11,7 +11,7 @@ use super::error::PlanError;
 use super::limits::MAX_NAME;
 
 /// Reads a list of at most `N` entries; fails at the first one beyond.
-pub(super) fn at_most<'de, D, T, const N: usize>(deserializer: D) -> Result<Vec<T>, D::Error>
+pub(super) fn deserialize_at_most<'de, D, T, const N: usize>(deserializer: D) -> Result<Vec<T>, D::Error>
 where
     D: Deserializer<'de>,
     T: Deserialize<'de>,
@@ -29,12 +29,12 @@ impl<'de, T: Deserialize<'de>, const N: usize> Visitor<'de> for AtMostVisitor<T,
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Vec<T>, A::Error> {
-        collect(list, N)
+        collect_bounded_list(list, N)
     }
 }
 
 /// Collects the rest of a list that may have `limit` entries.
-pub(super) fn collect<'de, A: SeqAccess<'de>, T: Deserialize<'de>>(
+pub(super) fn collect_bounded_list<'de, A: SeqAccess<'de>, T: Deserialize<'de>>(
     mut list: A,
     limit: usize,
 ) -> Result<Vec<T>, A::Error> {

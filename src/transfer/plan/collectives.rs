@@ -73,8 +73,13 @@ impl Plan {
     /// # Errors
     /// Returns the errors of [`Plan::new`].
     pub fn broadcast(ask: Broadcast) -> Result<Self, PlanError> {
-        let source = whole(ask.shape.clone(), ask.dtype, vec![ask.from]);
-        Self::new(source, whole(ask.shape, ask.dtype, ask.to), &ask.placement, ask.options)
+        let source = array_whole_on_each_device(ask.shape.clone(), ask.dtype, vec![ask.from]);
+        Self::new(
+            source,
+            array_whole_on_each_device(ask.shape, ask.dtype, ask.to),
+            &ask.placement,
+            ask.options,
+        )
     }
 
     /// Plans an all-gather: afterwards no dimension is divided along the requested axes.
@@ -104,7 +109,7 @@ impl Plan {
     /// # Errors
     /// Returns the errors of [`Plan::new`].
     pub fn scatter(ask: Scatter) -> Result<Self, PlanError> {
-        let source = whole(ask.shape.clone(), ask.dtype, vec![ask.from]);
+        let source = array_whole_on_each_device(ask.shape.clone(), ask.dtype, vec![ask.from]);
         let destination = ArrayDescription { shape: ask.shape, dtype: ask.dtype, sharding: ask.to };
         Self::new(source, destination, &ask.placement, ask.options)
     }
@@ -119,7 +124,7 @@ impl Plan {
 }
 
 /// Returns the description of an array that is whole on each of these devices.
-fn whole(shape: Vec<u64>, dtype: Dtype, devices: Vec<DeviceId>) -> ArrayDescription {
+fn array_whole_on_each_device(shape: Vec<u64>, dtype: Dtype, devices: Vec<DeviceId>) -> ArrayDescription {
     let axes = vec![Axis { name: "device".to_owned(), size: devices.len() as u64 }];
     ArrayDescription {
         shape,

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use super::step::{byte_strides, fold};
+use super::step::{byte_strides, fold_contiguous_dimensions};
 use super::{BufferRole, DeviceId, MAX_RANK, Plan, PlanError, ShardRegion, Step, StridedRuns};
 
 /// The shards of an array by device: dense, row-major, each of exactly its own size.
@@ -30,14 +30,18 @@ pub fn copy_region(
     item: u64,
 ) -> Result<(), PlanError> {
     if source_region.extent != destination_region.extent {
-        return Err(region_error("a copy", "the regions have different extents"));
+        return Err(invalid_region_error("a copy", "the regions have different extents"));
     }
     source_region.bounds_within(source_shape)?;
     destination_region.bounds_within(destination_shape)?;
     check_buffer_size(source, source_shape, item, "the source buffer")?;
     check_buffer_size(destination, destination_shape, item, "the destination buffer")?;
-    RunCopies::between((source_shape, source_region), (destination_shape, destination_region), item)
-        .perform(source, destination);
+    RunCopies::copies_between_regions(
+        (source_shape, source_region),
+        (destination_shape, destination_region),
+        item,
+    )
+    .perform(source, destination);
     Ok(())
 }
 
@@ -47,7 +51,7 @@ pub fn copy_region(
 /// Returns [`PlanError::Region`] if the runs reach beyond the buffer, or the range does not have their size.
 pub fn pack_runs(buffer: &[u8], runs: &StridedRuns, packed: &mut [u8]) -> Result<(), PlanError> {
     if check_runs(runs, buffer.len(), packed.len())? {
-        RunCopies::packing(runs).perform(buffer, packed);
+        RunCopies::copies_that_pack(runs).perform(buffer, packed);
     }
     Ok(())
 }
@@ -58,7 +62,7 @@ pub fn pack_runs(buffer: &[u8], runs: &StridedRuns, packed: &mut [u8]) -> Result
 /// Returns the errors of [`pack_runs`].
 pub fn unpack_runs(packed: &[u8], runs: &StridedRuns, buffer: &mut [u8]) -> Result<(), PlanError> {
     if check_runs(runs, buffer.len(), packed.len())? {
-        RunCopies::unpacking(runs).perform(packed, buffer);
+        RunCopies::copies_that_unpack(runs).perform(packed, buffer);
     }
     Ok(())
 }
@@ -77,7 +81,7 @@ pub(crate) struct RunCopies {
 impl RunCopies {
     /// Returns the copies between two regions of one extent, each inside its shape: the ranges that are
     /// contiguous on both sides.
-    pub(crate) fn between(
+    pub(crate) fn copies_between_regions(
         source: (&[u64], &ShardRegion),
         destination: (&[u64], &ShardRegion),
         item: u64,
@@ -93,7 +97,7 @@ impl RunCopies {
             saturating_usize(region.start.iter().zip(strides).map(|(start, stride)| start * stride).sum())
         };
         let at = [begin(source.1, &from), begin(destination.1, &to)];
-        let (run, loops) = fold(extent, [&from, &to], item);
+        let (run, loops) = fold_contiguous_dimensions(extent, [&from, &to], item);
         let loops = loops
             .into_iter()
             .map(|(count, strides)| (saturating_usize(count), strides.map(saturating_usize)));
@@ -101,7 +105,7 @@ impl RunCopies {
     }
 
     /// Returns the copies of runs into one contiguous range, in order.
-    pub(crate) fn packing(runs: &StridedRuns) -> Self {
+    pub(crate) fn copies_that_pack(runs: &StridedRuns) -> Self {
         let run = saturating_usize(runs.run_bytes);
         let mut apart = run;
         let mut loops: Vec<StridedLoop> = Vec::with_capacity(runs.counts.len());
@@ -115,15 +119,15 @@ impl RunCopies {
     }
 
     /// Returns the copies of one contiguous range into runs, in order.
-    pub(crate) fn unpacking(runs: &StridedRuns) -> Self {
-        let mut copies = Self::packing(runs);
+    pub(crate) fn copies_that_unpack(runs: &StridedRuns) -> Self {
+        let mut copies = Self::copies_that_pack(runs);
         copies.at.reverse();
         copies.loops.iter_mut().for_each(|(_, strides)| strides.reverse());
         copies
     }
 
     /// Calls `with` for each copy: its offsets on the two sides, and its length.
-    pub(crate) fn each(&self, mut with: impl FnMut(usize, usize, usize)) {
+    pub(crate) fn for_each_copy(&self, mut with: impl FnMut(usize, usize, usize)) {
         if self.run > 0 {
             for_each_innermost_loop(self.at, &self.loops, &mut |at, (count, apart)| {
                 for turn in 0..count {
@@ -175,7 +179,7 @@ impl Plan {
     /// Returns the copies of one of its steps, between the shards of both ends.
     pub(crate) fn step_copies(&self, step: &Step) -> RunCopies {
         let (from, to) = (&step.source, &step.destination);
-        RunCopies::between((&from.shape, &from.region), (&to.shape, &to.region), self.item)
+        RunCopies::copies_between_regions((&from.shape, &from.region), (&to.shape, &to.region), self.item)
     }
 
     /// Executes the whole plan inside this process, in the order of its steps.
@@ -197,7 +201,7 @@ impl Plan {
             }
         }
         for step in self.steps() {
-            let missing = || region_error("a step", "its buffer is gone");
+            let missing = || invalid_region_error("a step", "its buffer is gone");
             let (from, to) = (&step.source, &step.destination);
             let mut into = std::mem::take(destination.get_mut(&to.device).ok_or_else(missing)?);
             let shards = if from.buffer == BufferRole::Source { source } else { &*destination };
@@ -213,7 +217,7 @@ impl Plan {
 
 /// Checks that the runs lie inside the buffer and fill the packed bytes exactly; returns whether they have bytes.
 fn check_runs(runs: &StridedRuns, buffer: usize, packed: usize) -> Result<bool, PlanError> {
-    let wrong = |why| region_error("the runs", why);
+    let wrong = |why| invalid_region_error("the runs", why);
     if runs.counts.len() != runs.strides.len() || runs.counts.len() > MAX_RANK {
         return Err(wrong("there must be a stride for each count, and not too many"));
     }
@@ -256,10 +260,10 @@ fn check_buffer_size(buffer: &[u8], shape: &[u64], item: u64, what: &'static str
     if wanted == Some(buffer.len() as u64) {
         return Ok(());
     }
-    Err(region_error(what, &format!("it has {} bytes, and its shape {wanted:?}", buffer.len())))
+    Err(invalid_region_error(what, &format!("it has {} bytes, and its shape {wanted:?}", buffer.len())))
 }
 
-fn region_error(what: &'static str, why: &str) -> PlanError {
+fn invalid_region_error(what: &'static str, why: &str) -> PlanError {
     PlanError::Region { what, why: why.to_owned() }
 }
 

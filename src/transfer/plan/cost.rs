@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::bounded::at_most;
-use super::staging::StagedDevices;
+use super::bounded::deserialize_at_most;
+use super::staging::DevicesNeedingStaging;
 use super::tiles::{NONE, TilePair};
 use super::{Plan, StepClass, TaskId};
 
@@ -69,7 +69,7 @@ pub struct PairCost {
 #[serde(deny_unknown_fields)]
 pub struct Cost {
     /// The steps by class, the nearest first.
-    #[serde(deserialize_with = "at_most::<_, _, 4>")]
+    #[serde(deserialize_with = "deserialize_at_most::<_, _, 4>")]
     pub classes: Vec<ClassCost>,
     /// The bytes that are copied or sent: all but those of [`StepClass::SameBuffer`].
     pub moved: u64,
@@ -97,12 +97,12 @@ impl Plan {
         let mut classes = StepClass::ALL.map(|class| ClassCost { class, steps: 0, bytes: 0 });
         let tasks = self.device_table.task_ids.len();
         let (mut comes, mut goes) = (vec![0; tasks], vec![0; tasks]);
-        let mut staged = StagedDevices::with_none_staged(self.device_table.ids.len());
+        let mut staged = DevicesNeedingStaging::with_none_staged(self.device_table.ids.len());
         let mut minimum = MinimumTraffic::default();
         let mut depths: Vec<u64> = Vec::new();
         let mut rounds = 0;
         self.for_each_region(|pair, lies, steps| {
-            let bytes = lies.volume() * self.item;
+            let bytes = lies.element_count() * self.item;
             depths.clear();
             for step in steps {
                 let class = &mut classes[step.class as usize];
@@ -129,7 +129,7 @@ impl Plan {
             rounds,
             busiest_in: self.task_with_most(&comes),
             busiest_out: self.task_with_most(&goes),
-            most_staging: self.task_with_most(&self.staging_by_task(&staged)),
+            most_staging: self.task_with_most(&self.staging_bytes_by_task(&staged)),
         }
     }
 
@@ -148,7 +148,7 @@ impl Plan {
         // Consecutive steps are often between the same two tasks.
         let mut last = ((0, 0, false), 0, 0);
         self.for_each_region(|_, lies, steps| {
-            let bytes = lies.volume() * self.item;
+            let bytes = lies.element_count() * self.item;
             for step in steps.iter().filter(|step| step.class.leaves_task()) {
                 let task = |device: u32| self.device_table.tasks[device as usize];
                 let pair = (task(step.source), task(step.destination), step.class == StepClass::SameHost);
@@ -177,7 +177,7 @@ impl Plan {
     /// Adds the fewest bytes that any plan moves for a region.
     fn add_minimum(&self, pair: TilePair, bytes: u64, minimum: &mut MinimumTraffic) {
         let whole = self.region_order.covers_both_tiles(pair);
-        for span in self.receivers.hosts_with(pair.wanted) {
+        for span in self.receivers.hosts_holding_tile(pair.wanted) {
             let holding = self.holders.find_host(pair.held, span.host);
             let mut lacking = 0;
             for group in self.receivers.tasks_on_host(span) {

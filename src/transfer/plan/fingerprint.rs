@@ -22,7 +22,7 @@ impl TransferKey {
     /// plan's fingerprint.
     #[must_use]
     pub fn for_step(plan: Fingerprint, step: u32) -> Self {
-        let [low, high] = halves(plan);
+        let [low, high] = split_into_halves(plan);
         // Adding a constant, xor with a shift of itself and multiplying by an odd number are all invertible,
         // so no two steps have the same key. The constants are those of the SplitMix64 generator.
         let mut key = low.wrapping_add(u64::from(step).wrapping_mul(0x9e37_79b9_7f4a_7c15));
@@ -32,7 +32,7 @@ impl TransferKey {
     }
 }
 
-fn halves(Fingerprint(bytes): Fingerprint) -> [u64; 2] {
+fn split_into_halves(Fingerprint(bytes): Fingerprint) -> [u64; 2] {
     let number = u128::from_le_bytes(bytes);
     // Each cast keeps exactly one half.
     #[expect(clippy::cast_possible_truncation, reason = "the two halves of the number")]
@@ -50,24 +50,24 @@ impl FingerprintHasher {
     /// Creates a digest for one purpose. Digests of different purposes never have the same input.
     pub fn new(purpose: &str) -> Self {
         let mut digest = Self { context: Context::new(&SHA256), pending: Vec::with_capacity(1 << 14) };
-        digest.text(purpose);
+        digest.add_text(purpose);
         digest
     }
 
-    pub fn text(&mut self, text: &str) {
-        self.number(text.len() as u64);
-        self.pending.extend_from_slice(text.as_bytes());
+    pub fn add_text(&mut self, add_text: &str) {
+        self.add_number(add_text.len() as u64);
+        self.pending.extend_from_slice(add_text.as_bytes());
     }
 
-    pub fn number(&mut self, number: u64) {
+    pub fn add_number(&mut self, add_number: u64) {
         if self.pending.len() > (1 << 14) - 512 {
             self.context.update(&self.pending);
             self.pending.clear();
         }
-        self.pending.extend_from_slice(&number.to_le_bytes());
+        self.pending.extend_from_slice(&add_number.to_le_bytes());
     }
 
-    pub fn end(mut self) -> Fingerprint {
+    pub fn finish(mut self) -> Fingerprint {
         self.context.update(&self.pending);
         let digest = self.context.finish();
         let mut fingerprint = [0; 16];
@@ -83,24 +83,24 @@ impl FingerprintHasher {
 /// on the same devices have the same layout, whatever the names and the order of their axes.
 pub(super) fn tilings_fingerprint(dtype: &str, source: &Tiling, destination: &Tiling) -> Fingerprint {
     let mut digest = FingerprintHasher::new("muster layout 1");
-    digest.text(dtype);
-    digest.number(source.cuts.len() as u64);
+    digest.add_text(dtype);
+    digest.add_number(source.cuts.len() as u64);
     for cut in &source.cuts {
-        digest.number(cut.size);
+        digest.add_number(cut.size);
     }
     let mut stretches = Vec::new();
     for tiling in [source, destination] {
-        digest.number(tiling.devices.len() as u64);
+        digest.add_number(tiling.devices.len() as u64);
         for &(device, tile) in &tiling.devices {
-            digest.number(i64::from(device.0).cast_unsigned());
+            digest.add_number(i64::from(device.0).cast_unsigned());
             tiling.intervals(tile, &mut stretches);
             for &(start, end) in &stretches {
-                digest.number(start);
-                digest.number(end);
+                digest.add_number(start);
+                digest.add_number(end);
             }
         }
     }
-    digest.end()
+    digest.finish()
 }
 
 impl fmt::Display for Fingerprint {

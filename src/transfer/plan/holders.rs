@@ -81,14 +81,14 @@ impl DeviceTable {
 
 /// The devices of one task that hold one tile.
 #[derive(Debug, Clone)]
-pub(super) struct TaskHolders {
+pub(super) struct TileHoldersInTask {
     pub task: u32,
     devices: Range<u32>,
 }
 
 /// The tasks of one host that hold one tile.
 #[derive(Debug, Clone)]
-pub(super) struct HostHolders {
+pub(super) struct TileHoldersOnHost {
     pub host: u32,
     pub groups: Range<u32>,
 }
@@ -97,8 +97,8 @@ pub(super) struct HostHolders {
 #[derive(Debug, Clone)]
 pub(super) struct TileHolders {
     devices: Vec<u32>,
-    groups: Vec<TaskHolders>,
-    spans: Vec<HostHolders>,
+    groups: Vec<TileHoldersInTask>,
+    spans: Vec<TileHoldersOnHost>,
     /// The first span of each tile, and the end of the last one's spans.
     tiles: Vec<u32>,
 }
@@ -114,20 +114,20 @@ impl TileHolders {
             })
             .collect();
         holding.sort_unstable();
-        let mut groups: Vec<TaskHolders> = Vec::new();
-        let mut spans: Vec<HostHolders> = Vec::new();
+        let mut groups: Vec<TileHoldersInTask> = Vec::new();
+        let mut spans: Vec<TileHoldersOnHost> = Vec::new();
         let mut begins = vec![0; tiles as usize + 1];
         let mut before = None;
         for (at, &(tile, host, task, _)) in holding.iter().enumerate() {
             if before.is_none_or(|(t, h, k)| (t, h, k) != (tile, host, task)) {
                 if before.is_none_or(|(t, h, _)| (t, h) != (tile, host)) {
-                    spans.push(HostHolders {
+                    spans.push(TileHoldersOnHost {
                         host,
                         groups: saturating_u32(groups.len())..saturating_u32(groups.len()),
                     });
                     begins[tile as usize + 1] = saturating_u32(spans.len());
                 }
-                groups.push(TaskHolders { task, devices: saturating_u32(at)..saturating_u32(at) });
+                groups.push(TileHoldersInTask { task, devices: saturating_u32(at)..saturating_u32(at) });
                 if let Some(span) = spans.last_mut() {
                     span.groups.end += 1;
                 }
@@ -153,17 +153,17 @@ impl TileHolders {
     }
 
     /// Returns the hosts that hold a tile.
-    pub fn hosts_with(&self, tile: u32) -> &[HostHolders] {
+    pub fn hosts_holding_tile(&self, tile: u32) -> &[TileHoldersOnHost] {
         &self.spans[self.hosts_range(tile)]
     }
 
     /// Returns the tasks of a span.
-    pub fn tasks_on_host(&self, span: &HostHolders) -> &[TaskHolders] {
+    pub fn tasks_on_host(&self, span: &TileHoldersOnHost) -> &[TileHoldersInTask] {
         &self.groups[span.groups.start as usize..span.groups.end as usize]
     }
 
     /// Returns the devices of a group.
-    pub fn devices_in_task(&self, group: &TaskHolders) -> &[u32] {
+    pub fn devices_in_task(&self, group: &TileHoldersInTask) -> &[u32] {
         &self.devices[group.devices.start as usize..group.devices.end as usize]
     }
 
@@ -203,13 +203,16 @@ impl TileHolders {
 
     /// Returns the indices of the hosts that hold a tile.
     pub fn hosts(&self, tile: u32) -> impl Iterator<Item = u32> {
-        self.hosts_with(tile).iter().map(|span| span.host)
+        self.hosts_holding_tile(tile).iter().map(|span| span.host)
     }
 
     /// Returns all tiles, grouped by the hosts that hold them, and within these by the tasks.
     pub fn tiles_sorted_by_holders(&self) -> Vec<u32> {
         let tasks = |tile| {
-            self.hosts_with(tile).iter().flat_map(|span| self.tasks_on_host(span)).map(|group| group.task)
+            self.hosts_holding_tile(tile)
+                .iter()
+                .flat_map(|span| self.tasks_on_host(span))
+                .map(|group| group.task)
         };
         let mut tiles: Vec<u32> = (0..self.tile_count()).collect();
         tiles.sort_by(|&one, &other| {
@@ -219,7 +222,7 @@ impl TileHolders {
     }
 
     /// Returns the device that sends in this turn, of all that hold a tile.
-    pub fn sender_anywhere(&self, tile: u32, turn: RoundRobinIndex) -> u32 {
+    pub fn sender_of_all_holders(&self, tile: u32, turn: RoundRobinIndex) -> u32 {
         let range = self.hosts_range(tile);
         let (place, turn) = turn.choose(range.len());
         self.sender_on_host(saturating_u32(range.start + place), turn)

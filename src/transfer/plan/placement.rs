@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::bounded::{at_most, check_name};
+use super::bounded::{check_name, deserialize_at_most};
 use super::error::check_limit;
 use super::{DeviceId, MAX_DESCRIPTION_TEXT, MAX_PLACED, PlanError, TaskId};
 
@@ -33,7 +33,7 @@ pub struct PlacedDevice {
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Placement {
     /// The devices.
-    #[serde(deserialize_with = "at_most::<_, _, MAX_PLACED>")]
+    #[serde(deserialize_with = "deserialize_at_most::<_, _, MAX_PLACED>")]
     pub devices: Vec<PlacedDevice>,
 }
 

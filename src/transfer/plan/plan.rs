@@ -10,7 +10,7 @@ use super::holders::{DeviceTable, TileHolders};
 use super::placement::Placement;
 use super::region_order::RegionOrder;
 use super::sender_choices::SenderChoices;
-use super::tiles::{Tiling, extents, saturating_u32};
+use super::tiles::{Tiling, interval_lengths, saturating_u32};
 use super::{
     ArrayDescription, BufferRole, DeviceId, Fingerprint, MAX_BYTES, MAX_STEPS, PLAN_VERSION, PlanError,
     TaskId,
@@ -198,7 +198,7 @@ impl Plan {
     /// `None` if the device has none.
     #[must_use]
     pub fn shard_shape(&self, role: BufferRole, device: DeviceId) -> Option<Vec<u64>> {
-        self.shard_bounds(role, device).map(|bounds| extents(&bounds))
+        self.shard_bounds(role, device).map(|bounds| interval_lengths(&bounds))
     }
 
     /// Returns the bounds of a device's shard in the array: in each dimension the first element, and the one
@@ -228,15 +228,15 @@ impl Plan {
 /// Returns the fingerprint of all inputs of the steps. It covers the index of a host, not its name.
 fn plan_fingerprint(layout: Fingerprint, device_table: &DeviceTable, fan_out: NonZeroU32) -> Fingerprint {
     let mut digest = FingerprintHasher::new("muster plan");
-    digest.number(PLAN_VERSION);
-    digest.text(&layout.to_string());
-    digest.number(u64::from(fan_out.get()));
-    digest.number(device_table.ids.len() as u64);
+    digest.add_number(PLAN_VERSION);
+    digest.add_text(&layout.to_string());
+    digest.add_number(u64::from(fan_out.get()));
+    digest.add_number(device_table.ids.len() as u64);
     for ((device, &task), &host) in device_table.ids.iter().zip(&device_table.tasks).zip(&device_table.hosts)
     {
-        digest.number(i64::from(device.0).cast_unsigned());
-        digest.number(i64::from(device_table.task_ids[task as usize].0).cast_unsigned());
-        digest.number(u64::from(host));
+        digest.add_number(i64::from(device.0).cast_unsigned());
+        digest.add_number(i64::from(device_table.task_ids[task as usize].0).cast_unsigned());
+        digest.add_number(u64::from(host));
     }
-    digest.end()
+    digest.finish()
 }

@@ -51,7 +51,7 @@ impl TileOverlap {
     }
 
     /// Returns the tile with this index, in row-major order, among those that overlap `tile`.
-    fn nth(&self, mut tile: u32, mut ordinal: u32) -> u32 {
+    fn nth_overlapping_tile(&self, mut tile: u32, mut ordinal: u32) -> u32 {
         let (mut found, mut apart) = (0, 1);
         for along in self.dimensions.iter().rev() {
             let (mut place, count) = along.places[(tile % along.own) as usize];
@@ -156,7 +156,7 @@ impl RegionOrder {
         let round = stage.round + rest / stage.tiles;
         let wanted = self.order[(rest % stage.tiles) as usize];
         let turn = wanted + round;
-        let held = self.sources.nth(wanted, turn % self.sources.overlap_count(wanted));
+        let held = self.sources.nth_overlapping_tile(wanted, turn % self.sources.overlap_count(wanted));
         TilePair { held, wanted, turn }
     }
 
@@ -175,7 +175,7 @@ impl RegionOrder {
     /// Returns the numbers of all regions of a source tile.
     pub fn regions_of_source_tile(&self, held: u32) -> impl Iterator<Item = u32> {
         (0..self.destinations.overlap_count(held)).filter_map(move |which| {
-            let wanted = self.destinations.nth(held, which);
+            let wanted = self.destinations.nth_overlapping_tile(held, which);
             let count = self.sources.overlap_count(wanted);
             let ordinal = self.sources.ordinal(wanted, held)?;
             Some(self.region_in_round(wanted, (ordinal + count - wanted % count) % count))
@@ -215,7 +215,7 @@ impl RegionOrder {
         }
         let mut lies = RegionBounds::default();
         for wanted in 0..saturating_u32(self.order.len()) {
-            let pair = TilePair { held: self.sources.nth(wanted, 0), wanted, turn: wanted };
+            let pair = TilePair { held: self.sources.nth_overlapping_tile(wanted, 0), wanted, turn: wanted };
             lies.set_pair(source, destination, pair);
             let mut rest = wanted;
             for (reaching, along) in reaching.iter_mut().zip(dimensions).rev() {

@@ -25,7 +25,7 @@
 //! [`RegionRouter::route_region`].
 
 use super::Plan;
-use super::holders::{HostHolders, TaskHolders};
+use super::holders::{TileHoldersInTask, TileHoldersOnHost};
 use super::round_robin::RoundRobinIndex;
 use super::step::{BufferRole, StepClass};
 use super::tiles::{NONE, TilePair, saturating_u32};
@@ -68,8 +68,8 @@ pub(super) struct RegionRouter<'a> {
     ordinal: u32,
     records: Vec<StepRecord>,
     /// These are fields only to reuse their memory.
-    away: Vec<HostHolders>,
-    needy: Vec<TaskHolders>,
+    away: Vec<TileHoldersOnHost>,
+    needy: Vec<TileHoldersInTask>,
     hosts_fed: Vec<RegionSource>,
     tasks_fed: Vec<RegionSource>,
 }
@@ -119,7 +119,7 @@ impl<'a> RegionRouter<'a> {
     fn apply_routing_rules(&mut self) {
         let mut away = std::mem::take(&mut self.away);
         let plan = self.plan;
-        for span in plan.receivers.hosts_with(self.pair.wanted) {
+        for span in plan.receivers.hosts_holding_tile(self.pair.wanted) {
             match plan.holders.find_host(self.pair.held, span.host) {
                 Some(holding) => self.add_steps_within_holding_host(span, holding),
                 None => away.push(span.clone()),
@@ -131,18 +131,18 @@ impl<'a> RegionRouter<'a> {
     }
 
     /// Applies rule 4 to the hosts in `away`.
-    fn add_steps_to_lacking_hosts(&mut self, away: &[HostHolders]) {
+    fn add_steps_to_lacking_hosts(&mut self, away: &[TileHoldersOnHost]) {
         if away.is_empty() {
             return;
         }
         let holders = &self.plan.holders;
-        let roots = holders.hosts_with(self.pair.held).len();
+        let roots = holders.hosts_holding_tile(self.pair.held).len();
         let turn = self.plan.sender_choices.first_choice(self.pair.held, self.ordinal);
         let mut fed = std::mem::take(&mut self.hosts_fed);
         for place in 0..away.len() {
-            let origin = match self.parent(place, roots) {
+            let origin = match self.sender_for_recipient(place, roots) {
                 None => RegionSource {
-                    device: holders.sender_anywhere(self.pair.held, turn.advanced_by(place)),
+                    device: holders.sender_of_all_holders(self.pair.held, turn.advanced_by(place)),
                     after: NONE,
                 },
                 Some(parent) => fed[parent],
@@ -157,7 +157,7 @@ impl<'a> RegionRouter<'a> {
 
     /// Makes the steps of a host that receives the region from elsewhere: one task receives it, and sends it
     /// to the others. Returns the device that has it first.
-    fn add_steps_to_host(&mut self, span: &HostHolders, origin: RegionSource) -> RegionSource {
+    fn add_steps_to_host(&mut self, span: &TileHoldersOnHost, origin: RegionSource) -> RegionSource {
         let groups = self.plan.receivers.tasks_on_host(span);
         let mut fed = std::mem::take(&mut self.tasks_fed);
         for place in 0..groups.len() {
@@ -175,14 +175,15 @@ impl<'a> RegionRouter<'a> {
     }
 
     /// Applies rules 1 to 3 to a host.
-    fn add_steps_within_holding_host(&mut self, span: &HostHolders, holding: u32) {
+    fn add_steps_within_holding_host(&mut self, span: &TileHoldersOnHost, holding: u32) {
         let (holders, receivers) = (&self.plan.holders, &self.plan.receivers);
         let mut needy = std::mem::take(&mut self.needy);
         for group in receivers.tasks_on_host(span) {
             match holders.find_task(holding, group.task) {
                 Some(held) => {
                     let devices = receivers.devices_in_task(group);
-                    let turn = RoundRobinIndex::of(self.pair.held, self.ordinal, devices.len());
+                    let turn =
+                        RoundRobinIndex::first_choice_of_region(self.pair.held, self.ordinal, devices.len());
                     for (choice, &device) in devices.iter().enumerate() {
                         let own = self.plan.device_table.source[device as usize] == self.pair.held;
                         let from =
@@ -194,14 +195,14 @@ impl<'a> RegionRouter<'a> {
             }
         }
         let roots = holders.task_count(holding);
-        let turn = RoundRobinIndex::of(
+        let turn = RoundRobinIndex::first_choice_of_region(
             self.pair.held,
             self.ordinal,
             needy.len().min(roots.saturating_mul(self.fan_out)),
         );
         let mut fed = std::mem::take(&mut self.tasks_fed);
         for place in 0..needy.len() {
-            let origin = match self.parent(place, roots) {
+            let origin = match self.sender_for_recipient(place, roots) {
                 None => RegionSource {
                     device: holders.sender_on_host(holding, turn.advanced_by(place)),
                     after: NONE,
@@ -218,7 +219,7 @@ impl<'a> RegionRouter<'a> {
 
     /// Makes the steps of a task that receives the region from elsewhere: one device receives it, and the
     /// others copy it. Returns that device.
-    fn add_steps_to_task(&mut self, group: &TaskHolders, origin: RegionSource) -> RegionSource {
+    fn add_steps_to_task(&mut self, group: &TileHoldersInTask, origin: RegionSource) -> RegionSource {
         let devices = self.plan.receivers.devices_in_task(group);
         let first = self.rotated_index(0, devices.len());
         let after = self.add_step(origin, devices[first]);
@@ -231,7 +232,7 @@ impl<'a> RegionRouter<'a> {
 
     /// Returns the sender for the recipient at `place`, if `roots` holders have the region: one of these
     /// (`None`), or an earlier recipient.
-    fn parent(&self, place: usize, roots: usize) -> Option<usize> {
+    fn sender_for_recipient(&self, place: usize, roots: usize) -> Option<usize> {
         place.checked_sub(roots.saturating_mul(self.fan_out)).map(|place| place / self.fan_out)
     }
 

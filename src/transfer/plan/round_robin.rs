@@ -17,7 +17,7 @@ impl RoundRobinIndex {
     /// Returns the first choice of a region of a tile on one host or in one task, if each region makes `each`
     /// choices. Which regions concern the host is not known; the numbering begins at another holder for each
     /// tile, so that not all tiles prefer the same one.
-    pub fn of(tile: u32, region: u32, each: usize) -> Self {
+    pub fn first_choice_of_region(tile: u32, region: u32, each: usize) -> Self {
         Self { number: region * saturating_u32(each), from: tile }
     }
 

@@ -59,18 +59,18 @@ impl SenderChoices {
         let mut on_host = vec![Vec::new(); device_table.host_names.len()];
         let mut most = 0;
         for wanted in 0..receivers.tile_count() {
-            let spans = receivers.hosts_with(wanted);
+            let spans = receivers.hosts_holding_tile(wanted);
             most = most.max(spans.len());
             spans.iter().for_each(|span| on_host[span.host as usize].push(wanted));
         }
-        let pairs = (0..holders.tile_count()).flat_map(|tile| holders.hosts_with(tile));
+        let pairs = (0..holders.tile_count()).flat_map(|tile| holders.hosts_holding_tile(tile));
         let pairs: usize = pairs.map(|span| on_host[span.host as usize].len()).sum();
         let are_few = pairs <= LOOKED_AT * device_table.ids.len();
         choices.tiles = vec![ChoiceNumbers::default(); holders.tile_count() as usize];
         let mut turn = RoundRobinIndex::default();
         let (mut before, mut found) = (None, Vec::new());
         for tile in holders.tiles_sorted_by_holders() {
-            let spans = holders.hosts_with(tile);
+            let spans = holders.hosts_holding_tile(tile);
             if before.is_none_or(|before| holders.hosts(before).ne(holders.hosts(tile))) {
                 turn = RoundRobinIndex { number: 0, from: turn.from + turn.number };
             }
@@ -90,7 +90,8 @@ impl SenderChoices {
             let mut fewer = 0;
             for near in found.chunk_by(|one, other| one == other) {
                 let (ordinal, wanted) = near[0];
-                fewer += each - each.min(saturating_u32(receivers.hosts_with(wanted).len() - near.len()));
+                fewer +=
+                    each - each.min(saturating_u32(receivers.hosts_holding_tile(wanted).len() - near.len()));
                 choices.fewer.push((ordinal, fewer));
             }
             choices.tiles[tile as usize] =

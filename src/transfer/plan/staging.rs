@@ -18,12 +18,12 @@ use super::tiles::RegionBounds;
 const PACKED_BELOW: u64 = 4096;
 
 /// The devices whose buffers need staging memory.
-pub(super) struct StagedDevices {
+pub(super) struct DevicesNeedingStaging {
     pub source: Vec<bool>,
     pub destination: Vec<bool>,
 }
 
-impl StagedDevices {
+impl DevicesNeedingStaging {
     /// Creates the set in which none of `devices` devices needs any.
     pub fn with_none_staged(devices: usize) -> Self {
         Self { source: vec![false; devices], destination: vec![false; devices] }

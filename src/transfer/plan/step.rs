@@ -6,7 +6,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::bounded::at_most;
+use super::bounded::deserialize_at_most;
 use super::{DeviceId, HostName, MAX_RANK, PlanError, TaskId, TransferKey};
 
 /// The distance that the bytes of a step travel.
@@ -77,10 +77,10 @@ impl BufferRole {
 #[serde(deny_unknown_fields)]
 pub struct ShardRegion {
     /// The first element in each dimension, relative to the shard.
-    #[serde(deserialize_with = "at_most::<_, _, MAX_RANK>")]
+    #[serde(deserialize_with = "deserialize_at_most::<_, _, MAX_RANK>")]
     pub start: Vec<u64>,
     /// The number of elements in each dimension.
-    #[serde(deserialize_with = "at_most::<_, _, MAX_RANK>")]
+    #[serde(deserialize_with = "deserialize_at_most::<_, _, MAX_RANK>")]
     pub extent: Vec<u64>,
 }
 
@@ -94,10 +94,10 @@ pub struct StridedRuns {
     /// The length of each run in bytes.
     pub run_bytes: u64,
     /// The number of turns of each loop, the outermost first.
-    #[serde(deserialize_with = "at_most::<_, _, MAX_RANK>")]
+    #[serde(deserialize_with = "deserialize_at_most::<_, _, MAX_RANK>")]
     pub counts: Vec<u64>,
     /// The distance of two turns of each loop, in bytes.
-    #[serde(deserialize_with = "at_most::<_, _, MAX_RANK>")]
+    #[serde(deserialize_with = "deserialize_at_most::<_, _, MAX_RANK>")]
     pub strides: Vec<u64>,
 }
 
@@ -139,7 +139,7 @@ pub struct StepEnd {
     /// The role of the device's buffer.
     pub buffer: BufferRole,
     /// The size of that shard in each dimension, in elements.
-    #[serde(deserialize_with = "at_most::<_, _, MAX_RANK>")]
+    #[serde(deserialize_with = "deserialize_at_most::<_, _, MAX_RANK>")]
     pub shape: Vec<u64>,
     /// The part of the shard.
     pub region: ShardRegion,
@@ -213,7 +213,7 @@ pub(super) fn runs(shape: &[u64], region: &ShardRegion, item: u64) -> StridedRun
     }
     let Ok(strides) = byte_strides(shape, item) else { return none };
     let offset = region.start.iter().zip(&strides).map(|(start, stride)| start * stride).sum();
-    let (run_bytes, loops) = fold(&region.extent, [&strides], item);
+    let (run_bytes, loops) = fold_contiguous_dimensions(&region.extent, [&strides], item);
     let (counts, strides) = loops.into_iter().map(|(count, [stride])| (count, stride)).unzip();
     StridedRuns { offset, run_bytes, counts, strides }
 }
@@ -233,7 +233,7 @@ pub(super) fn byte_strides(shape: &[u64], item: u64) -> Result<Vec<u64>, PlanErr
 /// Folds a box into one run and the loops around it, in each of `N` buffers at once: dimensions that are
 /// contiguous in all of them become one. Returns the bytes of the run, and the loops with their strides, the
 /// outermost first.
-pub(super) fn fold<const N: usize>(
+pub(super) fn fold_contiguous_dimensions<const N: usize>(
     extent: &[u64],
     strides: [&[u64]; N],
     item: u64,

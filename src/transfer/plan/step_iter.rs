@@ -1,8 +1,8 @@
 //! Computes the steps of a plan when they are needed. The steps of one region are computed together.
 
 use super::region_routing::{RegionRouter, StepRecord};
-use super::staging::StagedDevices;
-use super::tiles::{NONE, RegionBounds, TilePair, extents};
+use super::staging::DevicesNeedingStaging;
+use super::tiles::{NONE, RegionBounds, TilePair, interval_lengths};
 use super::{BufferRole, Plan, ShardRegion, Staging, Step, StepEnd, TaskId, TransferKey, staging, step};
 
 /// An iterator over the steps of some regions: of all tasks, or of one.
@@ -104,16 +104,16 @@ impl Plan {
     #[must_use]
     pub fn staging_bytes(&self, task: TaskId) -> u64 {
         let Some(number) = self.task_index(task) else { return 0 };
-        let mut staged = StagedDevices::with_none_staged(self.device_table.ids.len());
+        let mut staged = DevicesNeedingStaging::with_none_staged(self.device_table.ids.len());
         let mut steps = StepIter::new(self, self.regions_of_task(number).into_iter(), Some(number));
         while let Some((_, record, lies)) = steps.advance() {
             staged.add_devices_of(&[record], lies, self.item);
         }
-        self.staging_by_task(&staged)[number as usize]
+        self.staging_bytes_by_task(&staged)[number as usize]
     }
 
     /// Returns the staging memory of each task, in bytes.
-    pub(super) fn staging_by_task(&self, staged: &StagedDevices) -> Vec<u64> {
+    pub(super) fn staging_bytes_by_task(&self, staged: &DevicesNeedingStaging) -> Vec<u64> {
         let mut bytes = vec![0; self.device_table.task_ids.len()];
         let devices = self.device_table.ids.iter().zip(&self.device_table.tasks);
         for ((&device, &task), needs) in devices.zip(staged.source.iter().zip(&staged.destination)) {
@@ -168,12 +168,12 @@ impl Plan {
     /// Returns a step with all its fields.
     fn build_step(&self, index: u32, record: StepRecord, lies: &RegionBounds) -> Step {
         let read_from = if record.source_role() == BufferRole::Source { &lies.held } else { &lies.wanted };
-        let bytes = lies.volume() * self.item;
+        let bytes = lies.element_count() * self.item;
         let side = |device: u32, buffer, tile: &[(u64, u64)]| {
             let at = device as usize;
             let start = lies.common.iter().zip(tile).map(|(common, tile)| common.0 - tile.0).collect();
-            let region = ShardRegion { start, extent: extents(&lies.common) };
-            let shape = extents(tile);
+            let region = ShardRegion { start, extent: interval_lengths(&lies.common) };
+            let shape = interval_lengths(tile);
             let staged = record.class.leaves_task() && staging::needs_staging(&lies.common, tile, self.item);
             let offset = || staging::staging_offset(&lies.common, tile, self.item);
             StepEnd {

@@ -32,11 +32,11 @@ impl StepKeys {
             first.push(u32::try_from(count).unwrap_or(u32::MAX));
             count = count.saturating_add(plan.len());
             check_limit("steps of plans that are executed together", count, MAX_BATCH_STEPS)?;
-            digest.text(&plan.fingerprint().to_string());
+            digest.add_text(&plan.fingerprint().to_string());
             fingerprint.get_or_insert(plan.fingerprint());
         }
         let only = fingerprint.filter(|_| first.len() == 1);
-        Ok(Self { fingerprint: only.unwrap_or_else(|| digest.end()), first })
+        Ok(Self { fingerprint: only.unwrap_or_else(|| digest.finish()), first })
     }
 
     /// Returns the key of a step, by the index of its plan and its number in that plan.

@@ -159,7 +159,7 @@ impl RegionBounds {
     }
 
     /// Returns the number of elements of the region. The array is bounded, so it cannot overflow.
-    pub fn volume(&self) -> u64 {
+    pub fn element_count(&self) -> u64 {
         self.common.iter().map(|(start, end)| end - start).product()
     }
 }
@@ -175,7 +175,7 @@ pub(super) fn saturating_u32(count: usize) -> u32 {
 }
 
 /// Returns the length of each interval.
-pub(super) fn extents(stretches: &[(u64, u64)]) -> Vec<u64> {
+pub(super) fn interval_lengths(stretches: &[(u64, u64)]) -> Vec<u64> {
     stretches.iter().map(|(start, end)| end - start).collect()
 }
 

@@ -235,8 +235,8 @@ impl Header {
         bytes[44..48].copy_from_slice(&self.ack.to_le_bytes());
         bytes[48..52].copy_from_slice(&self.len.to_le_bytes());
         bytes[52..56].copy_from_slice(&self.payload_crc.to_le_bytes());
-        let crc = crc(&bytes[..60]);
-        bytes[60..64].copy_from_slice(&crc.to_le_bytes());
+        let crc32c_of = crc32c_of(&bytes[..60]);
+        bytes[60..64].copy_from_slice(&crc32c_of.to_le_bytes());
         bytes
     }
 
@@ -252,11 +252,11 @@ impl Header {
         if bytes[2] != VERSION {
             return Err(FrameError::Version(bytes[2]));
         }
-        if u32_at(bytes, 60) != crc(&bytes[..60]) {
+        if read_u32_at(bytes, 60) != crc32c_of(&bytes[..60]) {
             return Err(FrameError::Damaged);
         }
         let kind = FrameKind::from_byte(bytes[3]).ok_or(FrameError::Kind(bytes[3]))?;
-        let len = u32_at(bytes, 48);
+        let len = read_u32_at(bytes, 48);
         let bound = if kind == FrameKind::Data { CHUNK_MAX } else { CONTROL_MAX };
         if len as usize > bound {
             return Err(FrameError::TooLong { kind, len, bound });
@@ -266,15 +266,15 @@ impl Header {
             flags: bytes[4],
             class: bytes[5],
             lane: u16::from_le_bytes([bytes[6], bytes[7]]),
-            source: u64_at(bytes, 8),
-            destination: u64_at(bytes, 16),
-            channel: u32_at(bytes, 24),
-            index: u32_at(bytes, 28),
-            sequence: u64_at(bytes, 32),
-            control: u32_at(bytes, 40),
-            ack: u32_at(bytes, 44),
+            source: read_u64_at(bytes, 8),
+            destination: read_u64_at(bytes, 16),
+            channel: read_u32_at(bytes, 24),
+            index: read_u32_at(bytes, 28),
+            sequence: read_u64_at(bytes, 32),
+            control: read_u32_at(bytes, 40),
+            ack: read_u32_at(bytes, 44),
             len,
-            payload_crc: u32_at(bytes, 52),
+            payload_crc: read_u32_at(bytes, 52),
         })
     }
 
@@ -284,20 +284,20 @@ impl Header {
     }
 }
 
-pub fn u32_at(bytes: &[u8], at: usize) -> u32 {
+pub fn read_u32_at(bytes: &[u8], at: usize) -> u32 {
     let mut word = [0; 4];
     word.copy_from_slice(&bytes[at..at + 4]);
     u32::from_le_bytes(word)
 }
 
-pub fn u64_at(bytes: &[u8], at: usize) -> u64 {
+pub fn read_u64_at(bytes: &[u8], at: usize) -> u64 {
     let mut word = [0; 8];
     word.copy_from_slice(&bytes[at..at + 8]);
     u64::from_le_bytes(word)
 }
 
 /// Returns the CRC32C of `bytes`.
-pub fn crc(bytes: &[u8]) -> u32 {
+pub fn crc32c_of(bytes: &[u8]) -> u32 {
     // The library returns the 32-bit checksum in 64 bits.
     crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, bytes) as u32
 }

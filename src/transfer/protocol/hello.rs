@@ -26,7 +26,7 @@
 //!
 //! If neither side has a token, the proofs are empty. Begin at [`Hello`] and [`HelloAnswer`].
 
-use super::frame::{crc, u32_at, u64_at};
+use super::frame::{crc32c_of, read_u32_at, read_u64_at};
 use crate::base::membership::{Incarnation, MemberId, TaskId};
 
 pub const MAGIC: &[u8; 7] = b"MUSTERX";
@@ -145,13 +145,15 @@ pub fn refusal_text(verdict: HelloVerdict) -> String {
 /// Writes the checksum of all bytes before it into the last bytes.
 pub fn write_checksum(bytes: &mut [u8]) {
     if let Some((said, checksum)) = bytes.split_last_chunk_mut::<CHECKSUM>() {
-        *checksum = crc(said).to_le_bytes();
+        *checksum = crc32c_of(said).to_le_bytes();
     }
 }
 
 /// Returns whether the checksum in the last bytes is right.
 pub fn is_checksum_valid(bytes: &[u8]) -> bool {
-    bytes.split_last_chunk::<CHECKSUM>().is_some_and(|(said, checksum)| *checksum == crc(said).to_le_bytes())
+    bytes
+        .split_last_chunk::<CHECKSUM>()
+        .is_some_and(|(said, checksum)| *checksum == crc32c_of(said).to_le_bytes())
 }
 
 /// Encodes an opening or a challenge.
@@ -204,23 +206,23 @@ impl Hello {
     /// Decodes a hello, and whether the dialler has a token. None if an incarnation is zero.
     pub fn decode(bytes: &[u8]) -> Option<(Self, bool)> {
         let member = |task, incarnation| {
-            let incarnation = Incarnation::new(u64_at(bytes, incarnation))?;
-            Some(MemberId::of_own_job(TaskId(u32_at(bytes, task)), incarnation))
+            let incarnation = Incarnation::new(read_u64_at(bytes, incarnation))?;
+            Some(MemberId::of_own_job(TaskId(read_u32_at(bytes, task)), incarnation))
         };
         let flag = |at: u8| bytes[34] >> at & 1 != 0;
         let hello = Self {
             from: member(0, 4)?,
             to: member(12, 16)?,
             across_jobs: flag(5),
-            nonce: u64_at(bytes, 24),
+            nonce: read_u64_at(bytes, 24),
             lane: u16::from_le_bytes([bytes[32], bytes[33]]),
             control: flag(0),
             begins: flag(1),
             fetch: flag(2),
             checks: flag(3),
-            chunk: u32_at(bytes, 36),
-            heard: u32_at(bytes, 40),
-            probe: u64_at(bytes, 48),
+            chunk: read_u32_at(bytes, 36),
+            heard: read_u32_at(bytes, 40),
+            probe: read_u64_at(bytes, 48),
         };
         Some((hello, flag(4)))
     }
@@ -251,7 +253,7 @@ impl HelloAnswer {
     }
 
     pub fn decode(bytes: &[u8]) -> Option<Self> {
-        let detail = Incarnation::new(u64_at(bytes, 8));
+        let detail = Incarnation::new(read_u64_at(bytes, 8));
         let verdict = match bytes[0] {
             0 => HelloVerdict::Welcome,
             1 => HelloVerdict::StaleTarget(detail),
@@ -263,6 +265,11 @@ impl HelloAnswer {
             7 => HelloVerdict::UnknownJob,
             _ => return None,
         };
-        Some(Self { verdict, heard: u32_at(bytes, 4), probe: u64_at(bytes, 16), checks: bytes[1] != 0 })
+        Some(Self {
+            verdict,
+            heard: read_u32_at(bytes, 4),
+            probe: read_u64_at(bytes, 16),
+            checks: bytes[1] != 0,
+        })
     }
 }

@@ -1,6 +1,6 @@
 //! The proofs of a handshake. By a proof, a side shows that it has the cluster token.
 //!
-//! [`hello`](super::hello) has the messages that carry the proofs. Begin at [`Transcript`].
+//! [`hello`](super::hello) has the messages that carry the proofs. Begin at [`HandshakeTranscript`].
 
 use std::num::NonZeroU32;
 
@@ -33,14 +33,14 @@ impl TokenKey {
 }
 
 /// The messages of a handshake so far, without checksums, as proofs cover them.
-pub struct Transcript<'a> {
+pub struct HandshakeTranscript<'a> {
     /// The key of this side.
     pub key: Option<&'a TokenKey>,
     /// The messages so far.
     pub said: Vec<u8>,
 }
 
-impl<'a> Transcript<'a> {
+impl<'a> HandshakeTranscript<'a> {
     /// Begins with an opening and a challenge.
     pub fn from_opening(key: Option<&'a TokenKey>, opening: &[u8], challenge: &[u8]) -> Self {
         Self { key, said: [opening, challenge].concat() }

@@ -20,7 +20,7 @@ use super::ring_session::RingSession;
 use crate::base::error::TransferError;
 use crate::base::sync::lock;
 use crate::launch::peer_launch::PeerLaunch;
-use crate::memory::{MemoryRegion, RegionListener};
+use crate::memory::{MemoryRegion, RegionUnmapListener};
 use crate::protocol::link::launch_definition::LaunchDefinition;
 use crate::protocol::link::{GroupId, LAUNCHES_MAX, LaunchParameters, PriorityClass};
 
@@ -69,14 +69,14 @@ impl Drop for ConnectionLease {
     }
 }
 
-impl RegionListener for Connection {
+impl RegionUnmapListener for Connection {
     /// Runs on the thread that drops the region last; no thread drops a region while it holds a lock of the
     /// connection.
     fn on_region_unmapped(self: Arc<Self>, id: u32) {
         let offered = lock(&self.offered).remove(&id);
         if offered.is_some() {
             lock(&self.link).unshare_region(id);
-            self.flush(0);
+            self.flush_queued_output(0);
         }
     }
 }
@@ -85,7 +85,7 @@ impl Connection {
     /// Asks the peer whether the connection may end, if it is unused.
     pub fn request_leave(&self) {
         lock(&self.link).request_leave();
-        self.flush(0);
+        self.flush_queued_output(0);
     }
 
     /// Waits until the peer has decided whether a connection stays that this side has agreed to end. Returns
@@ -116,39 +116,39 @@ impl Connection {
 
     /// Sends a definition to the peer, with the regions that it may fetch from. Returns the number of the
     /// definition.
-    pub fn define(&self, definition: LaunchDefinition, regions: &[Arc<MemoryRegion>]) -> u32 {
+    pub fn send_definition(&self, definition: LaunchDefinition, regions: &[Arc<MemoryRegion>]) -> u32 {
         let mut offered = lock(&self.offered);
         let mut link = lock(&self.link);
         for region in regions {
             if region.shared_file().is_some() && !offered.contains_key(&region.id) {
                 offered.insert(region.id, Arc::downgrade(region));
                 link.share_region(region.id, region.len() as u64);
-                let listener: Weak<dyn RegionListener> = self.weak();
+                let listener: Weak<dyn RegionUnmapListener> = self.weak();
                 region.add_unmap_listener(listener);
             }
         }
-        let number = link.define(definition);
+        let number = link.send_definition(definition);
         drop(link);
         drop(offered);
-        self.flush(0);
+        self.flush_queued_output(0);
         number
     }
 
     /// Withdraws a definition.
-    pub fn undefine(&self, number: u32) {
-        lock(&self.link).undefine(number);
-        self.process_outputs();
+    pub fn withdraw_definition(&self, number: u32) {
+        lock(&self.link).withdraw_definition(number);
+        self.process_outputs_and_flush();
     }
 
     /// Takes the number of the next launch on a channel.
-    pub fn take_number(&self, channel: u32) -> GroupId {
+    pub fn take_launch_number(&self, channel: u32) -> GroupId {
         self.numbers.take_next(channel)
     }
 
     /// Announces that no launch will come for a number that was taken, and why.
     pub fn withdraw_launch_number(&self, at: GroupId, why: &str) {
         lock(&self.link).withdraw_launch_number(at, why);
-        self.flush(0);
+        self.flush_queued_output(0);
     }
 
     /// Launches with a number that was taken for it. `ready` says whether its buffers are defined.
@@ -185,7 +185,7 @@ impl Connection {
             LaunchParameters { token, definition, at, class, source: ready, destination: ready, inline };
         if !link.launch(launching) {
             drop(link);
-            self.flush(0);
+            self.flush_queued_output(0);
             let bound = LAUNCHES_MAX;
             return Err(TransferError::Overloaded { member: self.peer, bound });
         }
@@ -199,9 +199,9 @@ impl Connection {
             launch.register_send_waiter();
         }
         if crowded && self.outbox.get().is_none() {
-            self.process_outputs_deferred();
+            self.process_outputs_without_flush();
         } else {
-            self.run_as_ring_reader(|| self.process_outputs());
+            self.run_as_ring_reader(|| self.process_outputs_and_flush());
         }
         Ok(())
     }
@@ -209,6 +209,6 @@ impl Connection {
     /// Sends a ping, to find out whether the peer is alive.
     pub fn ping(&self) {
         lock(&self.link).ping();
-        self.flush(0);
+        self.flush_queued_output(0);
     }
 }

@@ -41,16 +41,16 @@ impl SessionHandle for Connection {
         }
     }
 
-    fn poll_until(&self, until: Option<Instant>, soon: bool, done: &dyn Fn() -> bool) -> bool {
+    fn poll_ring_on_this_thread(&self, until: Option<Instant>, soon: bool, done: &dyn Fn() -> bool) -> bool {
         self.poll_ring_until(until, soon, done)
     }
 
-    fn mark_ready(&self, at: GroupId) {
+    fn announce_group_ready(&self, at: GroupId) {
         lock(&self.link).announce_buffers_ready(at, true, true);
-        self.process_outputs();
+        self.process_outputs_and_flush();
     }
 
-    fn stop(&self, at: GroupId, why: &str) -> bool {
+    fn stop_group_of_launch(&self, at: GroupId, why: &str) -> bool {
         let stopped = self.over.get().is_none() && lock(&self.link).mark_group_cancelled(at, why);
         if stopped {
             self.wake_waiting_lanes();
@@ -58,20 +58,20 @@ impl SessionHandle for Connection {
         stopped
     }
 
-    fn mark_quiesced(&self, at: GroupId) {
+    fn announce_quiescence(&self, at: GroupId) {
         // The launch is dropped without the lock, because dropping it may drop memory.
-        let over = lock(&self.link).confirm_quiescence(at);
+        let over = lock(&self.link).announce_group_quiescence(at);
         drop(over);
-        self.flush(0);
+        self.flush_queued_output(0);
     }
 
-    fn end(&self, error: TransferError) {
+    fn end_session(&self, error: TransferError) {
         self.close(error);
     }
 }
 
 impl FetchHost for Connection {
-    fn pid(&self) -> Option<i32> {
+    fn readable_peer_pid(&self) -> Option<i32> {
         self.pid
     }
 
@@ -106,16 +106,16 @@ impl FetchHost for Connection {
         if nothing_yet && error != Errno::SRCH {
             lock(&self.link).request_push(at);
             self.counts.fallbacks.fetch_add(1, Ordering::Relaxed);
-            self.process_outputs();
+            self.process_outputs_and_flush();
         } else {
             let why = error.to_string();
             fail_and_tell_peer(launch, TransferError::Transport { transport: kind, member: self.peer, why });
         }
     }
 
-    fn fetched(&self, at: GroupId) {
+    fn on_group_fetched(&self, at: GroupId) {
         lock(&self.link).announce_received(at);
-        self.process_outputs();
+        self.process_outputs_and_flush();
     }
 
     fn count_received(&self, kind: TransportKind, bytes: u64) {

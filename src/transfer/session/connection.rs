@@ -275,8 +275,8 @@ impl Connection {
     }
 
     /// Returns the number of the last control frame received.
-    pub fn last_received_control(&self) -> u32 {
-        lock(&self.link).last_received_control()
+    pub fn last_received_control_number(&self) -> u32 {
+        lock(&self.link).last_received_control_number()
     }
 
     /// Returns the number of launches in flight.

@@ -2,7 +2,7 @@
 //! another.
 //!
 //! [`crate::io::ring`] has the ring itself. `ring_session.rs` decides when threads poll it and when they sleep.
-//! Begin at [`RingSession::drain`] in this file.
+//! Begin at [`RingSession::drain_ring`] in this file.
 //!
 //! - A thread that waits for a transfer polls the ring itself, so an arrival needs no thread switch. A launching
 //!   thread becomes the reader of the ring, queues its own frames, and then reads the frames that have arrived
@@ -92,7 +92,7 @@ impl Connection {
         let mut taken = 0;
         while taken < most
             && lock(&self.awaited).is_none()
-            && let Some((bytes, payload)) = reader.next()?
+            && let Some((bytes, payload)) = reader.next_frame()?
         {
             taken += 1;
             self.record_frame_received();
@@ -109,7 +109,7 @@ impl Connection {
                     *lock(&self.awaited) = Some(header.index);
                 }
             }
-            lock(&self.link).receive(&header, payload)?;
+            lock(&self.link).receive_control_frame(&header, payload)?;
             self.perform_all_outputs(replies);
         }
         Ok(())
@@ -123,12 +123,12 @@ impl RingSession for Connection {
         self.inbox.as_ref()
     }
 
-    fn drain(&self, reader: &RingReader<'_>, most: usize) -> Result<(), ProtocolViolation> {
+    fn drain_ring(&self, reader: &RingReader<'_>, most: usize) -> Result<(), ProtocolViolation> {
         let mut replies = PendingReplies::default();
         let drained = self.process_ring_frames(reader, most, &mut replies);
         self.send_replies(replies);
         drained?;
-        if reader.take_writer_waiting()
+        if reader.take_writer_waiting_flag()
             && let Some(outbox) = self.outbox.get()
         {
             outbox.ring_doorbell();
@@ -136,7 +136,7 @@ impl RingSession for Connection {
         Ok(())
     }
 
-    fn on_violation(&self, violation: &ProtocolViolation) {
+    fn end_for_violation(&self, violation: &ProtocolViolation) {
         self.close_for_violation(violation);
     }
 
@@ -167,7 +167,7 @@ impl RingSession for Connection {
 
 impl DoorbellHost for Connection {
     fn on_doorbell_rung(&self) {
-        self.flush(0);
+        self.flush_queued_output(0);
         if let Err(violation) = self.serve_ring() {
             self.close_for_violation(&violation);
         }

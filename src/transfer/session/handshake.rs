@@ -1,7 +1,7 @@
 //! Performs the handshake on a new wire, for the dialler and for the acceptor.
 //!
 //! [`crate::protocol::hello`] has the messages, and the reasons why they are safe. The handshake does not depend on
-//! connections. Begin at [`dial`] and [`accept`].
+//! connections. Begin at [`perform_dialler_handshake`] and [`receive_proven_hello`].
 
 use std::io::{Read, Write};
 
@@ -11,7 +11,7 @@ use crate::protocol::hello::{
     Nonce, NonceError, OPENING, VERSION, check_nonce_message, encode_nonce_message, refusal_text,
     write_checksum,
 };
-use crate::protocol::proof::{ACCEPTOR, CONFIRMS, DIALLER, TokenKey, Transcript};
+use crate::protocol::proof::{ACCEPTOR, CONFIRMS, DIALLER, HandshakeTranscript, TokenKey};
 
 /// The first bytes of a TLS alert record, and its length.
 const ALERT: ([u8; 2], usize) = ([21, 3], 7);
@@ -59,7 +59,7 @@ impl From<NonceError> for HelloError {
 
 /// Performs the dialler's side of the handshake on a connected socket that has time limits. Returns the
 /// acceptor's answer.
-pub fn dial(
+pub fn perform_dialler_handshake(
     socket: &mut (impl Read + Write),
     hello: &Hello,
     key: Option<&TokenKey>,
@@ -77,7 +77,7 @@ pub fn dial(
     }
     socket.read_exact(rest)?;
     check_nonce_message(CHALLENGE, &challenge)?;
-    let mut transcript = Transcript::from_opening(key, &opening, &challenge);
+    let mut transcript = HandshakeTranscript::from_opening(key, &opening, &challenge);
     socket.write_all(
         &transcript.encode_with_proof::<HELLO>(DIALLER, &hello.encode_without_proof(key.is_some())),
     )?;
@@ -100,14 +100,14 @@ pub fn dial(
 pub struct ProvenDialler<'a> {
     /// Its hello.
     pub hello: Hello,
-    transcript: Transcript<'a>,
+    transcript: HandshakeTranscript<'a>,
 }
 
 /// Reads the messages of a dialler, and verifies its proof.
 ///
 /// # Errors
-/// Returns [`HelloError::Unproven`] if the dialler does not know the token; the caller then [`refuse`]s it.
-pub fn accept<'a>(
+/// Returns [`HelloError::Unproven`] if the dialler does not know the token; the caller then [`send_unproven_refusal`]s it.
+pub fn receive_proven_hello<'a>(
     socket: &mut (impl Read + Write),
     key: Option<&'a TokenKey>,
     nonce: &Nonce,
@@ -120,7 +120,7 @@ pub fn accept<'a>(
         socket.write_all(&challenge)?;
     }
     checked?;
-    let mut transcript = Transcript::from_opening(key, &opening, &challenge);
+    let mut transcript = HandshakeTranscript::from_opening(key, &opening, &challenge);
     let mut bytes = [0; HELLO];
     socket.read_exact(&mut bytes)?;
     let proven = transcript.verify(DIALLER, &bytes).ok_or(HelloError::Protocol)?;
@@ -132,7 +132,7 @@ pub fn accept<'a>(
 }
 
 /// Sends a dialler the refusal that says that it does not know the token.
-pub fn refuse(socket: &mut impl Write) -> Result<(), HelloError> {
+pub fn send_unproven_refusal(socket: &mut impl Write) -> Result<(), HelloError> {
     let mut bytes = [0; ANSWER];
     bytes[..ANSWER_TERMS].copy_from_slice(&HelloAnswer::UNPROVEN.encode_without_proof());
     write_checksum(&mut bytes);
@@ -141,7 +141,11 @@ pub fn refuse(socket: &mut impl Write) -> Result<(), HelloError> {
 
 impl ProvenDialler<'_> {
     /// Sends the answer. If it is a welcome, waits for the dialler's confirmation.
-    pub fn reply(mut self, socket: &mut (impl Read + Write), answer: &HelloAnswer) -> Result<(), HelloError> {
+    pub fn send_answer(
+        mut self,
+        socket: &mut (impl Read + Write),
+        answer: &HelloAnswer,
+    ) -> Result<(), HelloError> {
         socket.write_all(
             &self.transcript.encode_with_proof::<ANSWER>(ACCEPTOR, &answer.encode_without_proof()),
         )?;
@@ -188,17 +192,21 @@ mod tests {
         HelloAnswer { verdict, heard: 10, probe: 11, checks: true }
     }
 
-    fn meet(here: Option<&[u8]>, there: Option<&[u8]>, verdict: HelloVerdict) -> [Result<(), String>; 2] {
+    fn run_handshake(
+        here: Option<&[u8]>,
+        there: Option<&[u8]>,
+        verdict: HelloVerdict,
+    ) -> [Result<(), String>; 2] {
         let (mut a, mut b) = UnixStream::pair().unwrap();
         let [here, there] = [here, there].map(|token| token.map(TokenKey::new));
         std::thread::scope(|scope| {
             let answering = scope.spawn(move || -> Result<(), HelloError> {
-                let heard =
-                    accept(&mut b, there.as_ref(), &[9; NONCE]).inspect_err(|_| refuse(&mut b).unwrap())?;
+                let heard = receive_proven_hello(&mut b, there.as_ref(), &[9; NONCE])
+                    .inspect_err(|_| send_unproven_refusal(&mut b).unwrap())?;
                 assert_eq!(heard.hello, hello());
-                heard.reply(&mut b, &answer(verdict))
+                heard.send_answer(&mut b, &answer(verdict))
             });
-            let dialled = dial(&mut a, &hello(), here.as_ref(), &[8; NONCE])
+            let dialled = perform_dialler_handshake(&mut a, &hello(), here.as_ref(), &[8; NONCE])
                 .map(|told| assert_eq!(told, answer(HelloVerdict::Welcome)));
             drop(a);
             let answered = answering.join().unwrap();
@@ -208,20 +216,20 @@ mod tests {
 
     #[test]
     fn equal_tokens_meet_and_others_do_not() {
-        assert_eq!(meet(None, None, HelloVerdict::Welcome), [Ok(()), Ok(())]);
-        assert_eq!(meet(Some(b"s"), Some(b"s"), HelloVerdict::Welcome), [Ok(()), Ok(())]);
+        assert_eq!(run_handshake(None, None, HelloVerdict::Welcome), [Ok(()), Ok(())]);
+        assert_eq!(run_handshake(Some(b"s"), Some(b"s"), HelloVerdict::Welcome), [Ok(()), Ok(())]);
         for (here, there) in [(None, Some(&b"s"[..])), (Some(&b"s"[..]), None), (Some(b"s"), Some(b"t"))] {
-            let [dialled, answered] = meet(here, there, HelloVerdict::Welcome);
+            let [dialled, answered] = run_handshake(here, there, HelloVerdict::Welcome);
             assert!(dialled.unwrap_err().contains("tokens differ"), "{here:?} {there:?}");
             assert!(answered.unwrap_err().contains("does not know"), "{here:?} {there:?}");
         }
     }
 
     /// Returns every message of a handshake between engines with these keys, in order.
-    fn messages(keys: [Option<&TokenKey>; 2], nonces: [u8; 2]) -> [Vec<u8>; 5] {
+    fn record_handshake_messages(keys: [Option<&TokenKey>; 2], nonces: [u8; 2]) -> [Vec<u8>; 5] {
         let opening = encode_nonce_message(OPENING, &[nonces[0]; NONCE]);
         let challenge = encode_nonce_message(CHALLENGE, &[nonces[1]; NONCE]);
-        let mut transcript = Transcript::from_opening(keys[0], &opening, &challenge);
+        let mut transcript = HandshakeTranscript::from_opening(keys[0], &opening, &challenge);
         let hello =
             transcript.encode_with_proof::<HELLO>(DIALLER, &hello().encode_without_proof(keys[0].is_some()));
         transcript.key = keys[1];
@@ -233,45 +241,68 @@ mod tests {
     }
 
     /// Plays the dialler's messages to an acceptor with this nonce.
-    fn hears(key: Option<&TokenKey>, nonce: u8, said: &[&[u8]]) -> Result<(), HelloError> {
+    fn accept_recorded_messages(key: Option<&TokenKey>, nonce: u8, said: &[&[u8]]) -> Result<(), HelloError> {
         let (mut near, mut far) = UnixStream::pair().unwrap();
         near.write_all(&said.concat()).unwrap();
         near.shutdown(std::net::Shutdown::Write).unwrap();
-        let heard = accept(&mut far, key, &[nonce; NONCE])?;
-        heard.reply(&mut far, &answer(HelloVerdict::Welcome))
+        let heard = receive_proven_hello(&mut far, key, &[nonce; NONCE])?;
+        heard.send_answer(&mut far, &answer(HelloVerdict::Welcome))
     }
 
-    fn dials(key: Option<&TokenKey>, nonce: u8, said: &[&[u8]]) -> Result<HelloAnswer, HelloError> {
+    fn dial_recorded_acceptor(
+        key: Option<&TokenKey>,
+        nonce: u8,
+        said: &[&[u8]],
+    ) -> Result<HelloAnswer, HelloError> {
         let (mut near, mut far) = UnixStream::pair().unwrap();
         far.write_all(&said.concat()).unwrap();
         far.shutdown(std::net::Shutdown::Write).unwrap();
-        dial(&mut near, &hello(), key, &[nonce; NONCE])
+        perform_dialler_handshake(&mut near, &hello(), key, &[nonce; NONCE])
     }
 
     #[test]
     fn messages_with_any_bit_changed_are_refused() {
         let key = TokenKey::new(b"s");
         for key in [None, Some(&key)] {
-            let [opening, challenge, hello, answer, confirmation] = messages([key, key], [8, 9]);
-            assert!(hears(key, 9, &[&opening, &hello, &confirmation]).is_ok());
-            assert!(dials(key, 8, &[&challenge, &answer]).is_ok());
+            let [opening, challenge, hello, answer, confirmation] =
+                record_handshake_messages([key, key], [8, 9]);
+            assert!(accept_recorded_messages(key, 9, &[&opening, &hello, &confirmation]).is_ok());
+            assert!(dial_recorded_acceptor(key, 8, &[&challenge, &answer]).is_ok());
             let changed = |message: &[u8], bit: usize| {
                 let mut message = message.to_vec();
                 message[bit / 8] ^= 1 << (bit % 8);
                 message
             };
             for bit in 0..8 * NONCE_MESSAGE {
-                assert!(hears(key, 9, &[&changed(&opening, bit), &hello, &confirmation]).is_err(), "{bit}");
-                assert!(dials(key, 8, &[&changed(&challenge, bit), &answer]).is_err(), "{bit}");
+                assert!(
+                    accept_recorded_messages(key, 9, &[&changed(&opening, bit), &hello, &confirmation])
+                        .is_err(),
+                    "{bit}"
+                );
+                assert!(
+                    dial_recorded_acceptor(key, 8, &[&changed(&challenge, bit), &answer]).is_err(),
+                    "{bit}"
+                );
             }
             for bit in 0..8 * HELLO {
-                assert!(hears(key, 9, &[&opening, &changed(&hello, bit), &confirmation]).is_err(), "{bit}");
+                assert!(
+                    accept_recorded_messages(key, 9, &[&opening, &changed(&hello, bit), &confirmation])
+                        .is_err(),
+                    "{bit}"
+                );
             }
             for bit in 0..8 * ANSWER {
-                assert!(dials(key, 8, &[&challenge, &changed(&answer, bit)]).is_err(), "{bit}");
+                assert!(
+                    dial_recorded_acceptor(key, 8, &[&challenge, &changed(&answer, bit)]).is_err(),
+                    "{bit}"
+                );
             }
             for bit in 0..8 * CONFIRMATION {
-                assert!(hears(key, 9, &[&opening, &hello, &changed(&confirmation, bit)]).is_err(), "{bit}");
+                assert!(
+                    accept_recorded_messages(key, 9, &[&opening, &hello, &changed(&confirmation, bit)])
+                        .is_err(),
+                    "{bit}"
+                );
             }
         }
     }
@@ -280,11 +311,11 @@ mod tests {
     fn a_proof_counts_for_its_role_its_nonces_and_its_token_only() {
         let (key, other) = (TokenKey::new(b"s"), TokenKey::new(b"t"));
         let key = Some(&key);
-        let [opening, challenge, hello, answer, confirmation] = messages([key, key], [8, 9]);
+        let [opening, challenge, hello, answer, confirmation] = record_handshake_messages([key, key], [8, 9]);
         // Messages replayed against another nonce, on either side.
         let unproven = |heard| matches!(heard, Err(HelloError::Unproven));
-        assert!(unproven(hears(key, 7, &[&opening, &hello, &confirmation])));
-        assert!(matches!(dials(key, 7, &[&challenge, &answer]), Err(HelloError::Impostor)));
+        assert!(unproven(accept_recorded_messages(key, 7, &[&opening, &hello, &confirmation])));
+        assert!(matches!(dial_recorded_acceptor(key, 7, &[&challenge, &answer]), Err(HelloError::Impostor)));
         // A proof of one role in place of another: a side's own proof must not convince that side.
         let with_proof = |message: &[u8], of: &[u8]| {
             let mut message = message.to_vec();
@@ -294,25 +325,37 @@ mod tests {
             write_checksum(&mut message);
             message
         };
-        assert!(unproven(hears(key, 9, &[&opening, &with_proof(&hello, &answer), &confirmation])));
-        assert!(unproven(hears(key, 9, &[&opening, &hello, &with_proof(&confirmation, &answer)])));
-        let reflected = dials(key, 8, &[&challenge, &with_proof(&answer, &hello)]);
+        assert!(unproven(accept_recorded_messages(
+            key,
+            9,
+            &[&opening, &with_proof(&hello, &answer), &confirmation]
+        )));
+        assert!(unproven(accept_recorded_messages(
+            key,
+            9,
+            &[&opening, &hello, &with_proof(&confirmation, &answer)]
+        )));
+        let reflected = dial_recorded_acceptor(key, 8, &[&challenge, &with_proof(&answer, &hello)]);
         assert!(matches!(reflected, Err(HelloError::Impostor)));
-        assert!(matches!(dials(key, 8, &[&opening, &answer]), Err(HelloError::Protocol)), "no challenge");
+        assert!(
+            matches!(dial_recorded_acceptor(key, 8, &[&opening, &answer]), Err(HelloError::Protocol)),
+            "no challenge"
+        );
         // The proving side has another token.
-        let [opening, challenge, hello, answer, confirmation] = messages([Some(&other); 2], [8, 9]);
-        assert!(unproven(hears(key, 9, &[&opening, &hello, &confirmation])));
-        assert!(matches!(dials(key, 8, &[&challenge, &answer]), Err(HelloError::Impostor)));
+        let [opening, challenge, hello, answer, confirmation] =
+            record_handshake_messages([Some(&other); 2], [8, 9]);
+        assert!(unproven(accept_recorded_messages(key, 9, &[&opening, &hello, &confirmation])));
+        assert!(matches!(dial_recorded_acceptor(key, 8, &[&challenge, &answer]), Err(HelloError::Impostor)));
     }
 
     #[test]
     fn a_dialler_that_proves_nothing_learns_a_version_and_a_nonce() {
         let key = TokenKey::new(b"s");
-        for hello in [[0; HELLO].to_vec(), messages([None, None], [8, 9])[2].clone()] {
+        for hello in [[0; HELLO].to_vec(), record_handshake_messages([None, None], [8, 9])[2].clone()] {
             let (mut near, mut far) = UnixStream::pair().unwrap();
             near.write_all(&encode_nonce_message(OPENING, &[8; NONCE])).unwrap();
             near.write_all(&hello).unwrap();
-            assert!(accept(&mut far, Some(&key), &[9; NONCE]).is_err());
+            assert!(receive_proven_hello(&mut far, Some(&key), &[9; NONCE]).is_err());
             drop(far);
             let mut told = Vec::new();
             // The socket is reset because bytes that were sent to it were not read.
@@ -320,7 +363,7 @@ mod tests {
             assert_eq!(told, encode_nonce_message(CHALLENGE, &[9; NONCE]));
         }
         let (mut near, mut far) = UnixStream::pair().unwrap();
-        refuse(&mut far).unwrap();
+        send_unproven_refusal(&mut far).unwrap();
         drop(far);
         let mut told = Vec::new();
         near.read_to_end(&mut told).unwrap();
@@ -331,19 +374,22 @@ mod tests {
     #[test]
     fn a_refusal_says_why_and_is_believed_from_the_peer_only() {
         let now = Incarnation::new(77);
-        let [dialled, _] = meet(None, None, HelloVerdict::StaleTarget(now));
+        let [dialled, _] = run_handshake(None, None, HelloVerdict::StaleTarget(now));
         assert!(dialled.unwrap_err().contains("000000000000004d"));
         let (key, other) = (TokenKey::new(b"s"), TokenKey::new(b"t"));
-        let [_, challenge, ..] = messages([None, None], [8, 9]);
+        let [_, challenge, ..] = record_handshake_messages([None, None], [8, 9]);
         for liar in [None, Some(&other)] {
-            let mut transcript =
-                Transcript::from_opening(liar, &encode_nonce_message(OPENING, &[8; NONCE]), &challenge);
+            let mut transcript = HandshakeTranscript::from_opening(
+                liar,
+                &encode_nonce_message(OPENING, &[8; NONCE]),
+                &challenge,
+            );
             transcript.said.extend_from_slice(&hello().encode_without_proof(true));
             let refusal = transcript.encode_with_proof::<ANSWER>(
                 ACCEPTOR,
                 &answer(HelloVerdict::StaleTarget(now)).encode_without_proof(),
             );
-            let told = dials(Some(&key), 8, &[&challenge, &refusal]);
+            let told = dial_recorded_acceptor(Some(&key), 8, &[&challenge, &refusal]);
             assert!(matches!(told, Err(HelloError::Impostor)), "{told:?}");
         }
     }
@@ -353,11 +399,11 @@ mod tests {
         let mut opening = encode_nonce_message(OPENING, &[8; NONCE]);
         opening[7] = b'4';
         write_checksum(&mut opening);
-        let told = hears(None, 9, &[&opening]).unwrap_err().to_string();
+        let told = accept_recorded_messages(None, 9, &[&opening]).unwrap_err().to_string();
         assert!(told.contains("version 4") && told.contains("version 3"), "{told}");
         let mut challenge = encode_nonce_message(CHALLENGE, &[9; NONCE]);
         challenge[7] = b'4';
-        let told = dials(None, 8, &[&challenge]).unwrap_err().to_string();
+        let told = dial_recorded_acceptor(None, 8, &[&challenge]).unwrap_err().to_string();
         assert!(told.contains("version 4"), "{told}");
     }
 }

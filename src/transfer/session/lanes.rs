@@ -60,10 +60,10 @@ impl Connection {
             // The ring is offered before anything is read: after the switch to the peer's ring, frames carry
             // no descriptors.
             let host: Weak<dyn DoorbellHost> = self.weak();
-            self.io.reactor(lane.id).add_doorbell(bell, host)?;
+            self.io.reactor_of_lane(lane.id).add_doorbell(bell, host)?;
             lock(&self.link).offer_ring();
         }
-        if let Err(error) = self.io.reactor(lane.id).add(lane) {
+        if let Err(error) = self.io.reactor_of_lane(lane.id).add(lane) {
             self.lanes
                 .write()
                 .unwrap_or_else(PoisonError::into_inner)
@@ -80,13 +80,13 @@ impl Connection {
                 .retain(|other| !Arc::ptr_eq(other, lane));
             return Err(std::io::ErrorKind::ConnectionAborted.into());
         }
-        self.flush(0);
+        self.flush_queued_output(0);
         Ok(())
     }
 
     /// Records a damaged frame. Returns whether it is the first since a control frame last arrived in order.
     fn record_damaged_frame(&self) -> bool {
-        let heard = lock(&self.link).last_received_control();
+        let heard = lock(&self.link).last_received_control_number();
         lock(&self.last_damage).replace(heard) != Some(heard)
     }
 }
@@ -96,12 +96,12 @@ impl LaneHost for Connection {
         self.record_peer_activity();
     }
 
-    fn reply(&self, replies: PendingReplies) {
+    fn send_pending_replies(&self, replies: PendingReplies) {
         self.send_replies(replies);
     }
 
-    fn next_control(&self, first: bool) -> Option<ControlFrame> {
-        let frame = lock(&self.link).next_control(first)?;
+    fn next_control_frame(&self, first: bool) -> Option<ControlFrame> {
+        let frame = lock(&self.link).next_control_frame(first)?;
         if frame.header.kind == FrameKind::Switch {
             // The frames behind the switch waited for the socket, and no later event would put them into the
             // ring.
@@ -117,14 +117,14 @@ impl LaneHost for Connection {
         let mut link = lock(&self.link);
         // A queued control frame goes before the chunk: behind the chunk on the same lane, the `Go` that the
         // chunk is held for would never be read.
-        if control && link.has_control() {
+        if control && link.has_control_frames_for_socket() {
             return None;
         }
         link.next_chunk(lane)
     }
 
-    fn has_control(&self) -> bool {
-        lock(&self.link).has_control()
+    fn has_queued_control_frames(&self) -> bool {
+        lock(&self.link).has_control_frames_for_socket()
     }
 
     fn incarnations_match(&self, header: &Header) -> bool {
@@ -158,7 +158,7 @@ impl LaneHost for Connection {
             drop(link);
             // The peer learns first that all bytes have arrived, because the program on this side may exit at
             // once.
-            self.process_outputs();
+            self.process_outputs_and_flush();
             if counts {
                 launch.set_transport(kind);
                 self.count_bytes(kind, true, u64::from(header.len));
@@ -168,7 +168,7 @@ impl LaneHost for Connection {
             link.on_chunk_damaged(header);
             drop(link);
             self.counts.damaged.fetch_add(1, Ordering::Relaxed);
-            self.process_outputs();
+            self.process_outputs_and_flush();
         }
     }
 
@@ -176,7 +176,7 @@ impl LaneHost for Connection {
         self.count_bytes(kind, false, bytes);
     }
 
-    fn control_frame(
+    fn process_control_frame(
         &self,
         header: &Header,
         payload: Vec<u8>,
@@ -200,7 +200,7 @@ impl LaneHost for Connection {
                 // A side without a ring of its own could not tell the peer that its ring has room again.
                 if self.inbox.is_some()
                     && let Ok([file, bell]) = <[OwnedFd; 2]>::try_from(descriptors)
-                    && let Some(outbox) = RingOutbox::of(&file, bell)
+                    && let Some(outbox) = RingOutbox::map_peer_inbox(&file, bell)
                     && self.outbox.set(outbox).is_ok()
                 {
                     lock(&self.link).switch_to_ring();
@@ -208,7 +208,7 @@ impl LaneHost for Connection {
             }
             _ => {}
         }
-        lock(&self.link).receive(header, payload)?;
+        lock(&self.link).receive_control_frame(header, payload)?;
         self.perform_all_outputs(replies);
         Ok(())
     }
@@ -228,7 +228,7 @@ impl LaneHost for Connection {
             }
             _ => Vec::new(),
         };
-        wire.send_with(bytes, &descriptors)
+        wire.send_with_descriptors(bytes, &descriptors)
     }
 
     fn on_lane_over(&self, lane: &Arc<Lane>, error: &LaneError) {
@@ -272,7 +272,7 @@ impl LaneHost for Connection {
             }
             link.query_received_chunks(lane.id);
         }
-        self.flush(0);
+        self.flush_queued_output(0);
         self.tell_host(|host, connection| host.reconnect_lane(connection, lane.control, &how));
     }
 }

@@ -23,7 +23,7 @@ const SEND_AT_ONCE: u64 = 64 << 10;
 
 impl Connection {
     /// Performs the outputs of the link, and sends queued frames and chunks.
-    pub(super) fn process_outputs(&self) {
+    pub(super) fn process_outputs_and_flush(&self) {
         let mut replies = PendingReplies::default();
         self.perform_all_outputs(&mut replies);
         self.send_replies(replies);
@@ -31,13 +31,13 @@ impl Connection {
 
     /// Performs the outputs of the link; the reactor sends the frames, together with all others that are
     /// queued by then.
-    pub(super) fn process_outputs_deferred(&self) {
+    pub(super) fn process_outputs_without_flush(&self) {
         let mut replies = PendingReplies::default();
         self.perform_all_outputs(&mut replies);
         if !replies.landed.is_empty() {
             return self.send_replies(replies);
         }
-        let chunks = lock(&self.link).has_chunks();
+        let chunks = lock(&self.link).has_chunks_to_send();
         for lane in self.lanes() {
             if lane.control || chunks {
                 self.pump_on_reactor(&lane);
@@ -70,7 +70,7 @@ impl Connection {
         if !due {
             return;
         }
-        self.flush(sends);
+        self.flush_queued_output(sends);
         self.complete_received_launches(landed);
         if unused && let Some(host) = self.host() {
             host.notify_connection_unused();
@@ -97,7 +97,7 @@ impl Connection {
             LinkOutput::Fetch(launch, definition) => {
                 if let Some(this) = self.weak().upgrade() {
                     let host: Arc<dyn FetchHost> = this;
-                    self.io.fetchers.fetch(host, &launch, &definition);
+                    self.io.fetchers.fetch_or_enqueue(host, &launch, &definition);
                 }
             }
             LinkOutput::Sent(launch, fetched) => {
@@ -107,7 +107,7 @@ impl Connection {
                     launch.set_transport(kind);
                     self.count_bytes(kind, false, launch.lists.outbound.total());
                 }
-                launch.mark_sent();
+                launch.complete_sends();
             }
             LinkOutput::StoppedByPeer(launch, why) => {
                 launch.mark_peer_quiescent();
@@ -119,7 +119,7 @@ impl Connection {
             LinkOutput::Damaged(launch, chunk) => {
                 fail_and_tell_peer(&launch, TransferError::Integrity { chunk, member: self.peer });
             }
-            LinkOutput::CloseLane(id) => self.close_lane(id),
+            LinkOutput::CloseLane(id) => self.close_lane_lost_by_peer(id),
             LinkOutput::Unregion(id) => {
                 lock(&self.shared).remove(&id);
             }
@@ -144,7 +144,7 @@ impl Connection {
                 self.tell_host(|host, connection| host.notify_peer_kept_connection(connection));
             }
             LinkOutput::Ended => {
-                self.flush(0);
+                self.flush_queued_output(0);
                 self.close(self.eviction_error());
             }
             // The launch is dropped without the lock, because dropping it may drop memory.
@@ -153,7 +153,7 @@ impl Connection {
     }
 
     /// Closes a lane that the peer has lost, and tells the link when nothing arrives from it any more.
-    fn close_lane(&self, id: u16) {
+    fn close_lane_lost_by_peer(&self, id: u16) {
         // The reactor of the lane reports when nothing arrives from it any more, because this may be a call
         // from that very lane. The lock decides between this thread and a lane that is just ending: it is
         // either marked before it leaves the list, or not found.
@@ -183,15 +183,19 @@ impl Connection {
 
     /// Sends queued frames and chunks: control frames at once on this thread, chunks on this thread only if
     /// they are few.
-    pub(super) fn flush(&self, sends: u64) {
+    pub(super) fn flush_queued_output(&self, sends: u64) {
         let (ring, control, chunks) = {
             let link = lock(&self.link);
-            (link.has_for_ring(), link.has_control(), link.has_chunks())
+            (
+                link.has_control_frames_for_ring(),
+                link.has_control_frames_for_socket(),
+                link.has_chunks_to_send(),
+            )
         };
         if ring {
             self.write_frames_to_ring();
         }
-        let control = control || ring && lock(&self.link).has_control();
+        let control = control || ring && lock(&self.link).has_control_frames_for_socket();
         if !control && !chunks {
             return;
         }
@@ -215,7 +219,7 @@ impl Connection {
         let Some(outbox) = self.outbox.get() else { return };
         outbox.write_frames(|room| {
             let mut link = lock(&self.link);
-            let (frame, more) = link.next_for_ring(room);
+            let (frame, more) = link.next_control_frame_for_ring(room);
             match frame {
                 Some(ControlFrame { header, payload }) => {
                     FrameToWrite::Frame(header.encode(), payload, link.waiters_to_wake(&header))
@@ -232,19 +236,19 @@ impl Connection {
         const BETWEEN: Duration = Duration::from_micros(100);
         let is_queued = || {
             let link = lock(&self.link);
-            let waits = link.has_for_ring() || link.has_control();
+            let waits = link.has_control_frames_for_ring() || link.has_control_frames_for_socket();
             drop(link);
             waits || self.lanes().iter().any(|lane| lane.control && lane.is_sending())
         };
         while self.over.get().is_none() && is_queued() && clock::monotonic() < until {
-            self.flush(0);
+            self.flush_queued_output(0);
             std::thread::park_timeout(BETWEEN);
         }
     }
 
     /// Makes the lane's reactor send on the lane.
     pub(super) fn pump_on_reactor(&self, lane: &Arc<Lane>) {
-        self.io.reactor(lane.id).request_pump(lane);
+        self.io.reactor_of_lane(lane.id).request_pump(lane);
     }
 
     /// Wakes the lanes that hold a chunk until its destination is known.

@@ -9,7 +9,7 @@ use std::time::Instant;
 use muster_clock as clock;
 
 use super::spin_wait::SpinWait;
-use crate::base::sync::{AtomicUsize, fence, fence_after_rmw};
+use crate::base::sync::{AtomicUsize, fence, fence_after_read_modify_write};
 use crate::io::ring::{FRAMES_MAX, RingInbox, RingMemory, RingReader};
 use crate::launch::session_handle::POLL_INTERVAL;
 use crate::protocol::link::ProtocolViolation;
@@ -35,10 +35,11 @@ pub trait RingSession {
     ///
     /// # Errors
     /// If what is in the ring makes no sense.
-    fn drain(&self, reader: &RingReader<'_, Self::Memory>, most: usize) -> Result<(), ProtocolViolation>;
+    fn drain_ring(&self, reader: &RingReader<'_, Self::Memory>, most: usize)
+    -> Result<(), ProtocolViolation>;
 
     /// Ends the session, because what is in the ring makes no sense.
-    fn on_violation(&self, violation: &ProtocolViolation);
+    fn end_for_violation(&self, violation: &ProtocolViolation);
 
     /// Returns whether nothing is read until the memory has come that the last frame told of.
     fn awaits_region(&self) -> bool;
@@ -62,9 +63,9 @@ pub trait RingSession {
     fn count_send_waiter(&self) {
         self.send_waiters().fetch_add(1, Ordering::SeqCst);
         // Before it is seen how the reader sleeps: it has said so before it looks at the count again.
-        fence_after_rmw();
+        fence_after_read_modify_write();
         if let Some(inbox) = self.inbox() {
-            inbox.note_send_waiter();
+            inbox.announce_send_waiter();
         }
     }
 
@@ -74,7 +75,7 @@ pub trait RingSession {
     /// If what is in the ring makes no sense.
     fn serve_ring(&self) -> Result<(), ProtocolViolation> {
         let Some(reader) = self.inbox().and_then(RingInbox::try_lock_reader) else { return Ok(()) };
-        let drained = self.drain(&reader, TURN);
+        let drained = self.drain_ring(&reader, TURN);
         self.return_ring_to_reactor(reader);
         drained
     }
@@ -110,7 +111,7 @@ pub trait RingSession {
         if let Some(inbox) = self.inbox().filter(|inbox| inbox.is_open_for_reading()) {
             let Some(reader) = inbox.try_lock_reader() else { return false };
             // No honest peer goes on writing.
-            if let Err(violation) = self.drain(&reader, FRAMES_MAX) {
+            if let Err(violation) = self.drain_ring(&reader, FRAMES_MAX) {
                 tracing::debug!(%violation, "the last frames of a peer");
             }
             reader.return_to_reactor();
@@ -128,10 +129,10 @@ pub trait RingSession {
         }
         let said = with();
         if let Some(reader) = reader {
-            let drained = self.drain(&reader, ANSWERS_MAX);
+            let drained = self.drain_ring(&reader, ANSWERS_MAX);
             self.return_ring_to_reactor(reader);
             if let Err(violation) = drained {
-                self.on_violation(&violation);
+                self.end_for_violation(&violation);
             }
         }
         said
@@ -146,8 +147,8 @@ pub trait RingSession {
         let is_over = || self.is_over() || self.is_peer_gone();
         let mut is_done = done();
         while !is_done && !is_over() {
-            if let Err(violation) = self.drain(&reader, TURN) {
-                self.on_violation(&violation);
+            if let Err(violation) = self.drain_ring(&reader, TURN) {
+                self.end_for_violation(&violation);
             }
             if self.awaits_region() {
                 break;
@@ -162,7 +163,7 @@ pub trait RingSession {
                 break;
             }
             if reader.has_more()
-                || soon && self.spin_wait().until(left, || reader.has_more() || is_over() || done())
+                || soon && self.spin_wait().spin_until(left, || reader.has_more() || is_over() || done())
             {
                 continue;
             }

@@ -5,7 +5,7 @@
 //! thread therefore spins for about as long as a wake-up takes (50 us by default; `EngineConfig::spin`, `--spin`),
 //! and then sleeps. After three spins in a row without success, threads sleep at once for a number of waits, which
 //! doubles with each further failure. A thread does not spin if it waits for nothing or for more than 64 KiB, or if
-//! the host has only one processor. Begin at [`SpinWait::until`].
+//! the host has only one processor. Begin at [`SpinWait::spin_until`].
 
 use std::hint::spin_loop;
 use std::sync::atomic::Ordering;
@@ -39,7 +39,7 @@ impl SpinWait {
     }
 
     /// Spins until `ready`, but not longer than the limit or `time`. Returns whether it is ready.
-    pub fn until(&self, time: Duration, ready: impl Fn() -> bool) -> bool {
+    pub fn spin_until(&self, time: Duration, ready: impl Fn() -> bool) -> bool {
         let rest = self.rest.load(Ordering::Relaxed);
         if rest > 0 || self.limit.is_zero() {
             self.rest.store(rest.saturating_sub(1), Ordering::Relaxed);
@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     /// Returns how many of `waits` waits spun, if nothing ever arrives.
-    fn looks(spin_wait: &SpinWait, waits: u32) -> u32 {
+    fn count_waits_that_spun(spin_wait: &SpinWait, waits: u32) -> u32 {
         (0..waits)
             .filter(|_| {
                 let looked = Cell::new(false);
@@ -87,7 +87,7 @@ mod tests {
                     looked.set(true);
                     false
                 };
-                assert!(!spin_wait.until(Duration::MAX, ready));
+                assert!(!spin_wait.spin_until(Duration::MAX, ready));
                 looked.get()
             })
             .count() as u32
@@ -96,32 +96,32 @@ mod tests {
     #[test]
     fn what_is_in_vain_is_done_less_and_less_and_what_helps_always() {
         let spin_wait = SpinWait::new(Duration::from_nanos(1));
-        assert_eq!(looks(&spin_wait, 3), 3);
-        assert_eq!(looks(&spin_wait, 16), 0);
-        assert_eq!(looks(&spin_wait, 1), 1);
-        assert_eq!(looks(&spin_wait, 32), 0);
+        assert_eq!(count_waits_that_spun(&spin_wait, 3), 3);
+        assert_eq!(count_waits_that_spun(&spin_wait, 16), 0);
+        assert_eq!(count_waits_that_spun(&spin_wait, 1), 1);
+        assert_eq!(count_waits_that_spun(&spin_wait, 32), 0);
         // In the long run one in `REST_MAX + 1` waits spins.
-        looks(&spin_wait, 4 * REST_MAX);
-        assert_eq!(looks(&spin_wait, 10 * (REST_MAX + 1)), 10);
+        count_waits_that_spun(&spin_wait, 4 * REST_MAX);
+        assert_eq!(count_waits_that_spun(&spin_wait, 10 * (REST_MAX + 1)), 10);
         // After one success the pauses begin again at their shortest.
-        while !spin_wait.until(Duration::MAX, || true) {}
-        assert!((0..100).all(|_| spin_wait.until(Duration::MAX, || true)));
-        assert_eq!(looks(&spin_wait, 3 + 16), 3);
+        while !spin_wait.spin_until(Duration::MAX, || true) {}
+        assert!((0..100).all(|_| spin_wait.spin_until(Duration::MAX, || true)));
+        assert_eq!(count_waits_that_spun(&spin_wait, 3 + 16), 3);
     }
 
     #[test]
     fn who_has_no_time_looks_no_longer_than_that_and_it_says_nothing_of_looking() {
         let spin_wait = SpinWait::new(Duration::from_secs(3600));
         for _ in 0..10 {
-            assert!(!spin_wait.until(Duration::from_micros(1), || false));
+            assert!(!spin_wait.spin_until(Duration::from_micros(1), || false));
         }
-        assert!(spin_wait.until(Duration::ZERO, || true), "it looks as before");
+        assert!(spin_wait.spin_until(Duration::ZERO, || true), "it looks as before");
     }
 
     #[test]
     fn nobody_looks_for_no_time() {
         let spin_wait = SpinWait::new(Duration::ZERO);
-        assert_eq!(looks(&spin_wait, 100), 0);
-        assert!(!spin_wait.until(Duration::MAX, || true));
+        assert_eq!(count_waits_that_spun(&spin_wait, 100), 0);
+        assert!(!spin_wait.spin_until(Duration::MAX, || true));
     }
 }

@@ -4,12 +4,16 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::programs::Program;
-use super::seen::{Seen, between, number_after};
-use super::{Ledger, STATES, Why};
+use super::displayed_figures::{DisplayedFigures, number_after, texts_between};
+use super::programs::RandomProgram;
+use super::{ComparedFigures, ComparisonContext, STATES};
 
-pub fn compare(program: &Program<'_>, seen: &Seen, ledger: &mut Ledger) {
-    let why = &Why(program, seen);
+pub fn compare_job_figures(
+    program: &RandomProgram<'_>,
+    seen: &DisplayedFigures,
+    ledger: &mut ComparedFigures,
+) {
+    let why = &ComparisonContext(program, seen);
     let job = ("muster_job", program.job.as_str());
     let (run, name) = (&seen.rest["run"], program.job.as_str());
     let count = |value: &Value| value.as_u64().unwrap_or_else(|| panic!("{value} is no number\n{why}"));
@@ -28,13 +32,13 @@ pub fn compare(program: &Program<'_>, seen: &Seen, ledger: &mut Ledger) {
     let live = rest.rsplit(' ').next().expect("a number");
     let row = seen.list.lines().find(|line| line.starts_with(&format!("{name} "))).expect("a row");
     let row: Vec<&str> = row.split_whitespace().collect();
-    let head = between(&seen.job_page, "data-say=\"Run ", "\"").next().expect("a head");
+    let head = texts_between(&seen.job_page, "data-say=\"Run ", "\"").next().expect("a head");
     let head_live = head.rsplit(", ").next().expect("a count").trim_end_matches(" live").to_owned();
     let (_, lines_of_jobs) = seen.overview.split_once("<table class=\"jobs\">").expect("a table");
     let mark = format!("<a href=\"/jobs/{name}\">");
-    let line = between(lines_of_jobs, &mark, "</tr>").next().expect("a line");
+    let line = texts_between(lines_of_jobs, &mark, "</tr>").next().expect("a line");
     let text = |value: u64| value.to_string();
-    ledger.same(
+    ledger.assert_same(
         "live tasks",
         &[
             ("REST job", text(count(&run["live"]))),
@@ -48,7 +52,7 @@ pub fn compare(program: &Program<'_>, seen: &Seen, ledger: &mut Ledger) {
         ],
         why,
     );
-    ledger.same(
+    ledger.assert_same(
         "tasks",
         &[
             ("REST job", tasks.len() as u64),
@@ -65,7 +69,7 @@ pub fn compare(program: &Program<'_>, seen: &Seen, ledger: &mut Ledger) {
         ],
         why,
     );
-    let legend = between(&seen.job_page, "<ul class=\"legend\">", "</ul>").next().expect("a legend");
+    let legend = texts_between(&seen.job_page, "<ul class=\"legend\">", "</ul>").next().expect("a legend");
     for state in STATES {
         let is = |task: &&Value| match task["excluded"].is_null() {
             true => task["standing"] == state,
@@ -74,7 +78,7 @@ pub fn compare(program: &Program<'_>, seen: &Seen, ledger: &mut Ledger) {
         let counted = tasks.iter().filter(is).count() as u64;
         let word = if state == "disconnected" { "left" } else { state };
         let shown = |word: &str| {
-            let entry = between(legend, &format!("state={word}#tasks"), "</a>").next()?.to_owned();
+            let entry = texts_between(legend, &format!("state={word}#tasks"), "</a>").next()?.to_owned();
             number_after(&entry, "<b>")
         };
         // Awaited tasks are connected, too.
@@ -95,7 +99,7 @@ pub fn compare(program: &Program<'_>, seen: &Seen, ledger: &mut Ledger) {
                 rows.filter(|row| row.split_whitespace().nth(1) == Some(word)).count() as u64,
             ));
         }
-        ledger.same(state, &said, why);
+        ledger.assert_same(state, &said, why);
     }
 
     // The barriers and their missing tasks.
@@ -131,7 +135,7 @@ pub fn compare(program: &Program<'_>, seen: &Seen, ledger: &mut Ledger) {
     let barrier_lines = pairs(&seen.status, "  BARRIER  ", " arrived, waiting for ");
     let live_lines = pairs(&seen.status, "  LIVE SET  ", " asked, waiting for ");
     let on_page = |page: &str| {
-        let meters = between(page, "aria-label=\"", "\"");
+        let meters = texts_between(page, "aria-label=\"", "\"");
         sorted(
             meters
                 .filter(|label| label.ends_with(" have arrived") || label.ends_with(" have registered"))
@@ -139,7 +143,7 @@ pub fn compare(program: &Program<'_>, seen: &Seen, ledger: &mut Ledger) {
                 .collect(),
         )
     };
-    ledger.same(
+    ledger.assert_same(
         "members of barriers, arrived and all",
         &[
             ("REST", sorted(waits.iter().map(|(_, arrived, members, _)| (*arrived, *members)).collect())),
@@ -151,7 +155,7 @@ pub fn compare(program: &Program<'_>, seen: &Seen, ledger: &mut Ledger) {
     );
     for kind in ["registration", "shutdown", "client", "live-set"] {
         let of_kind = waits.iter().filter(|(of, ..)| of == kind);
-        ledger.same(
+        ledger.assert_same(
             "barriers in progress",
             &[
                 ("REST", of_kind.clone().count() as u64),
@@ -159,7 +163,7 @@ pub fn compare(program: &Program<'_>, seen: &Seen, ledger: &mut Ledger) {
             ],
             why,
         );
-        ledger.same(
+        ledger.assert_same(
             "tasks that barriers wait for",
             &[
                 ("REST", of_kind.map(|(.., missing)| missing).sum::<u64>()),
@@ -171,10 +175,10 @@ pub fn compare(program: &Program<'_>, seen: &Seen, ledger: &mut Ledger) {
 
     // The keys.
     let keys = seen.keys["keys"].as_array().expect("a list");
-    let held = between(&seen.keys_page, "<p class=\"dim\">", "</p>")
+    let held = texts_between(&seen.keys_page, "<p class=\"dim\">", "</p>")
         .find(|text| text.contains(" keys, "))
         .expect("a line");
-    ledger.same(
+    ledger.assert_same(
         "keys",
         &[
             ("REST job", count(&run["keys"])),
@@ -185,7 +189,7 @@ pub fn compare(program: &Program<'_>, seen: &Seen, ledger: &mut Ledger) {
         ],
         why,
     );
-    ledger.same(
+    ledger.assert_same(
         "bytes of the store",
         &[
             ("REST job", count(&run["store_bytes"])),
@@ -201,7 +205,7 @@ pub fn compare(program: &Program<'_>, seen: &Seen, ledger: &mut Ledger) {
     let in_force = seen.exclusions_page.split("id=\"over-title\"").next().unwrap_or_default();
     let listed = seen.status.lines().filter(|line| line.starts_with("  EXCLUDED  ")).count() as u64;
     let all = pairs(&seen.status, "  EXCLUDED  … ", " in all");
-    ledger.same(
+    ledger.assert_same(
         "exclusions in force",
         &[
             ("REST job", seen.rest["exclusions"].as_array().map_or(0, Vec::len) as u64),
@@ -215,7 +219,7 @@ pub fn compare(program: &Program<'_>, seen: &Seen, ledger: &mut Ledger) {
         why,
     );
     let lines = seen.runs["runs"].as_array().expect("a list");
-    ledger.same(
+    ledger.assert_same(
         "number of the run",
         &[
             ("REST job", count(&run["number"])),
@@ -226,7 +230,7 @@ pub fn compare(program: &Program<'_>, seen: &Seen, ledger: &mut Ledger) {
         ],
         why,
     );
-    ledger.same(
+    ledger.assert_same(
         "state of the run",
         &[
             ("REST job", run["state"].as_str().unwrap_or_default().to_owned()),
@@ -239,13 +243,14 @@ pub fn compare(program: &Program<'_>, seen: &Seen, ledger: &mut Ledger) {
     );
     let state = run["state"].as_str().unwrap_or_default();
     assert_eq!(metric("muster_run_state", &[("state", state)]), 1, "{why}");
-    let history = between(&seen.job_page, "id=\"runs-title\"", "</section>").next().expect("the runs before");
+    let history =
+        texts_between(&seen.job_page, "id=\"runs-title\"", "</section>").next().expect("the runs before");
     for past in seen.rest["history"].as_array().into_iter().flatten() {
         let number = count(&past["number"]);
         let began = past["started_at"].as_u64().unwrap_or_else(|| count(&past["opened_at"]));
         let line = lines.iter().find(|line| line["number"] == number).expect("a line");
         let length = count(&past["ended_at"]) - began;
-        ledger.same(
+        ledger.assert_same(
             "length of an ended run, in microseconds",
             &[
                 ("REST times", length),
@@ -255,34 +260,39 @@ pub fn compare(program: &Program<'_>, seen: &Seen, ledger: &mut Ledger) {
             why,
         );
         let shown = muster::text::format_approximate_duration(Duration::from_micros(length));
-        let row =
-            between(history, &format!("<tr><td class=\"num\">{number}</td>"), "</tr>").next().expect("a row");
-        let cell = between(row, "<td>", "</td>").nth(2).unwrap_or_default();
+        let row = texts_between(history, &format!("<tr><td class=\"num\">{number}</td>"), "</tr>")
+            .next()
+            .expect("a row");
+        let cell = texts_between(row, "<td>", "</td>").nth(2).unwrap_or_default();
         let mut said = vec![("REST", shown), ("job page", cell.to_owned())];
         let earlier = seen.status.lines().find(|line| line.starts_with(&format!("  EARLIER  run {number} ")));
         if let Some((_, after)) = earlier.and_then(|line| line.split_once(" ago after ")) {
             said.push(("status", after.split(';').next().unwrap_or_default().to_owned()));
         }
-        ledger.same("length of an ended run", &said, why);
+        ledger.assert_same("length of an ended run", &said, why);
     }
     let ended = |outcome: &str| lines.iter().filter(|line| line["state"] == outcome).count() as u64;
     for outcome in ["completed", "failed", "abandoned"] {
         let said =
             [("REST", ended(outcome)), ("metrics", metric("muster_runs_total", &[("outcome", outcome)]))];
-        ledger.same("runs that have ended", &said, why);
+        ledger.assert_same("runs that have ended", &said, why);
     }
     let open = seen.findings["open"].as_array().expect("a list");
     let ids: std::collections::BTreeSet<&str> = open.iter().filter_map(|one| one["id"].as_str()).collect();
     let issues = seen.status.lines().filter(|line| line.starts_with("  ISSUE  ")).count();
-    ledger.same("findings that are open", &[("REST", open.len()), ("status", issues)], why);
+    ledger.assert_same("findings that are open", &[("REST", open.len()), ("status", issues)], why);
     let raised = seen.metrics.lines().filter(|line| {
         line.starts_with("muster_finding")
             && line.contains(&format!("\"{name}\""))
             && line.ends_with("} 1")
             && !line.contains("_total")
     });
-    ledger.same("kinds of findings that are open", &[("REST", ids.len()), ("metrics", raised.count())], why);
-    ledger.same(
+    ledger.assert_same(
+        "kinds of findings that are open",
+        &[("REST", ids.len()), ("metrics", raised.count())],
+        why,
+    );
+    ledger.assert_same(
         "events",
         &[("REST", seen.newest_event), ("metrics", seen.metric("muster_events_total", &[]) as u64)],
         why,

@@ -7,13 +7,13 @@
 //! | file | contents |
 //! | --- | --- |
 //! | `programs.rs`, `reports.rs` | the random programs, and their transfer reports |
-//! | `seen.rs` | reads all four places |
+//! | `displayed_figures.rs` | reads all four places |
 //! | `jobs.rs`, `transfers.rs` | compares the figures of a job, and of its transfers |
 
+mod displayed_figures;
 mod jobs;
 mod programs;
 mod reports;
-mod seen;
 mod transfers;
 
 use std::collections::BTreeMap;
@@ -21,8 +21,8 @@ use std::time::Duration;
 
 use tokio::runtime::Runtime;
 
-use self::programs::Program;
-use self::seen::Seen;
+use self::displayed_figures::DisplayedFigures;
+use self::programs::RandomProgram;
 use crate::harness::{MusterServer, wait_until};
 
 /// The number of programs of a normal run.
@@ -32,17 +32,17 @@ const STATES: [&str; 7] =
 
 /// Compares the values of one figure in four places.
 #[derive(Default)]
-struct Ledger {
+struct ComparedFigures {
     compared: BTreeMap<&'static str, usize>,
 }
 
-impl Ledger {
+impl ComparedFigures {
     #[track_caller]
-    fn same<T: PartialEq + std::fmt::Debug>(
+    fn assert_same<T: PartialEq + std::fmt::Debug>(
         &mut self,
         figure: &'static str,
         said: &[(&str, T)],
-        why: &Why<'_>,
+        why: &ComparisonContext<'_>,
     ) {
         assert!(said.len() > 1, "{figure} is said once");
         let differ = said.windows(2).any(|two| two[0].1 != two[1].1);
@@ -52,9 +52,9 @@ impl Ledger {
 }
 
 /// The context that is printed if a figure differs.
-struct Why<'a>(&'a Program<'a>, &'a Seen);
+struct ComparisonContext<'a>(&'a RandomProgram<'a>, &'a DisplayedFigures);
 
-impl std::fmt::Display for Why<'_> {
+impl std::fmt::Display for ComparisonContext<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self(program, seen) = self;
         write!(
@@ -79,18 +79,18 @@ fn pages_rest_the_command_line_and_metrics_say_the_same() {
     let many = seeds.end - seeds.start >= SEEDS;
     let server = MusterServer::start(&["--tasks", "1", "--log", "error"]);
     let runtime = Runtime::new().expect("a runtime");
-    let mut ledger = Ledger::default();
+    let mut ledger = ComparedFigures::default();
     let mut seen_states = BTreeMap::<&str, usize>::new();
     let mut seen_reports = BTreeMap::<&str, u64>::new();
     for seed in seeds {
-        let mut program = Program::new(&server, &runtime, seed);
-        program.play();
-        let seen = Seen::all(&program);
+        let mut program = RandomProgram::new(&server, &runtime, seed);
+        program.run_to_end();
+        let seen = DisplayedFigures::read_all(&program);
         if std::env::var_os("FIGURES_SHOW").is_some() {
             println!("{}\n{}", program.done.join("; "), seen.status);
         }
-        jobs::compare(&program, &seen, &mut ledger);
-        transfers::compare(&program, &seen, &mut ledger);
+        jobs::compare_job_figures(&program, &seen, &mut ledger);
+        transfers::compare_transfer_figures(&program, &seen, &mut ledger);
         let (transfers, tasks) = (&seen.transfers.summary, &seen.task_transfers.tasks);
         for (kind, count) in [
             ("tasks that report", transfers.reporting as u64),
@@ -109,7 +109,7 @@ fn pages_rest_the_command_line_and_metrics_say_the_same() {
             *seen_states.entry(state).or_default() +=
                 seen.rest["run"]["counts"][state].as_u64().unwrap_or(0) as usize;
         }
-        program.delete();
+        program.delete_job();
     }
     if many {
         // The comparison must not pass for lack of data: every state occurred, and every figure was compared.
@@ -124,22 +124,22 @@ fn pages_rest_the_command_line_and_metrics_say_the_same() {
 fn rates_of_transfers_are_the_same_wherever_they_are_shown() {
     let server = MusterServer::start(&["--tasks", "1", "--log", "error"]);
     let runtime = Runtime::new().expect("a runtime");
-    let mut ledger = Ledger::default();
-    let mut program = Program::new(&server, &runtime, 1);
+    let mut ledger = ComparedFigures::default();
+    let mut program = RandomProgram::new(&server, &runtime, 1);
     program.absurd = false;
     let tasks = program.tasks;
     (0..tasks).for_each(|task| program.register(task));
-    wait_until("the run has begun", || program.get("")["run"]["state"] == "running");
+    wait_until("the run has begun", || program.get_job_json("")["run"]["state"] == "running");
     // A rate is known when ten seconds have been reported.
     wait_until("a rate is known, and a clock is off", || {
-        (0..tasks).for_each(|task| program.report(task));
-        program.hear_answers();
+        (0..tasks).for_each(|task| program.send_next_report(task));
+        program.wait_for_answers();
         std::thread::sleep(Duration::from_millis(400));
-        let clock_off = program.get("/findings")["open"].to_string().contains("worker-clock-off");
-        clock_off && program.get("/transfers")["rate"].as_u64() > Some(0)
+        let clock_off = program.get_job_json("/findings")["open"].to_string().contains("worker-clock-off");
+        clock_off && program.get_job_json("/transfers")["rate"].as_u64() > Some(0)
     });
-    let seen = Seen::all(&program);
-    transfers::compare(&program, &seen, &mut ledger);
+    let seen = DisplayedFigures::read_all(&program);
+    transfers::compare_transfer_figures(&program, &seen, &mut ledger);
     for figure in ["rate of all tasks", "steps of throughput", "furthest clock of a finding"] {
         assert!(ledger.compared.contains_key(figure), "{figure} is not compared: {:?}", ledger.compared);
     }

@@ -12,11 +12,11 @@ use tokio::task::JoinHandle;
 use tonic::transport::{Channel, Endpoint};
 use wire::coordination_service_client::CoordinationServiceClient;
 
-use super::reports::advance;
+use super::reports::advance_report;
 use crate::harness::{MusterServer, wait_until};
 
 /// The process of one task.
-struct Process {
+struct TaskProcess {
     channel: Channel,
     incarnation: u64,
     service: std::sync::Arc<std::sync::atomic::AtomicU64>,
@@ -26,21 +26,21 @@ struct Process {
     calls: Vec<tokio::task::AbortHandle>,
 }
 
-impl Drop for Process {
+impl Drop for TaskProcess {
     fn drop(&mut self) {
         self.calls.iter().for_each(tokio::task::AbortHandle::abort);
     }
 }
 
 /// A job, and the processes of its tasks.
-pub struct Program<'a> {
+pub struct RandomProgram<'a> {
     pub server: &'a MusterServer,
     runtime: &'a Runtime,
     pub job: String,
     settings: Value,
     pub tasks: i32,
     random: fastrand::Rng,
-    processes: BTreeMap<i32, Process>,
+    processes: BTreeMap<i32, TaskProcess>,
     lives: u64,
     /// The tasks report transfers.
     reports: bool,
@@ -54,7 +54,7 @@ pub struct Program<'a> {
     pub done: Vec<String>,
 }
 
-impl<'a> Program<'a> {
+impl<'a> RandomProgram<'a> {
     pub fn new(server: &'a MusterServer, runtime: &'a Runtime, seed: u64) -> Self {
         let mut random = fastrand::Rng::with_seed(seed);
         let job = format!("job{seed}");
@@ -85,36 +85,40 @@ impl<'a> Program<'a> {
             of_deleted: 0,
             done,
         };
-        program.create();
+        program.create_job();
         program
     }
 
-    fn create(&self) {
+    fn create_job(&self) {
         let body = json!({"name": self.job, "settings": self.settings, "reason": "r"}).to_string();
         assert_eq!(self.server.send("POST", "/api/v1/jobs", &body).status, 201);
     }
 
     /// Deletes the job.
-    pub fn delete(&self) {
-        assert_eq!(self.server.send("DELETE", &self.path("?force=true&reason=r"), "").status, 204);
-        assert_eq!(self.server.get(&self.path("/transfers")).status, 404);
+    pub fn delete_job(&self) {
+        assert_eq!(self.server.send("DELETE", &self.job_path("?force=true&reason=r"), "").status, 204);
+        assert_eq!(self.server.get(&self.job_path("/transfers")).status, 404);
         for (place, text) in ["/metrics", "/transfers"].map(|place| (place, self.server.get(place).body)) {
-            assert!(!text.contains(&self.label()), "{place} shows a deleted job\n{}", self.done.join("; "));
+            assert!(
+                !text.contains(&self.job_label()),
+                "{place} shows a deleted job\n{}",
+                self.done.join("; ")
+            );
             assert!(!text.contains(&format!("/jobs/{}/", self.job)), "{place} leads to a deleted job");
         }
     }
 
     /// Returns the job's name as a label of metrics.
-    pub fn label(&self) -> String {
+    pub fn job_label(&self) -> String {
         format!("muster_job=\"{}\"", self.job)
     }
 
-    pub fn path(&self, rest: &str) -> String {
+    pub fn job_path(&self, rest: &str) -> String {
         format!("/api/v1/jobs/{}{rest}", self.job)
     }
 
-    pub fn get(&self, rest: &str) -> Value {
-        let answer = self.server.get(&self.path(rest));
+    pub fn get_job_json(&self, rest: &str) -> Value {
+        let answer = self.server.get(&self.job_path(rest));
         assert_eq!(answer.status, 200, "{rest}: {answer:?}");
         answer.json()
     }
@@ -127,7 +131,7 @@ impl<'a> Program<'a> {
         let entered = self.runtime.enter();
         let channel = endpoint.origin(origin).connect_lazy();
         drop(entered);
-        let process = Process {
+        let process = TaskProcess {
             channel,
             incarnation: 1000 + self.lives,
             service: Default::default(),
@@ -140,7 +144,7 @@ impl<'a> Program<'a> {
         };
         let (incarnation, service) = (process.incarnation, std::sync::Arc::clone(&process.service));
         self.processes.insert(task, process);
-        self.call(task, move |mut client, _| async move {
+        self.start_call(task, move |mut client, _| async move {
             let request = wire::RegisterTaskRequest { incarnation, source_task_id: task };
             if let Ok(answer) = client.register_task(request).await {
                 let incarnation = answer.into_inner().service_incarnation;
@@ -150,7 +154,7 @@ impl<'a> Program<'a> {
     }
 
     /// Starts a call of a task's process and ignores the result.
-    fn call<F: Future<Output = ()> + Send + 'static>(
+    fn start_call<F: Future<Output = ()> + Send + 'static>(
         &mut self,
         task: i32,
         ask: impl FnOnce(CoordinationServiceClient<Channel>, Option<wire::Incarnations>) -> F,
@@ -165,8 +169,8 @@ impl<'a> Program<'a> {
         process.calls.push(self.runtime.spawn(call).abort_handle());
     }
 
-    fn barrier(&mut self, task: i32, id: &'static str, members: Vec<i32>) {
-        self.call(task, move |mut client, incarnations| async move {
+    fn arrive_at_barrier(&mut self, task: i32, id: &'static str, members: Vec<i32>) {
+        self.start_call(task, move |mut client, incarnations| async move {
             let request = wire::BarrierRequest {
                 incarnations,
                 barrier_id: id.into(),
@@ -180,7 +184,7 @@ impl<'a> Program<'a> {
     }
 
     /// Takes one random action.
-    fn step(&mut self) {
+    fn take_random_action(&mut self) {
         let task = self.random.i32(0..self.tasks);
         let choice = self.random.u8(..100);
         let what = match choice {
@@ -190,12 +194,12 @@ impl<'a> Program<'a> {
             }
             20..40 => {
                 let id = ["step", "save", "odd/\u{202e}name"][self.random.usize(..3)];
-                self.barrier(task, id, Vec::new());
+                self.arrive_at_barrier(task, id, Vec::new());
                 "comes to a barrier"
             }
             40..52 => {
                 let set: Vec<i32> = (0..self.tasks).filter(|_| self.random.u8(..4) > 0).collect();
-                self.call(task, |mut client, incarnations| async move {
+                self.start_call(task, |mut client, incarnations| async move {
                     let request =
                         wire::GetAliveTasksRequest { incarnations, requesting_task_id: task, task_ids: set };
                     let _ = client.get_alive_tasks(request).await;
@@ -205,7 +209,7 @@ impl<'a> Program<'a> {
             52..66 => {
                 let key = format!("dir{}/key{}", self.random.u8(..3), self.random.u8(..4));
                 let value = vec![b'v'; self.random.usize(..3000)];
-                self.call(task, |mut client, incarnations| async move {
+                self.start_call(task, |mut client, incarnations| async move {
                     let kv = Some(wire::KeyValueEntry { key, value: value.into() });
                     let request = wire::InsertKeyValueRequest { incarnations, kv, allow_overwrite: true };
                     let _ = client.insert_key_value(request).await;
@@ -213,7 +217,7 @@ impl<'a> Program<'a> {
                 "writes a key"
             }
             66..72 => {
-                self.call(task, |mut client, incarnations| async move {
+                self.start_call(task, |mut client, incarnations| async move {
                     let request = wire::GetKeyValueRequest { incarnations, key: "nobody/writes".into() };
                     let _ = client.get_key_value(request).await;
                 });
@@ -225,18 +229,18 @@ impl<'a> Program<'a> {
             }
             80..88 => {
                 let body = json!({"task": task, "reason": "r", "end_run": true}).to_string();
-                self.server.send("POST", &self.path("/exclusions"), &body);
+                self.server.send("POST", &self.job_path("/exclusions"), &body);
                 "is excluded"
             }
             88..92 => {
-                let first = self.get("/exclusions")["exclusions"][0]["id"].as_u64();
+                let first = self.get_job_json("/exclusions")["exclusions"][0]["id"].as_u64();
                 if let Some(id) = first {
-                    self.server.send("DELETE", &self.path(&format!("/exclusions/{id}?reason=r")), "");
+                    self.server.send("DELETE", &self.job_path(&format!("/exclusions/{id}?reason=r")), "");
                 }
                 "is readmitted, or another"
             }
             92..96 => {
-                self.call(task, |mut client, incarnations| async move {
+                self.start_call(task, |mut client, incarnations| async move {
                     let request = wire::ReportErrorToServiceRequest {
                         incarnations,
                         source_task_id: task,
@@ -248,7 +252,7 @@ impl<'a> Program<'a> {
                 "reports an error"
             }
             _ => {
-                self.call(task, |mut client, incarnations| async move {
+                self.start_call(task, |mut client, incarnations| async move {
                     let request = wire::ShutdownTaskRequest { incarnations, source_task_id: task };
                     let _ = client.shutdown_task(request).await;
                 });
@@ -262,62 +266,62 @@ impl<'a> Program<'a> {
         }
     }
 
-    pub fn play(&mut self) {
+    pub fn run_to_end(&mut self) {
         // All tasks register, or all but one: a job without registered tasks shows little.
         let late = self.random.i32(0..self.tasks * 2);
         for task in (0..self.tasks).filter(|task| *task != late) {
             self.register(task);
         }
         if late >= self.tasks {
-            wait_until("the run has begun", || self.get("")["run"]["state"] == "running");
+            wait_until("the run has begun", || self.get_job_json("")["run"]["state"] == "running");
             let reporting = if self.reports { self.tasks } else { 0 };
             for task in 0..reporting {
-                self.report(task);
+                self.send_next_report(task);
             }
         }
         for _ in 0..self.random.usize(6..30) {
             match self.random.u8(..100) {
-                0..45 if self.reports => self.report_anything(),
+                0..45 if self.reports => self.send_or_repeat_report(),
                 97.. => self.delete_and_create(),
-                _ => self.step(),
+                _ => self.take_random_action(),
             }
         }
-        self.hear_answers();
+        self.wait_for_answers();
     }
 
     /// Deletes the job and creates another one with its name, which the processes of its tasks do not notice.
     fn delete_and_create(&mut self) {
-        self.hear_answers();
+        self.wait_for_answers();
         self.of_deleted = self.answered.len();
         self.done.push("the job is deleted, and created again".into());
-        self.delete();
-        self.create();
+        self.delete_job();
+        self.create_job();
     }
 
     /// Sends the next report of a task, or repeats an earlier report of any task.
-    fn report_anything(&mut self) {
+    fn send_or_repeat_report(&mut self) {
         let task = self.random.i32(0..self.tasks);
         if self.random.u8(..4) > 0 || self.answered.is_empty() {
-            return self.report(task);
+            return self.send_next_report(task);
         }
         let (old, _) = &self.answered[self.random.usize(..self.answered.len())];
         let old = old.clone();
         self.done.push(format!("task {task} sends report {} of task {} again", old.sequence, old.task));
-        self.send(task, old);
+        self.send_report(task, old);
     }
 
     /// Sends the next report of a task.
-    pub fn report(&mut self, task: i32) {
+    pub fn send_next_report(&mut self, task: i32) {
         let Some(process) = self.processes.get_mut(&task) else { return };
         let absurd = self.absurd && self.random.u8(..12) == 0;
-        advance(&mut process.report, self.tasks.unsigned_abs(), &mut self.random, absurd);
+        advance_report(&mut process.report, self.tasks.unsigned_abs(), &mut self.random, absurd);
         let report = process.report.clone();
         self.done.push(format!("task {task} sends its report {}", report.sequence));
-        self.send(task, report);
+        self.send_report(task, report);
     }
 
     /// Sends a report over the connection of a task, sometimes after later ones.
-    fn send(&mut self, task: i32, report: TransferReport) {
+    fn send_report(&mut self, task: i32, report: TransferReport) {
         let Some(process) = self.processes.get(&task) else { return };
         let mut client = TransfersClient::new(process.channel.clone());
         let wait = self.random.bool();
@@ -329,12 +333,12 @@ impl<'a> Program<'a> {
         });
         self.under_way.push(call);
         if wait {
-            self.hear_answers();
+            self.wait_for_answers();
         }
     }
 
     /// Waits until every report is answered.
-    pub fn hear_answers(&mut self) {
+    pub fn wait_for_answers(&mut self) {
         for call in self.under_way.drain(..) {
             self.answered.push(self.runtime.block_on(call).expect("it ends"));
         }

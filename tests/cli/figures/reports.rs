@@ -16,13 +16,13 @@ const CLOCKS: [(i64, u64); 6] =
     [(2_000_000, 300), (-2_000_000, 300), (1500, 40), (-700, 2000), (0, 0), (5_000_000_000, 1_500_000)];
 
 /// The source of the amounts in a report; sometimes absurd ones.
-struct Amounts<'a> {
+struct RandomAmounts<'a> {
     random: &'a mut fastrand::Rng,
     absurd: bool,
 }
 
-impl Amounts<'_> {
-    fn next(&mut self) -> u64 {
+impl RandomAmounts<'_> {
+    fn next_amount(&mut self) -> u64 {
         if self.absurd && self.random.u8(..4) == 0 {
             return u64::MAX;
         }
@@ -30,31 +30,31 @@ impl Amounts<'_> {
         self.random.u64(..1 << bits)
     }
 
-    fn small(&mut self) -> u32 {
+    fn next_small_amount(&mut self) -> u32 {
         if self.absurd { u32::MAX } else { self.random.u32(..40) }
     }
 
-    fn pick<T: Copy>(&mut self, all: &[T]) -> T {
+    fn pick_one<T: Copy>(&mut self, all: &[T]) -> T {
         all[self.random.usize(..all.len())]
     }
 
-    fn raise(&mut self, counter: &mut u64) {
-        *counter = counter.saturating_add(self.next());
+    fn raise_counter(&mut self, counter: &mut u64) {
+        *counter = counter.saturating_add(self.next_amount());
     }
 
-    fn raise_times(&mut self, counts: &mut Vec<u64>, sum_us: &mut u64) {
+    fn raise_time_histogram(&mut self, counts: &mut Vec<u64>, sum_us: &mut u64) {
         // Sometimes more counts than there are classes.
         let at = self.random.usize(..17);
         if counts.len() <= at {
             counts.resize(at + 1, 0);
         }
-        self.raise(&mut counts[at]);
-        self.raise(sum_us);
+        self.raise_counter(&mut counts[at]);
+        self.raise_counter(sum_us);
     }
 }
 
 /// Returns the row for which `is` holds, and adds a new one if there is none.
-fn row<T>(rows: &mut Vec<T>, is: impl Fn(&T) -> bool, new: T) -> &mut T {
+fn matching_or_new_row<T>(rows: &mut Vec<T>, is: impl Fn(&T) -> bool, new: T) -> &mut T {
     let at = rows.iter().position(is).unwrap_or_else(|| {
         rows.push(new);
         rows.len() - 1
@@ -65,54 +65,75 @@ fn row<T>(rows: &mut Vec<T>, is: impl Fn(&T) -> bool, new: T) -> &mut T {
 /// Turns a report into the next one of the same life: counters rise, other values are random.
 ///
 /// An absurd report has the largest possible numbers.
-pub fn advance(report: &mut TransferReport, tasks: u32, random: &mut fastrand::Rng, absurd: bool) {
+pub fn advance_report(report: &mut TransferReport, tasks: u32, random: &mut fastrand::Rng, absurd: bool) {
     report.sequence += random.u64(1..4);
-    let mut amounts = Amounts { random, absurd };
+    let mut amounts = RandomAmounts { random, absurd };
     for _ in 0..amounts.random.usize(..4) {
-        let (peer, transport) = (amounts.random.u32(..tasks), amounts.pick(&TRANSPORTS));
+        let (peer, transport) = (amounts.random.u32(..tasks), amounts.pick_one(&TRANSPORTS));
         let new = PairTotals { peer, transport: transport.into(), ..PairTotals::default() };
-        let pair = row(&mut report.pairs, |row| row.peer == peer && row.transport == transport, new);
-        amounts.raise(&mut pair.sent_bytes);
+        let pair = matching_or_new_row(
+            &mut report.pairs,
+            |matching_or_new_row| {
+                matching_or_new_row.peer == peer && matching_or_new_row.transport == transport
+            },
+            new,
+        );
+        amounts.raise_counter(&mut pair.sent_bytes);
         if amounts.random.bool() {
-            amounts.raise(&mut pair.received_bytes);
+            amounts.raise_counter(&mut pair.received_bytes);
         }
     }
     for _ in 0..amounts.random.usize(..3) {
-        let outcome = amounts.pick(&OUTCOMES);
+        let outcome = amounts.pick_one(&OUTCOMES);
         let new = OutcomeTotals { outcome: outcome.into(), launches: 0 };
-        let ended = row(&mut report.outcomes, |row| row.outcome == outcome, new);
-        ended.launches = ended.launches.saturating_add(amounts.small().into());
+        let ended = matching_or_new_row(
+            &mut report.outcomes,
+            |matching_or_new_row| matching_or_new_row.outcome == outcome,
+            new,
+        );
+        ended.launches = ended.launches.saturating_add(amounts.next_small_amount().into());
     }
     if amounts.random.bool() {
-        let (stage, transport) = (amounts.pick(&STAGES), amounts.pick(&TRANSPORTS));
+        let (stage, transport) = (amounts.pick_one(&STAGES), amounts.pick_one(&TRANSPORTS));
         let new = StageTimes { stage: stage.into(), ..StageTimes::default() };
-        let times = row(&mut report.stages, |row| row.stage == stage, new);
-        amounts.raise_times(&mut times.counts, &mut times.sum_us);
-        let size = amounts.pick(&SIZES);
+        let times = matching_or_new_row(
+            &mut report.stages,
+            |matching_or_new_row| matching_or_new_row.stage == stage,
+            new,
+        );
+        amounts.raise_time_histogram(&mut times.counts, &mut times.sum_us);
+        let size = amounts.pick_one(&SIZES);
         let new = DurationTimes {
             transport: transport.into(),
             size_class: size.into(),
             ..DurationTimes::default()
         };
         let is = |row: &DurationTimes| row.transport == transport && row.size_class == size;
-        let times = row(&mut report.durations, is, new);
+        let times = matching_or_new_row(&mut report.durations, is, new);
         // A row without a launch is possible, too.
         if amounts.random.u8(..4) > 0 {
-            amounts.raise_times(&mut times.counts, &mut times.sum_us);
+            amounts.raise_time_histogram(&mut times.counts, &mut times.sum_us);
         }
     }
     if amounts.random.u8(..3) == 0 {
-        let reason = amounts.pick(&OUTCOMES[2..]);
+        let reason = amounts.pick_one(&OUTCOMES[2..]);
         let new = AbortTotals { reason: reason.into(), connections: 0 };
-        amounts.raise(&mut row(&mut report.aborts, |row| row.reason == reason, new).connections);
+        amounts.raise_counter(
+            &mut matching_or_new_row(
+                &mut report.aborts,
+                |matching_or_new_row| matching_or_new_row.reason == reason,
+                new,
+            )
+            .connections,
+        );
     }
     let cache = report.cliques.get_or_insert_with(CliqueCache::default);
-    cache.size = amounts.next();
+    cache.size = amounts.next_amount();
     for counter in [&mut cache.hits, &mut cache.misses, &mut cache.evictions] {
-        amounts.raise(counter);
+        amounts.raise_counter(counter);
     }
     let engine = report.totals.get_or_insert_with(EngineTotals::default);
-    engine.registered_bytes = amounts.next();
+    engine.registered_bytes = amounts.next_amount();
     for counter in [
         &mut engine.fenced_frames,
         &mut engine.damaged_chunks,
@@ -120,12 +141,12 @@ pub fn advance(report: &mut TransferReport, tasks: u32, random: &mut fastrand::R
         &mut engine.lanes_made,
         &mut engine.fetch_fallbacks,
     ] {
-        amounts.raise(counter);
+        amounts.raise_counter(counter);
     }
     report.connections.clear();
     for _ in 0..amounts.random.usize(..4) {
-        let (peer, transport) = (amounts.random.u32(..tasks), amounts.pick(&TRANSPORTS));
-        let (lanes, launches) = (amounts.small(), amounts.small());
+        let (peer, transport) = (amounts.random.u32(..tasks), amounts.pick_one(&TRANSPORTS));
+        let (lanes, launches) = (amounts.next_small_amount(), amounts.next_small_amount());
         let transport = transport.to_owned();
         report.connections.push(Connection {
             peer,
@@ -136,17 +157,17 @@ pub fn advance(report: &mut TransferReport, tasks: u32, random: &mut fastrand::R
             ..Connection::default()
         });
     }
-    let [latency_bytes, normal_bytes, bulk_bytes] = [(); 3].map(|()| amounts.next());
+    let [latency_bytes, normal_bytes, bulk_bytes] = [(); 3].map(|()| amounts.next_amount());
     report.in_flight = Some(InFlight { latency_bytes, normal_bytes, bulk_bytes });
     if amounts.random.bool() {
-        let (ahead_us, within_us) = if absurd { (i64::MIN, 0) } else { amounts.pick(&CLOCKS) };
+        let (ahead_us, within_us) = if absurd { (i64::MIN, 0) } else { amounts.pick_one(&CLOCKS) };
         report.clock = Some(ClockReading { ahead_us, within_us });
     }
     report.failures.clear();
     for _ in 0..amounts.random.usize(..4).saturating_sub(1) {
-        let (peer, reason) = (amounts.random.u32(..tasks), amounts.pick(&OUTCOMES[2..]).to_owned());
+        let (peer, reason) = (amounts.random.u32(..tasks), amounts.pick_one(&OUTCOMES[2..]).to_owned());
         // Also without a text, and with a wrong clock.
-        let at = amounts.pick(&[0, 1, u64::MAX]);
+        let at = amounts.pick_one(&[0, 1, u64::MAX]);
         let text = format!("made up with {peer}");
         report.failures.push(Failure { at, peer, reason, text, ..Failure::default() });
     }

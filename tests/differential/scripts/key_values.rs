@@ -26,11 +26,15 @@ pub fn scripts(release: Release) -> Vec<Script> {
 
 fn a_key_is_written_once() -> Script {
     script("a key is written once unless it may be overwritten", 2)
-        .registered()
-        .call(t(0), Call::try_get("k"), error(Code::NotFound).says("Config key k not found."))
+        .register_all_tasks()
+        .call(t(0), Call::try_get("k"), error(Code::NotFound).with_message_part("Config key k not found."))
         .call(t(0), Call::insert("k", "one"), ok())
         // Without a payload, unlike other errors: the start of JAX recognises a restart by it.
-        .call(t(1), Call::insert("k", "two"), plain_error(Code::AlreadyExists).says("already exists"))
+        .call(
+            t(1),
+            Call::insert("k", "two"),
+            plain_error(Code::AlreadyExists).with_message_part("already exists"),
+        )
         .call(t(1), Call::insert("k", "one"), plain_error(Code::AlreadyExists))
         .call(t(1), Call::try_get("k"), ok().value("one"))
         .call(t(1), Call::overwrite("k", "three"), ok())
@@ -41,33 +45,33 @@ fn a_key_is_written_once() -> Script {
 
 fn a_value_is_waited_for() -> Script {
     script("a value is waited for", 2)
-        .registered()
+        .register_all_tasks()
         .start("one", t(0), Call::get("/k"))
         .start("two", t(0), Call::get("k/"))
         .start("three", t(1), Call::get("k"))
         .start("counter", t(1), Call::get("n"))
-        .all(&["one", "two", "three", "counter"], &waits())
+        .expect_all(&["one", "two", "three", "counter"], &waits())
         .call(t(0), Call::insert("k/below", "not it"), ok())
         .call(t(1), Call::delete("k"), ok())
         .call(t(0), Call::delete("n"), ok())
-        .all(&["one", "two", "three", "counter"], &waits())
+        .expect_all(&["one", "two", "three", "counter"], &waits())
         .call(t(1), Call::insert("k", "v"), ok())
-        .then("one", ok().value("v").key("/k"))
-        .then("two", ok().key("k/"))
-        .then("three", ok().value("v"))
-        .then("counter", waits())
+        .expect_outcome("one", ok().value("v").key("/k"))
+        .expect_outcome("two", ok().key("k/"))
+        .expect_outcome("three", ok().value("v"))
+        .expect_outcome("counter", waits())
         .call(t(0), Call::increment("n", 3), ok().value("3"))
-        .then("counter", ok().value("3"))
+        .expect_outcome("counter", ok().value("3"))
         .start("hung up", t(0), Call::get("later"))
         .start("patient", t(1), Call::get("later"))
         .hang_up("hung up")
         .call(t(0), Call::overwrite("later", "now"), ok())
-        .then("patient", ok().value("now"))
+        .expect_outcome("patient", ok().value("now"))
 }
 
 fn keys_are_normalised() -> Script {
     script("keys are normalised", 1)
-        .registered()
+        .register_all_tasks()
         .call(t(0), Call::insert("///a//b/c//", "v"), ok())
         .call(t(0), Call::try_get("a/b/c"), ok().value("v"))
         .call(t(0), Call::try_get("a/b/c"), ok().key("a/b/c"))
@@ -87,7 +91,7 @@ fn keys_are_normalised() -> Script {
 
 fn keys_with_a_nul() -> Script {
     script("keys with a NUL", 1)
-        .registered()
+        .register_all_tasks()
         .call(t(0), Call::insert("a\0b", "nul"), ok())
         .call(t(0), Call::try_get("a\0b"), ok().value("nul"))
         .call_differs(
@@ -97,12 +101,12 @@ fn keys_with_a_nul() -> Script {
             ok().value("nul"),
             error(Code::NotFound),
         )
-        .parted()
+        .without_comparison_at_end()
 }
 
 fn the_same_topology_again() -> Script {
     script("the same topology again", 1)
-        .registered()
+        .register_all_tasks()
         .call(t(0), Call::insert("cpu:global_topology/cpu", "gathered"), ok())
         .call(t(0), Call::insert("cpu:global_topology/cpu", "another"), plain_error(Code::AlreadyExists))
         // Each process's own topology: clients rely on the error, and then compare.
@@ -119,7 +123,7 @@ fn the_same_topology_again() -> Script {
 
 fn a_directory_lists_its_descendants() -> Script {
     script("a directory lists its descendants in order", 1)
-        .registered()
+        .register_all_tasks()
         .call(t(0), Call::list("d"), ok().entries(&[]))
         .call(t(0), Call::insert("d", "the directory itself"), ok())
         .call(t(0), Call::insert("d/z", "4"), ok())
@@ -144,7 +148,7 @@ fn a_directory_lists_its_descendants() -> Script {
 fn deleting_takes_the_descendants_along() -> Script {
     let flat = |key: &str| Call::Delete { key: key.into(), directory: false };
     script("deleting takes the descendants along", 1)
-        .registered()
+        .register_all_tasks()
         .call(t(0), Call::delete("nothing"), ok())
         .call(t(0), Call::insert("d", "0"), ok())
         .call(t(0), Call::insert("d/a", "1"), ok())
@@ -164,13 +168,17 @@ fn deleting_takes_the_descendants_along() -> Script {
 
 fn counters_count() -> Script {
     script("counters count", 1)
-        .registered()
+        .register_all_tasks()
         .call(t(0), Call::increment("n", 5), ok().value("5"))
         .call(t(0), Call::increment("n", -7), ok().value("-2"))
         .call(t(0), Call::increment("n", 0), ok().value("-2"))
         .call(t(0), Call::try_get("n"), ok().value("-2"))
         .call(t(0), Call::insert("text", "abc"), ok())
-        .call(t(0), Call::increment("text", 1), error(Code::FailedPrecondition).says("as an integer"))
+        .call(
+            t(0),
+            Call::increment("text", 1),
+            error(Code::FailedPrecondition).with_message_part("as an integer"),
+        )
         .call(t(0), Call::try_get("text"), ok().value("abc"))
         .call(t(0), Call::insert("padded", " 7 "), ok())
         .call(t(0), Call::increment("padded", 1), ok().value("8"))
@@ -188,7 +196,7 @@ fn values_are_any_bytes() -> Script {
     let every_byte: Vec<u8> = (0..=255).collect();
     let large: Vec<u8> = (0..5 << 20).map(|i: u32| (i * 31 / 7) as u8).collect();
     script("values are any bytes of any length", 1)
-        .registered()
+        .register_all_tasks()
         .call(t(0), Call::insert("bytes", &every_byte), ok())
         .call(t(0), Call::get("bytes"), ok().value(&every_byte))
         .call(t(0), Call::insert("nothing", ""), ok())
@@ -202,11 +210,11 @@ fn the_store_is_open_before_registration() -> Script {
         .call(t(0), Call::insert("k", "v"), ok())
         .call(t(7), Call::try_get("k"), ok().value("v"))
         .start("wait", t(1), Call::get("later"))
-        .then("wait", waits())
-        .registered()
+        .expect_outcome("wait", waits())
+        .register_all_tasks()
         .call(t(1), Call::try_get("k"), ok().value("v"))
         .call(t(1), Call::insert("later", "now"), ok())
-        .then("wait", ok().value("now"))
+        .expect_outcome("wait", ok().value("now"))
 }
 
 /// The protocol of JAX's preemption manager: all tasks wait for the notice, write their step, and read those
@@ -215,18 +223,21 @@ fn a_preemption_is_agreed_upon() -> Script {
     const NOTICE: &str = "RECEIVED_PREEMPTION_NOTICE";
     let position = |task| format!("PREEMPTION_CURRENT_COUNTER//job:/task:{task}");
     script("a preemption is agreed upon", 2)
-        .registered()
+        .register_all_tasks()
         .start("0 waits for the notice", t(0), Call::get(NOTICE))
         .start("1 waits for the notice", t(1), Call::get(NOTICE))
-        .all(&["0 waits for the notice", "1 waits for the notice"], &waits())
+        .expect_all(&["0 waits for the notice", "1 waits for the notice"], &waits())
         .call(t(1), Call::insert(NOTICE, "2026-01-01T00:00:00+00:00"), ok())
         .call(t(0), Call::insert(NOTICE, "2026-01-01T00:00:01+00:00"), plain_error(Code::AlreadyExists))
-        .all(&["0 waits for the notice", "1 waits for the notice"], &ok().value("2026-01-01T00:00:00+00:00"))
+        .expect_all(
+            &["0 waits for the notice", "1 waits for the notice"],
+            &ok().value("2026-01-01T00:00:00+00:00"),
+        )
         .call(t(0), Call::insert(&position(0), "41"), ok())
         .call(t(1), Call::insert(&position(1), "42"), ok())
         .start("0 synchronises", t(0), Call::barrier("PREEMPTION_SYNC_BARRIER", 0).within_ms(180_000))
         .start("1 synchronises", t(1), Call::barrier("PREEMPTION_SYNC_BARRIER", 0).within_ms(180_000))
-        .all(&["0 synchronises", "1 synchronises"], &ok().counter(0))
+        .expect_all(&["0 synchronises", "1 synchronises"], &ok().counter(0))
         .call(
             t(0),
             Call::list("PREEMPTION_CURRENT_COUNTER/"),

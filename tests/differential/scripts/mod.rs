@@ -14,7 +14,7 @@ mod shutdown;
 use crate::script::{Release, Script};
 
 /// Returns every script for a release.
-pub fn all(release: Release) -> Vec<Script> {
+pub fn all_scripts(release: Release) -> Vec<Script> {
     [
         registration::scripts(release),
         heartbeats::scripts(release),
@@ -29,6 +29,6 @@ pub fn all(release: Release) -> Vec<Script> {
     ]
     .concat()
     .into_iter()
-    .filter(|script| release.knows(script))
+    .filter(|script| release.can_run(script))
     .collect()
 }

@@ -1,8 +1,8 @@
 //! The next run, after a run has ended.
 
 use crate::differences::Difference;
-use crate::expect::{Code, State, error, ok, waits};
-use crate::script::{Release, Script, ScriptCall, SideKind, Version, observer, script, t};
+use crate::expect::{Code, ExpectedTaskState, error, ok, waits};
+use crate::script::{Release, Script, ScriptCall, ServiceKind, TaskStatesVersion, observer, script, t};
 use crate::support::Call;
 
 pub fn scripts(_: Release) -> Vec<Script> {
@@ -10,76 +10,76 @@ pub fn scripts(_: Release) -> Vec<Script> {
 }
 
 fn a_failed_run_is_followed_by_another() -> Script {
-    let restarted = || error(Code::Aborted).about_task(1).says("different incarnation");
+    let restarted = || error(Code::Aborted).about_task(1).with_message_part("different incarnation");
     script("a failed run is followed by another", 2)
-        .registered()
+        .register_all_tasks()
         .start("poll", t(0), Call::PollForError)
         .call(t(0), Call::insert("k", "of the first run"), ok())
         .restart(1)
         // The restart that ends the run gets the usual error; its client retries.
-        .registers(t(1), restarted())
-        .then("poll", restarted())
+        .register_and_expect(t(1), restarted())
+        .expect_outcome("poll", restarted())
         .start_register("1 tries again", t(1))
-        .differs(
+        .expect_difference(
             "1 tries again",
             Difference::NextRun,
-            error(Code::Aborted).about_task(1).says("already in error"),
+            error(Code::Aborted).about_task(1).with_message_part("already in error"),
             waits(),
         )
         .restart(0)
         .start_register("0 restarted", t(0))
-        .differs("0 restarted", Difference::NextRun, error(Code::Aborted).about_task(0), ok())
-        .only(SideKind::Muster, Difference::NextRun, |script| {
+        .expect_difference("0 restarted", Difference::NextRun, error(Code::Aborted).about_task(0), ok())
+        .only_for_service(ServiceKind::Muster, Difference::NextRun, |script| {
             script
-                .then("1 tries again", ok())
+                .expect_outcome("1 tries again", ok())
                 .call(t(0), Call::try_get("k"), error(Code::NotFound))
                 .start("0", t(0), Call::barrier("b", 0))
                 .call(t(1), Call::barrier("b", 0), ok().counter(0))
-                .then("0", ok().counter(0))
+                .expect_outcome("0", ok().counter(0))
                 .call(
                     observer(),
-                    ScriptCall::Watch(Version::None),
-                    ok().states(&[(0, State::Connected), (1, State::Connected)]),
+                    ScriptCall::Watch(TaskStatesVersion::None),
+                    ok().states(&[(0, ExpectedTaskState::Connected), (1, ExpectedTaskState::Connected)]),
                 )
         })
-        .parted()
+        .without_comparison_at_end()
 }
 
 fn a_completed_run_is_followed_by_another() -> Script {
     script("a completed run is followed by another", 2)
-        .registered()
+        .register_all_tasks()
         .call(t(0), Call::insert("k", "of the first run"), ok())
         .start("0 leaves", t(0), Call::Shutdown)
         .start("1 leaves", t(1), Call::Shutdown)
-        .all(&["0 leaves", "1 leaves"], &ok())
+        .expect_all(&["0 leaves", "1 leaves"], &ok())
         .restart(0)
         .restart(1)
         .start_register("0", t(0))
-        .differs("0", Difference::NextRun, ok(), waits())
+        .expect_difference("0", Difference::NextRun, ok(), waits())
         .start_register("1", t(1))
         // Under another service incarnation than before, or under the old one.
-        .differs("0", Difference::NextRun, ok(), ok())
-        .differs("1", Difference::NextRun, ok(), ok())
+        .expect_difference("0", Difference::NextRun, ok(), ok())
+        .expect_difference("1", Difference::NextRun, ok(), ok())
         .start("look", t(0), Call::try_get("k"))
-        .differs("look", Difference::NextRun, ok().value("of the first run"), error(Code::NotFound))
-        .parted()
+        .expect_difference("look", Difference::NextRun, ok().value("of the first run"), error(Code::NotFound))
+        .without_comparison_at_end()
 }
 
 fn a_lost_connection() -> Script {
     let lost = || error(Code::Unavailable);
     script("a connection that ends under a held poll", 2)
-        .heeding_connections()
-        .registered()
+        .detecting_lost_connections()
+        .register_all_tasks()
         .start("poll 0", t(0), Call::PollForError)
         .start("poll 1", t(1), Call::PollForError)
         .disconnect(t(1))
-        .differs("poll 0", Difference::LostConnection, waits(), lost())
-        .start("states", observer(), ScriptCall::Watch(Version::None))
-        .differs(
+        .expect_difference("poll 0", Difference::LostConnection, waits(), lost())
+        .start("states", observer(), ScriptCall::Watch(TaskStatesVersion::None))
+        .expect_difference(
             "states",
             Difference::LostConnection,
-            ok().states(&[(0, State::Connected), (1, State::Connected)]),
-            ok().states(&[(0, State::Connected), (1, State::Error)]),
+            ok().states(&[(0, ExpectedTaskState::Connected), (1, ExpectedTaskState::Connected)]),
+            ok().states(&[(0, ExpectedTaskState::Connected), (1, ExpectedTaskState::Error)]),
         )
-        .parted()
+        .without_comparison_at_end()
 }

@@ -10,7 +10,7 @@ use crate::settings::Setting;
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn simulated_gpu_set(key: *const c_char, value: i64) -> c_int {
     // SAFETY: the caller passes a C string.
-    match unsafe { CStr::from_ptr(key) }.to_str().ok().and_then(Setting::of) {
+    match unsafe { CStr::from_ptr(key) }.to_str().ok().and_then(Setting::from_key) {
         Some(setting) => {
             setting.set(value);
             0
@@ -24,6 +24,6 @@ pub unsafe extern "C" fn simulated_gpu_set(key: *const c_char, value: i64) -> c_
 pub unsafe extern "C" fn simulated_gpu_get(key: *const c_char) -> i64 {
     // SAFETY: the caller passes a C string.
     let Ok(key) = unsafe { CStr::from_ptr(key) }.to_str() else { return i64::MIN };
-    let counter = Counter::of(key).map(Counter::get);
-    counter.or_else(|| Setting::of(key).map(Setting::get)).unwrap_or(i64::MIN)
+    let counter = Counter::from_key(key).map(Counter::get);
+    counter.or_else(|| Setting::from_key(key).map(Setting::get)).unwrap_or(i64::MIN)
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::context::current_device;
 use crate::counters::Counter;
 use crate::device::Device;
-use crate::device_memory::{self, Piece};
+use crate::device_memory::{self, UsablePiece};
 use crate::error::{
     Answer, ECC_UNCORRECTABLE, ILLEGAL_ADDRESS, INVALID_VALUE, check_sticky, code_of, is_lost,
 };
@@ -19,21 +19,21 @@ use crate::wait::wait_until;
 
 /// One end of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum End {
+enum CopyEnd {
     Device(u64),
     /// Memory of the host, and whether it is page-locked.
     Host(u64, bool),
 }
 
 /// Bytes that a stream may use while this lives.
-struct Reach {
-    pieces: Vec<Piece>,
+struct UsableBytes {
+    pieces: Vec<UsablePiece>,
     _guard: Option<PinnedGuard>,
 }
 
-impl End {
+impl CopyEnd {
     fn device(at: u64, len: usize) -> Answer<Self> {
-        let is_usable = len == 0 || device_memory::resolve(at, len).is_some();
+        let is_usable = len == 0 || device_memory::find_usable_pieces(at, len).is_some();
         is_usable.then_some(Self::Device(at)).ok_or(INVALID_VALUE)
     }
 
@@ -58,13 +58,15 @@ impl End {
     }
 
     /// Returns the bytes, if they may still be used.
-    fn reach(self, len: usize) -> Answer<Reach> {
-        let host =
-            |address, guard| Reach { pieces: vec![Piece { address, len, _mapping: None }], _guard: guard };
+    fn usable_bytes(self, len: usize) -> Answer<UsableBytes> {
+        let host = |address, guard| UsableBytes {
+            pieces: vec![UsablePiece { address, len, _mapping: None }],
+            _guard: guard,
+        };
         match self {
             Self::Device(at) => {
-                let pieces = device_memory::resolve(at, len).ok_or(ILLEGAL_ADDRESS)?;
-                Ok(Reach { pieces, _guard: None })
+                let pieces = device_memory::find_usable_pieces(at, len).ok_or(ILLEGAL_ADDRESS)?;
+                Ok(UsableBytes { pieces, _guard: None })
             }
             Self::Host(at, false) => Ok(host(at, None)),
             Self::Host(at, true) => match classify(at, len) {
@@ -75,7 +77,7 @@ impl End {
     }
 }
 
-impl Reach {
+impl UsableBytes {
     /// Returns where the bytes from an offset on are, and how many are contiguous there.
     fn at(&self, mut offset: usize) -> (*mut u8, usize) {
         for piece in &self.pieces {
@@ -89,7 +91,7 @@ impl Reach {
 }
 
 /// Moves a part of the bytes of a copy.
-fn move_bytes(to: &Reach, from: &Reach, mut offset: usize, end: usize) {
+fn move_bytes(to: &UsableBytes, from: &UsableBytes, mut offset: usize, end: usize) {
     while offset < end {
         let ((to, to_len), (from, from_len)) = (to.at(offset), from.at(offset));
         let len = to_len.min(from_len).min(end - offset);
@@ -104,33 +106,33 @@ fn move_bytes(to: &Reach, from: &Reach, mut offset: usize, end: usize) {
 }
 
 /// Executes a copy on its stream.
-fn execute(to: End, from: End, len: usize) -> Answer {
+fn execute(to: CopyEnd, from: CopyEnd, len: usize) -> Answer {
     if Setting::HoldCopies.is_on() {
-        let _guard = Counter::HeldCopies.hold();
+        let _guard = Counter::HeldCopies.count_while_guard_lives();
         wait_until(|| !Setting::HoldCopies.is_on() || is_lost());
         check_sticky()?;
     }
     let pause = Duration::from_micros(Setting::CopyUs.amount());
     std::thread::sleep(pause / 2);
     Counter::Copies.add(1);
-    if Setting::EccAfter.strikes() {
+    if Setting::EccAfter.count_use_and_strikes_now() {
         return Err(ECC_UNCORRECTABLE);
     }
     if len > 0 {
         {
-            let (to, from) = (to.reach(len)?, from.reach(len)?);
+            let (to, from) = (to.usable_bytes(len)?, from.usable_bytes(len)?);
             move_bytes(&to, &from, 0, len / 2);
         }
         std::thread::sleep(pause / 2);
         // Looked up again: the memory may have gone in between.
-        let (to, from) = (to.reach(len)?, from.reach(len)?);
+        let (to, from) = (to.usable_bytes(len)?, from.usable_bytes(len)?);
         move_bytes(&to, &from, len / 2, len);
     }
     Counter::CopiedBytes.add(len as i64);
     Ok(())
 }
 
-fn enqueue(device: Device, stream: usize, to: End, from: End, len: usize) -> Answer {
+fn enqueue(device: Device, stream: usize, to: CopyEnd, from: CopyEnd, len: usize) -> Answer {
     let stream = Stream::find(stream, device)?;
     stream.enqueue_work(move || execute(to, from, len));
     if to.is_pageable() || from.is_pageable() {
@@ -153,11 +155,9 @@ pub unsafe extern "C" fn cuMemcpyHtoDAsync_v2(
     len: usize,
     stream: usize,
 ) -> c_int {
-    code_of(
-        current_device().and_then(|device| {
-            enqueue(device, stream, End::device(to, len)?, End::host(from as u64, len)?, len)
-        }),
-    )
+    code_of(current_device().and_then(|device| {
+        enqueue(device, stream, CopyEnd::device(to, len)?, CopyEnd::host(from as u64, len)?, len)
+    }))
 }
 
 /// Copies from a device to the host. Memory that is not page-locked makes the caller wait for the whole copy. The limits are
@@ -169,20 +169,17 @@ pub unsafe extern "C" fn cuMemcpyDtoHAsync_v2(
     len: usize,
     stream: usize,
 ) -> c_int {
-    code_of(
-        current_device().and_then(|device| {
-            enqueue(device, stream, End::host(to as u64, len)?, End::device(from, len)?, len)
-        }),
-    )
+    code_of(current_device().and_then(|device| {
+        enqueue(device, stream, CopyEnd::host(to as u64, len)?, CopyEnd::device(from, len)?, len)
+    }))
 }
 
 /// Copies within a device, or from imported memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, len: usize, stream: usize) -> c_int {
-    code_of(
-        current_device()
-            .and_then(|device| enqueue(device, stream, End::device(to, len)?, End::device(from, len)?, len)),
-    )
+    code_of(current_device().and_then(|device| {
+        enqueue(device, stream, CopyEnd::device(to, len)?, CopyEnd::device(from, len)?, len)
+    }))
 }
 
 /// Copies between any memories; the driver finds out which, since addresses are unified. An address of a device without
@@ -194,7 +191,7 @@ pub extern "C" fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, len: usize, stream: u
 pub extern "C" fn cuMemcpyAsync(to: u64, from: u64, len: usize, stream: usize) -> c_int {
     code_of(
         current_device()
-            .and_then(|device| enqueue(device, stream, End::of(to, len)?, End::of(from, len)?, len)),
+            .and_then(|device| enqueue(device, stream, CopyEnd::of(to, len)?, CopyEnd::of(from, len)?, len)),
     )
 }
 
@@ -202,10 +199,10 @@ pub extern "C" fn cuMemcpyAsync(to: u64, from: u64, len: usize, stream: usize) -
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemsetD8Async(to: u64, byte: c_uchar, len: usize, stream: usize) -> c_int {
     code_of(current_device().and_then(|device| {
-        let (end, stream) = (End::device(to, len)?, Stream::find(stream, device)?);
+        let (end, stream) = (CopyEnd::device(to, len)?, Stream::find(stream, device)?);
         stream.enqueue_work(move || {
             if len > 0 {
-                for piece in &end.reach(len)?.pieces {
+                for piece in &end.usable_bytes(len)?.pieces {
                     // SAFETY: the piece is mapped while it is held.
                     unsafe { std::ptr::write_bytes(piece.address as *mut u8, byte, piece.len) };
                 }

@@ -56,7 +56,7 @@ static VALUES: [AtomicI64; Counter::ALL.len()] = [const { AtomicI64::new(0) }; C
 
 impl Counter {
     /// Returns the counter of a key.
-    pub fn of(key: &str) -> Option<Self> {
+    pub fn from_key(key: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|counter| counter.key() == key)
     }
 
@@ -69,7 +69,7 @@ impl Counter {
     }
 
     /// Counts something for as long as the returned guard lives.
-    pub(crate) fn hold(self) -> CounterGuard {
+    pub(crate) fn count_while_guard_lives(self) -> CounterGuard {
         self.add(1);
         CounterGuard(self)
     }

@@ -94,13 +94,13 @@ pub struct Backing {
     len: usize,
     state: Mapping,
     /// The share of the device's memory that the allocation takes, in the process that made it.
-    _charge: Option<Charge>,
+    _charge: Option<DeviceMemoryCharge>,
 }
 
 impl Backing {
     /// Allocates memory of a device.
     pub fn create(device: Device, len: usize) -> Answer<Arc<Self>> {
-        let charge = Charge::new(device, len)?;
+        let charge = DeviceMemoryCharge::new(device, len)?;
         let pages = len.next_multiple_of(PAGE);
         let file = create_file(pages + PAGE)?;
         let state = Mapping::new(file.as_fd(), pages, PAGE).ok_or(OUT_OF_MEMORY)?;
@@ -147,14 +147,14 @@ impl Backing {
 
 /// A part of a device's memory that is in use.
 #[derive(Debug)]
-struct Charge {
+struct DeviceMemoryCharge {
     device: Device,
     bytes: usize,
 }
 
 static CHARGED: Mutex<[usize; DEVICES_MAX]> = Mutex::new([0; DEVICES_MAX]);
 
-impl Charge {
+impl DeviceMemoryCharge {
     fn new(device: Device, len: usize) -> Answer<Self> {
         let bytes = len.checked_next_multiple_of(CHARGE_UNIT).ok_or(OUT_OF_MEMORY)?;
         let mut charged = lock(&CHARGED);
@@ -168,7 +168,7 @@ impl Charge {
     }
 }
 
-impl Drop for Charge {
+impl Drop for DeviceMemoryCharge {
     fn drop(&mut self) {
         lock(&CHARGED)[self.device.index()] -= self.bytes;
         Counter::DeviceBytes.add(-(self.bytes as i64));
@@ -188,7 +188,7 @@ pub enum SegmentKind {
 
 /// A range of addresses with memory.
 #[derive(Debug)]
-pub struct Segment {
+pub struct MappedSegment {
     pub base: u64,
     pub len: usize,
     pub device: Device,
@@ -199,7 +199,7 @@ pub struct Segment {
     pub id: u64,
 }
 
-impl Segment {
+impl MappedSegment {
     fn end(&self) -> u64 {
         self.base + self.len as u64
     }
@@ -211,11 +211,11 @@ impl Segment {
 }
 
 /// The ranges with memory, by their first address.
-static SEGMENTS: Mutex<BTreeMap<u64, Segment>> = Mutex::new(BTreeMap::new());
+static SEGMENTS: Mutex<BTreeMap<u64, MappedSegment>> = Mutex::new(BTreeMap::new());
 
 /// Bytes that a stream may use. They stay mapped as long as this lives.
 #[derive(Debug)]
-pub struct Piece {
+pub struct UsablePiece {
     pub address: u64,
     pub len: usize,
     /// Keeps device memory mapped.
@@ -245,29 +245,35 @@ pub fn reserve(len: usize, alignment: usize) -> Answer<u64> {
 }
 
 /// Gives memory to the reserved range at `base`.
-pub fn install(base: u64, device: Device, backing: Arc<Backing>, len: usize, kind: SegmentKind) -> Answer {
+pub fn add_segment(
+    base: u64,
+    device: Device,
+    backing: Arc<Backing>,
+    len: usize,
+    kind: SegmentKind,
+) -> Answer {
     static LAST_ID: AtomicU64 = AtomicU64::new(0);
     let mapping = Mapping::new(backing.file(), 0, len.next_multiple_of(PAGE)).ok_or(OUT_OF_MEMORY)?;
     let (mapping, id) = (Arc::new(mapping), LAST_ID.fetch_add(1, SeqCst) + 1);
-    let segment = Segment { base, len, device, kind, backing, mapping, id };
+    let segment = MappedSegment { base, len, device, kind, backing, mapping, id };
     lock(&SEGMENTS).insert(base, segment);
     Ok(())
 }
 
 /// Runs a function on the segment that contains an address.
-pub fn with_segment<T>(at: u64, body: impl FnOnce(&mut Segment) -> T) -> Option<T> {
+pub fn with_segment<T>(at: u64, body: impl FnOnce(&mut MappedSegment) -> T) -> Option<T> {
     let mut segments = lock(&SEGMENTS);
     let (_, segment) = segments.range_mut(..=at).next_back()?;
     (at < segment.end()).then(|| body(segment))
 }
 
 /// Runs a function on the first segment for which it returns something.
-pub fn find_segment<T>(body: impl FnMut(&mut Segment) -> Option<T>) -> Option<T> {
+pub fn find_segment<T>(body: impl FnMut(&mut MappedSegment) -> Option<T>) -> Option<T> {
     lock(&SEGMENTS).values_mut().find_map(body)
 }
 
 /// Removes the segment at `base`, if a condition holds.
-pub fn remove(base: u64, condition: impl FnOnce(&Segment) -> bool) -> Answer<Segment> {
+pub fn remove_segment(base: u64, condition: impl FnOnce(&MappedSegment) -> bool) -> Answer<MappedSegment> {
     let mut segments = lock(&SEGMENTS);
     let is_right = segments.get(&base).is_some_and(condition);
     is_right.then(|| segments.remove(&base)).flatten().ok_or(INVALID_VALUE)
@@ -285,7 +291,7 @@ pub fn free_all(device: Device) {
 }
 
 /// Returns the bytes of a range of device memory, which may span segments; `None` if a part of it is not usable.
-pub fn resolve(at: u64, len: usize) -> Option<Vec<Piece>> {
+pub fn find_usable_pieces(at: u64, len: usize) -> Option<Vec<UsablePiece>> {
     let segments = lock(&SEGMENTS);
     let (mut at, mut left) = (at, len);
     let mut pieces = Vec::new();
@@ -297,7 +303,7 @@ pub fn resolve(at: u64, len: usize) -> Option<Vec<Piece>> {
         let offset = at - segment.base;
         let len = left.min(segment.len - offset as usize);
         let mapping = segment.mapping.clone();
-        pieces.push(Piece { address: mapping.address() + offset, len, _mapping: Some(mapping) });
+        pieces.push(UsablePiece { address: mapping.address() + offset, len, _mapping: Some(mapping) });
         at += len as u64;
         left -= len;
     }
@@ -324,12 +330,18 @@ pub unsafe extern "C" fn cuMemAlloc_v2(to: *mut u64, len: usize) -> c_int {
         if len == 0 || to.is_null() {
             return Err(INVALID_VALUE);
         }
-        if Setting::AllocFails.strikes() {
+        if Setting::AllocFails.count_use_and_strikes_now() {
             return Err(OUT_OF_MEMORY);
         }
         let backing = Backing::create(device, len)?;
         let base = reserve(len.next_multiple_of(PAGE), PAGE)?;
-        install(base, device, backing, len, SegmentKind::Allocated { _guard: Counter::Allocations.hold() })?;
+        add_segment(
+            base,
+            device,
+            backing,
+            len,
+            SegmentKind::Allocated { _guard: Counter::Allocations.count_while_guard_lives() },
+        )?;
         // SAFETY: the caller passes a place for an address.
         unsafe { write_out(to, base) }
     }))
@@ -347,7 +359,7 @@ pub extern "C" fn cuMemFree_v2(at: u64) -> c_int {
         if at == 0 {
             return Ok(());
         }
-        let segment = remove(at, |segment| matches!(segment.kind, SegmentKind::Allocated { .. }))?;
+        let segment = remove_segment(at, |segment| matches!(segment.kind, SegmentKind::Allocated { .. }))?;
         segment.backing.shared().is_freed.store(1, SeqCst);
         Ok(())
     }))

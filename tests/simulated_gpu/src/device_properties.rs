@@ -8,7 +8,7 @@ use crate::error::{Answer, INVALID_VALUE, code_of, write_out};
 use crate::settings::Setting;
 
 /// Runs a query of a device.
-fn query(ordinal: c_int, body: impl FnOnce(Device) -> Answer) -> c_int {
+fn answer_device_query(ordinal: c_int, body: impl FnOnce(Device) -> Answer) -> c_int {
     code_of(check_ready().and_then(|()| body(Device::find(ordinal)?)))
 }
 
@@ -23,7 +23,7 @@ pub unsafe extern "C" fn cuDeviceGetCount(to: *mut c_int) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGet(to: *mut c_int, ordinal: c_int) -> c_int {
     // SAFETY: the caller passes a place for a number.
-    query(ordinal, |device| unsafe { write_out(to, device.ordinal()) })
+    answer_device_query(ordinal, |device| unsafe { write_out(to, device.ordinal()) })
 }
 
 /// Writes a text that ends with NUL, cut to the caller's length.
@@ -42,13 +42,13 @@ unsafe fn write_text(to: *mut c_char, len: c_int, text: &str) -> Answer {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGetName(to: *mut c_char, len: c_int, ordinal: c_int) -> c_int {
     // SAFETY: the caller passes a buffer of `len` bytes.
-    query(ordinal, |_| unsafe { write_text(to, len, "Simulated GPU") })
+    answer_device_query(ordinal, |_| unsafe { write_text(to, len, "Simulated GPU") })
 }
 
 /// Returns the bus id of a device, `domain:bus:device.function` in hexadecimal digits.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGetPCIBusId(to: *mut c_char, len: c_int, ordinal: c_int) -> c_int {
-    query(ordinal, |device| {
+    answer_device_query(ordinal, |device| {
         let text = format!("0000:{:02x}:00.0", (device.host_number() + 1) & 0xff);
         // SAFETY: the caller passes a buffer of `len` bytes.
         unsafe { write_text(to, len, &text) }
@@ -65,7 +65,7 @@ pub unsafe extern "C" fn cuDeviceGetUuid(to: *mut [u8; 16], ordinal: c_int) -> c
 /// Returns the UUID of a device: the same for every process that sees the device.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGetUuid_v2(to: *mut [u8; 16], ordinal: c_int) -> c_int {
-    query(ordinal, |device| {
+    answer_device_query(ordinal, |device| {
         let mut uuid = *b"simulatd\0\0\0\0\0\0\0\0";
         uuid[8..].copy_from_slice(&device.host_number().to_be_bytes());
         // SAFETY: the caller passes a place for 16 bytes.
@@ -77,7 +77,7 @@ pub unsafe extern "C" fn cuDeviceGetUuid_v2(to: *mut [u8; 16], ordinal: c_int) -
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceTotalMem_v2(to: *mut usize, ordinal: c_int) -> c_int {
     // SAFETY: the caller passes a place for a number.
-    query(ordinal, |_| unsafe { write_out(to, Setting::Memory.amount() as usize) })
+    answer_device_query(ordinal, |_| unsafe { write_out(to, Setting::Memory.amount() as usize) })
 }
 
 /// Returns an attribute of a device; error 1 for a number that no attribute has. Attributes that are not listed here are 0.
@@ -85,7 +85,7 @@ pub unsafe extern "C" fn cuDeviceTotalMem_v2(to: *mut usize, ordinal: c_int) -> 
 pub unsafe extern "C" fn cuDeviceGetAttribute(to: *mut c_int, attribute: c_int, ordinal: c_int) -> c_int {
     /// The last attribute of CUDA 12.0.
     const ATTRIBUTE_MAX: c_int = 134;
-    query(ordinal, |device| {
+    answer_device_query(ordinal, |device| {
         if !(1..=ATTRIBUTE_MAX).contains(&attribute) {
             return Err(INVALID_VALUE);
         }
@@ -115,7 +115,7 @@ pub unsafe extern "C" fn cuDeviceGetAttribute(to: *mut c_int, attribute: c_int, 
 /// Returns whether a device can access the memory of another one. A device and itself give 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceCanAccessPeer(to: *mut c_int, one: c_int, other: c_int) -> c_int {
-    query(one, |one| {
+    answer_device_query(one, |one| {
         let other = Device::find(other)?;
         // SAFETY: the caller passes a place for a number.
         unsafe { write_out(to, (one != other).into()) }

@@ -21,8 +21,8 @@ use crate::error::{
 use crate::handles::new_handle;
 use crate::process::ProcessIdentity;
 use crate::settings::Setting;
-use crate::stream::{Stream, Turn, on_stream};
-use crate::wait::{announce, lock, wait_until};
+use crate::stream::{ExecuteOrDiscard, Stream, on_stream};
+use crate::wait::{lock, wait_until, wake_all_waits};
 
 /// Flags of events, as `CUevent_flags` numbers them.
 pub const BLOCKING_SYNC: c_uint = 1;
@@ -34,7 +34,7 @@ const SLOTS: usize = 128;
 
 /// One record.
 #[repr(C)]
-struct Slot {
+struct EventRecordSlot {
     /// The number of the record that has completed here last.
     completed: AtomicU64,
     /// The number of the record here that was discarded last.
@@ -50,7 +50,7 @@ struct EventState {
     begun: AtomicU64,
     /// The number of the last record that every process may see.
     latest: AtomicU64,
-    slots: [Slot; SLOTS],
+    slots: [EventRecordSlot; SLOTS],
 }
 
 /// The start times of the recording processes are in the next page.
@@ -83,12 +83,20 @@ impl Event {
     fn new(device: Device, flags: c_uint, file: OwnedFd, is_imported: bool) -> Answer<Self> {
         let state = Mapping::new(file.as_fd(), 0, STATE_LEN).ok_or(OUT_OF_MEMORY)?;
         let times = Mutex::default();
-        Ok(Self { device, flags, state, file, times, is_imported, _guard: Counter::Events.hold() })
+        Ok(Self {
+            device,
+            flags,
+            state,
+            file,
+            times,
+            is_imported,
+            _guard: Counter::Events.count_while_guard_lives(),
+        })
     }
 
     /// Opens an event of another process, and returns its handle.
     pub fn import(device: Device, flags: c_uint, file: OwnedFd) -> Answer<usize> {
-        Ok(add(Self::new(device, flags, file, true)?))
+        Ok(register_event(Self::new(device, flags, file, true)?))
     }
 
     /// Returns the event of a handle.
@@ -106,7 +114,7 @@ impl Event {
         unsafe { &*(self.state.address() as *const EventState) }
     }
 
-    fn slot(&self, number: u64) -> &Slot {
+    fn slot(&self, number: u64) -> &EventRecordSlot {
         &self.state().slots[(number % SLOTS as u64) as usize]
     }
 
@@ -148,9 +156,9 @@ impl EventRecord {
         is_lost && !self.is_complete()
     }
 
-    fn end(&self, turn: Turn) {
+    fn complete_or_discard(&self, turn: ExecuteOrDiscard) {
         let slot = self.event.slot(self.number);
-        if turn == Turn::Discard {
+        if turn == ExecuteOrDiscard::Discard {
             slot.discarded.fetch_max(self.number, SeqCst);
             return;
         }
@@ -182,7 +190,7 @@ fn wait_on_stream(record: &EventRecord) -> Answer {
     Ok(())
 }
 
-fn add(event: Event) -> usize {
+fn register_event(event: Event) -> usize {
     let handle = new_handle();
     lock(&EVENTS).insert(handle, Arc::new(event));
     handle
@@ -199,7 +207,7 @@ pub unsafe extern "C" fn cuEventCreate(to: *mut usize, flags: c_uint) -> c_int {
         }
         let event = Event::new(device, flags, create_file(STATE_LEN)?, false)?;
         // SAFETY: the caller passes a place for a handle.
-        unsafe { write_out(to, add(event)) }
+        unsafe { write_out(to, register_event(event)) }
     }))
 }
 
@@ -220,8 +228,8 @@ pub extern "C" fn cuEventRecord(handle: usize, stream: usize) -> c_int {
         }
         let record = event.begin();
         stream.enqueue(move |turn| {
-            record.end(turn);
-            announce();
+            record.complete_or_discard(turn);
+            wake_all_waits();
             Ok(())
         });
         Ok(())

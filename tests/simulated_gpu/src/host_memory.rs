@@ -91,7 +91,7 @@ pub unsafe extern "C" fn cuMemHostAlloc(to: *mut *mut c_void, len: usize, flags:
         if len == 0 || flags & !7 != 0 || to.is_null() {
             return Err(INVALID_VALUE);
         }
-        if Setting::HostAllocFails.strikes() {
+        if Setting::HostAllocFails.count_use_and_strikes_now() {
             return Err(OUT_OF_MEMORY);
         }
         let access = libc::PROT_READ | libc::PROT_WRITE;
@@ -103,7 +103,7 @@ pub unsafe extern "C" fn cuMemHostAlloc(to: *mut *mut c_void, len: usize, flags:
             return Err(OUT_OF_MEMORY);
         }
         let pages = Some(Arc::new(HostPages { address: at as u64, len: whole }));
-        let range = PinnedRange { len, pages, _guard: Counter::PinnedRanges.hold() };
+        let range = PinnedRange { len, pages, _guard: Counter::PinnedRanges.count_while_guard_lives() };
         lock(&PINNED).insert(at as u64, range);
         // SAFETY: the caller passes a place for an address.
         unsafe { write_out(to, at) }
@@ -147,10 +147,13 @@ pub unsafe extern "C" fn cuMemHostRegister_v2(at: *mut c_void, len: usize, flags
         if !matches!(classify(at, len), HostRange::Pageable) {
             return Err(HOST_MEMORY_ALREADY_REGISTERED);
         }
-        if Setting::HostRegisterFails.strikes() {
+        if Setting::HostRegisterFails.count_use_and_strikes_now() {
             return Err(OUT_OF_MEMORY);
         }
-        lock(&PINNED).insert(at, PinnedRange { len, pages: None, _guard: Counter::PinnedRanges.hold() });
+        lock(&PINNED).insert(
+            at,
+            PinnedRange { len, pages: None, _guard: Counter::PinnedRanges.count_while_guard_lives() },
+        );
         Ok(())
     }))
 }
@@ -211,7 +214,7 @@ pub unsafe extern "C" fn cuPointerGetAttribute(to: *mut c_void, wanted: c_uint, 
     let put_u64 = |value: u64| unsafe { write_out(to.cast(), value) };
     // SAFETY: the same.
     let put_bool = |value: bool| unsafe { write_out(to.cast(), u8::from(value)) };
-    let of_device = |segment: &mut device_memory::Segment| match wanted {
+    let of_device = |segment: &mut device_memory::MappedSegment| match wanted {
         attribute::MEMORY_TYPE => put_u32(TYPES[1]),
         attribute::DEVICE_POINTER => put_u64(at),
         attribute::BUFFER_ID => put_u64(segment.id),

@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use crate::context::{check_ready, current_device};
 use crate::counters::Counter;
 use crate::device_memory::{
-    Backing, PAGE, SegmentKind, file_status, find_segment, install, remove, reserve, with_segment,
+    Backing, PAGE, SegmentKind, add_segment, file_status, find_segment, remove_segment, reserve, with_segment,
 };
 use crate::error::{Answer, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, code_of, write_out};
 use crate::event::Event;
@@ -103,8 +103,9 @@ pub unsafe extern "C" fn cuIpcOpenMemHandle_v2(to: *mut u64, handle: IpcHandle, 
             None => {
                 let len = backing.len();
                 let base = reserve(len.next_multiple_of(PAGE), PAGE)?;
-                let kind = SegmentKind::Imported { opened: 1, _guard: Counter::Imports.hold() };
-                install(base, device, backing, len, kind)?;
+                let kind =
+                    SegmentKind::Imported { opened: 1, _guard: Counter::Imports.count_while_guard_lives() };
+                add_segment(base, device, backing, len, kind)?;
                 base
             }
         };
@@ -129,7 +130,7 @@ pub extern "C" fn cuIpcCloseMemHandle(at: u64) -> c_int {
             _ => None,
         });
         if left.flatten().ok_or(INVALID_VALUE)? == 0 {
-            remove(at, |_| true)?;
+            remove_segment(at, |_| true)?;
         }
         Ok(())
     }))

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicI64, Ordering::SeqCst};
 /// Defines the settings: variant, key, initial value.
 macro_rules! settings {
     ($($(#[$doc:meta])* $variant:ident $key:literal = $initial:expr;)*) => {
-        /// A setting. A fault that counts (`…After`, `…Fails`, `NcclHang`) strikes once, at the N-th use after it was set.
+        /// A setting. A fault that counts (`…After`, `…Fails`, `NcclHang`) count_use_and_strikes_now once, at the N-th use after it was set.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub enum Setting { $($(#[$doc])* $variant,)* }
 
@@ -73,8 +73,9 @@ static VALUES: LazyLock<Vec<AtomicI64>> = LazyLock::new(|| {
     let values: Vec<_> = Setting::ALL.iter().map(|setting| AtomicI64::new(setting.initial())).collect();
     let text = std::env::var("SIMULATED_GPU").unwrap_or_default();
     for pair in text.split(';').filter(|pair| !pair.is_empty()) {
-        let parsed =
-            pair.split_once('=').and_then(|(key, value)| Some((Setting::of(key)?, parse_value(value)?)));
+        let parsed = pair
+            .split_once('=')
+            .and_then(|(key, value)| Some((Setting::from_key(key)?, parse_value(value)?)));
         let Some((setting, value)) = parsed else {
             eprintln!("SIMULATED_GPU: {pair:?} is no setting of the simulated driver");
             std::process::abort();
@@ -97,7 +98,7 @@ fn parse_value(text: &str) -> Option<i64> {
 
 impl Setting {
     /// Returns the setting of a key.
-    pub fn of(key: &str) -> Option<Self> {
+    pub fn from_key(key: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|setting| setting.key() == key)
     }
 
@@ -119,18 +120,18 @@ impl Setting {
     /// Changes the value.
     pub(crate) fn set(self, value: i64) {
         VALUES[self as usize].store(value, SeqCst);
-        crate::wait::announce();
+        crate::wait::wake_all_waits();
     }
 
     /// Sets the value if it is 0, and returns whether it did.
     pub(crate) fn set_once(self, value: i64) -> bool {
         let changed = VALUES[self as usize].compare_exchange(0, value, SeqCst, SeqCst).is_ok();
-        crate::wait::announce();
+        crate::wait::wake_all_waits();
         changed
     }
 
-    /// Counts one use of a fault that strikes at the N-th, and returns whether this is the N-th.
-    pub(crate) fn strikes(self) -> bool {
+    /// Counts one use of a fault that count_use_and_strikes_now at the N-th, and returns whether this is the N-th.
+    pub(crate) fn count_use_and_strikes_now(self) -> bool {
         let count = |left: i64| (left > 0).then(|| left - 1);
         VALUES[self as usize].fetch_update(SeqCst, SeqCst, count) == Ok(1)
     }

@@ -16,7 +16,7 @@ use crate::error::{
     Answer, INVALID_HANDLE, INVALID_VALUE, NOT_READY, check_sticky, code_of, is_lost, make_sticky, write_out,
 };
 use crate::handles::new_handle;
-use crate::wait::{announce, lock, wait_until};
+use crate::wait::{lock, wait_until, wake_all_waits};
 
 pub const LEAST_PRIORITY: c_int = 0;
 pub const GREATEST_PRIORITY: c_int = -5;
@@ -27,28 +27,28 @@ const PER_THREAD: usize = 2;
 
 /// The treatment of an operation by its stream: execute it, or discard it after a sticky error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Turn {
+pub enum ExecuteOrDiscard {
     Execute,
     Discard,
 }
 
-type StreamOperation = Box<dyn FnOnce(Turn) -> Answer + Send>;
+type StreamOperation = Box<dyn FnOnce(ExecuteOrDiscard) -> Answer + Send>;
 
 /// A place in the order of a stream: all operations up to this number.
-struct Position {
+struct StreamPosition {
     stream: Arc<Stream>,
     number: u64,
 }
 
-impl Position {
+impl StreamPosition {
     fn is_reached(&self) -> bool {
         lock(&self.stream.queue).done >= self.number
     }
 }
 
 #[derive(Default)]
-struct Queue {
-    waiting: VecDeque<(Vec<Position>, StreamOperation)>,
+struct StreamQueue {
+    waiting: VecDeque<(Vec<StreamPosition>, StreamOperation)>,
     enqueued: u64,
     done: u64,
     is_closed: bool,
@@ -59,7 +59,7 @@ pub struct Stream {
     pub device: Device,
     priority: c_int,
     is_blocking: bool,
-    queue: Mutex<Queue>,
+    queue: Mutex<StreamQueue>,
     arrived: Condvar,
 }
 
@@ -87,7 +87,7 @@ impl Stream {
     /// Returns the stream of a handle, as a thread with this current device sees it.
     pub fn find(handle: usize, device: Device) -> Answer<Arc<Self>> {
         match handle {
-            0 | 1 => legacy(device),
+            0 | 1 => legacy_default_stream(device),
             PER_THREAD => OWN.with_borrow_mut(|own| match own.get(&device) {
                 Some(stream) => Ok(stream.clone()),
                 None => {
@@ -107,14 +107,14 @@ impl Stream {
         loop {
             if let Some((positions, operation)) = queue.waiting.pop_front() {
                 drop(queue);
-                wait_until(|| is_lost() || positions.iter().all(Position::is_reached));
-                let turn = if is_lost() { Turn::Discard } else { Turn::Execute };
+                wait_until(|| is_lost() || positions.iter().all(StreamPosition::is_reached));
+                let turn = if is_lost() { ExecuteOrDiscard::Discard } else { ExecuteOrDiscard::Execute };
                 if let Err(error) = operation(turn) {
                     make_sticky(error);
                 }
                 queue = lock(&self.queue);
                 queue.done += 1;
-                announce();
+                wake_all_waits();
             } else if queue.is_closed {
                 return;
             } else {
@@ -124,7 +124,7 @@ impl Stream {
     }
 
     /// Enqueues an operation. An error that it returns becomes sticky.
-    pub fn enqueue(&self, operation: impl FnOnce(Turn) -> Answer + Send + 'static) {
+    pub fn enqueue(&self, operation: impl FnOnce(ExecuteOrDiscard) -> Answer + Send + 'static) {
         // Taken before this operation is enqueued, so that no two operations wait for each other.
         let positions = self.earlier_of_others();
         let mut queue = lock(&self.queue);
@@ -135,22 +135,22 @@ impl Stream {
 
     /// Enqueues an operation that is not executed after a sticky error.
     pub fn enqueue_work(&self, operation: impl FnOnce() -> Answer + Send + 'static) {
-        self.enqueue(|turn| if turn == Turn::Execute { operation() } else { Ok(()) });
+        self.enqueue(|turn| if turn == ExecuteOrDiscard::Execute { operation() } else { Ok(()) });
     }
 
     /// Returns the positions on other streams that the next operation waits for.
-    fn earlier_of_others(&self) -> Vec<Position> {
+    fn earlier_of_others(&self) -> Vec<StreamPosition> {
         if !self.is_blocking {
             return Vec::new();
         }
         let legacy = lock(&LEGACY).get(&self.device).cloned();
         let Some(legacy) = legacy else { return Vec::new() };
         if !std::ptr::eq(self, Arc::as_ptr(&legacy)) {
-            return vec![position(legacy)];
+            return vec![last_enqueued_position(legacy)];
         }
-        all_of(self.device)
+        streams_of_device(self.device)
             .filter(|stream| stream.is_blocking && !Arc::ptr_eq(stream, &legacy))
-            .map(position)
+            .map(last_enqueued_position)
             .collect()
     }
 
@@ -161,7 +161,7 @@ impl Stream {
 
     /// Waits until what is enqueued now has ended, or until the process has a sticky error.
     pub fn synchronize(self: &Arc<Self>) {
-        let end = position(self.clone());
+        let end = last_enqueued_position(self.clone());
         wait_until(|| end.is_reached() || is_lost());
     }
 
@@ -172,7 +172,7 @@ impl Stream {
 }
 
 /// Returns the legacy default stream of a device. It exists from its first use on.
-fn legacy(device: Device) -> Answer<Arc<Stream>> {
+fn legacy_default_stream(device: Device) -> Answer<Arc<Stream>> {
     let mut streams = lock(&LEGACY);
     if let Some(stream) = streams.get(&device) {
         return Ok(stream.clone());
@@ -182,13 +182,13 @@ fn legacy(device: Device) -> Answer<Arc<Stream>> {
     Ok(stream)
 }
 
-fn position(stream: Arc<Stream>) -> Position {
+fn last_enqueued_position(stream: Arc<Stream>) -> StreamPosition {
     let number = lock(&stream.queue).enqueued;
-    Position { stream, number }
+    StreamPosition { stream, number }
 }
 
 /// Returns all streams of a device.
-fn all_of(device: Device) -> impl Iterator<Item = Arc<Stream>> {
+fn streams_of_device(device: Device) -> impl Iterator<Item = Arc<Stream>> {
     let mut all: Vec<_> = lock(&STREAMS).values().map(|(stream, _)| stream.clone()).collect();
     all.extend(lock(&LEGACY).values().cloned());
     all.extend(lock(&THREADS).iter().cloned());
@@ -197,7 +197,7 @@ fn all_of(device: Device) -> impl Iterator<Item = Arc<Stream>> {
 
 /// Waits for all work of a device.
 pub fn synchronize_all(device: Device) {
-    all_of(device).for_each(|stream| stream.synchronize());
+    streams_of_device(device).for_each(|stream| stream.synchronize());
 }
 
 /// Destroys the streams of a device whose context ends.
@@ -233,7 +233,7 @@ pub unsafe extern "C" fn cuStreamCreateWithPriority(to: *mut usize, flags: c_uin
         let priority = priority.clamp(GREATEST_PRIORITY, LEAST_PRIORITY);
         let stream = Stream::start(device, priority, flags & NON_BLOCKING == 0)?;
         let handle = new_handle();
-        lock(&STREAMS).insert(handle, (stream, Counter::Streams.hold()));
+        lock(&STREAMS).insert(handle, (stream, Counter::Streams.count_while_guard_lives()));
         // SAFETY: the caller passes a place for a handle.
         unsafe { write_out(to, handle) }
     }))

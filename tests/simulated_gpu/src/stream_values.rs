@@ -7,7 +7,7 @@ use crate::context::current_device;
 use crate::error::{Answer, ILLEGAL_ADDRESS, INVALID_VALUE, code_of, is_lost};
 use crate::host_memory::{HostRange, classify};
 use crate::stream::Stream;
-use crate::wait::{announce, wait_until};
+use crate::wait::{wait_until, wake_all_waits};
 use crate::{device_memory, host_memory};
 
 /// How a value is awaited, as `CUstreamWaitValue_flags` numbers it.
@@ -45,12 +45,13 @@ impl Comparison {
 
 /// Returns whether an address is that of a word that a stream may use.
 fn is_word(at: u64) -> bool {
-    at.is_multiple_of(4) && (device_memory::resolve(at, 4).is_some() || host_memory::is_pinned(at, 4))
+    at.is_multiple_of(4)
+        && (device_memory::find_usable_pieces(at, 4).is_some() || host_memory::is_pinned(at, 4))
 }
 
 /// Runs a function on a word; error 700 if the memory is gone.
 fn with_word<T>(at: u64, body: impl FnOnce(&AtomicU32) -> T) -> Answer<T> {
-    if let Some(pieces) = device_memory::resolve(at, 4) {
+    if let Some(pieces) = device_memory::find_usable_pieces(at, 4) {
         // SAFETY: the piece is mapped while it is held, and aligned as the segment is.
         return Ok(body(unsafe { &*(pieces[0].address as *const AtomicU32) }));
     }
@@ -72,7 +73,7 @@ pub extern "C" fn cuStreamWriteValue32_v2(handle: usize, at: u64, value: u32, fl
         }
         stream.enqueue_work(move || {
             with_word(at, |word| word.store(value, SeqCst))?;
-            announce();
+            wake_all_waits();
             Ok(())
         });
         Ok(())

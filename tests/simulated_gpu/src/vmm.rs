@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use crate::context::{check_ready, current_device};
 use crate::counters::{Counter, CounterGuard};
 use crate::device::Device;
-use crate::device_memory::{self, Backing, SegmentKind, find_segment, install};
+use crate::device_memory::{self, Backing, SegmentKind, add_segment, find_segment};
 use crate::error::{Answer, INVALID_VALUE, OUT_OF_MEMORY, code_of, write_out};
 use crate::handles::new_handle;
 use crate::settings::Setting;
@@ -50,7 +50,7 @@ pub struct AccessDesc {
 }
 
 /// A physical allocation that this process has a handle of.
-struct Physical {
+struct PhysicalAllocation {
     device: Device,
     backing: Arc<Backing>,
     /// Whether it was created for export.
@@ -58,7 +58,7 @@ struct Physical {
     _guard: CounterGuard,
 }
 
-static PHYSICAL: Mutex<BTreeMap<u64, Physical>> = Mutex::new(BTreeMap::new());
+static PHYSICAL: Mutex<BTreeMap<u64, PhysicalAllocation>> = Mutex::new(BTreeMap::new());
 /// Reserved ranges: first address and length.
 static RESERVED: Mutex<BTreeMap<u64, usize>> = Mutex::new(BTreeMap::new());
 
@@ -79,7 +79,7 @@ unsafe fn read_prop(prop: *const AllocationProp) -> Answer<(Device, AllocationPr
 }
 
 /// Returns whether a range is aligned and not empty.
-fn is_granular(at: u64, len: usize) -> bool {
+fn is_aligned_to_granularity(at: u64, len: usize) -> bool {
     len > 0 && len.is_multiple_of(GRANULARITY) && at.is_multiple_of(GRANULARITY as u64)
 }
 
@@ -113,20 +113,25 @@ pub unsafe extern "C" fn cuMemCreate(
     code_of(check_ready().and_then(|()| {
         // SAFETY: the caller passes the struct.
         let (device, prop) = unsafe { read_prop(prop)? };
-        if flags != 0 || !is_granular(0, len) || to.is_null() {
+        if flags != 0 || !is_aligned_to_granularity(0, len) || to.is_null() {
             return Err(INVALID_VALUE);
         }
-        if Setting::AllocFails.strikes() {
+        if Setting::AllocFails.count_use_and_strikes_now() {
             return Err(OUT_OF_MEMORY);
         }
         let (backing, is_exportable) = (Backing::create(device, len)?, prop.handle_types != 0);
-        let physical = Physical { device, backing, is_exportable, _guard: Counter::Allocations.hold() };
+        let physical = PhysicalAllocation {
+            device,
+            backing,
+            is_exportable,
+            _guard: Counter::Allocations.count_while_guard_lives(),
+        };
         // SAFETY: the caller passes a place for a handle.
-        unsafe { write_out(to, add(physical)) }
+        unsafe { write_out(to, register_physical_allocation(physical)) }
     }))
 }
 
-fn add(physical: Physical) -> u64 {
+fn register_physical_allocation(physical: PhysicalAllocation) -> u64 {
     let handle = new_handle() as u64;
     lock(&PHYSICAL).insert(handle, physical);
     handle
@@ -150,7 +155,7 @@ pub unsafe extern "C" fn cuMemAddressReserve(
 ) -> c_int {
     code_of(check_ready().and_then(|()| {
         let is_aligned = alignment == 0 || alignment.is_power_of_two();
-        if flags != 0 || !is_granular(0, len) || !is_aligned || to.is_null() {
+        if flags != 0 || !is_aligned_to_granularity(0, len) || !is_aligned || to.is_null() {
             return Err(INVALID_VALUE);
         }
         let base = device_memory::reserve(len, alignment.max(GRANULARITY))?;
@@ -202,7 +207,7 @@ pub extern "C" fn cuMemMap(at: u64, len: usize, offset: usize, handle: u64, flag
         let is_reserved = whole.is_some_and(|end| at.checked_add(len as u64).is_some_and(|last| last <= end));
         if flags != 0
             || offset != 0
-            || !is_granular(at, len)
+            || !is_aligned_to_granularity(at, len)
             || !is_reserved
             || !mappings_within(at, len).is_empty()
         {
@@ -212,7 +217,7 @@ pub extern "C" fn cuMemMap(at: u64, len: usize, offset: usize, handle: u64, flag
         let physical =
             physical.get(&handle).filter(|physical| len <= physical.backing.len()).ok_or(INVALID_VALUE)?;
         let kind = SegmentKind::Mapped { is_accessible: false };
-        install(at, physical.device, physical.backing.clone(), len, kind)
+        add_segment(at, physical.device, physical.backing.clone(), len, kind)
     }))
 }
 
@@ -228,7 +233,7 @@ pub extern "C" fn cuMemUnmap(at: u64, len: usize) -> c_int {
             return Err(INVALID_VALUE);
         }
         mappings.into_iter().try_for_each(|(base, _)| {
-            device_memory::remove(base, |segment| matches!(segment.kind, SegmentKind::Mapped { .. }))
+            device_memory::remove_segment(base, |segment| matches!(segment.kind, SegmentKind::Mapped { .. }))
                 .map(drop)
         })
     }))
@@ -308,8 +313,13 @@ pub unsafe extern "C" fn cuMemImportFromShareableHandle(
         let file =
             unsafe { BorrowedFd::borrow_raw(descriptor) }.try_clone_to_owned().map_err(|_| INVALID_VALUE)?;
         let backing = Backing::open(file).ok_or(INVALID_VALUE)?;
-        let physical = Physical { device, backing, is_exportable: true, _guard: Counter::Imports.hold() };
+        let physical = PhysicalAllocation {
+            device,
+            backing,
+            is_exportable: true,
+            _guard: Counter::Imports.count_while_guard_lives(),
+        };
         // SAFETY: the caller passes a place for a handle.
-        unsafe { write_out(to, add(physical)) }
+        unsafe { write_out(to, register_physical_allocation(physical)) }
     }))
 }

@@ -16,7 +16,7 @@ pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Wakes every wait of this process.
-pub fn announce() {
+pub fn wake_all_waits() {
     *lock(&HAPPENED) += 1;
     CHANGED.notify_all();
 }

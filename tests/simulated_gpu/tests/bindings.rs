@@ -8,7 +8,7 @@ use cudarc::driver::{CudaContext, sys};
 use simulated_gpu::{Counter, SimulatedGpu};
 
 use crate::driver::{OK, start};
-use crate::isolation::{PeerProcess, isolated};
+use crate::isolation::{PeerProcess, run_isolated};
 
 /// The entry points of the driver.
 const DRIVER: &[&str] = &[
@@ -84,7 +84,7 @@ const DRIVER: &[&str] = &[
 
 #[test]
 fn every_symbol_is_there() {
-    isolated("", || {
+    run_isolated("", || {
         start();
         // SAFETY: only the addresses are asked for.
         let has = |name: &str| {
@@ -101,7 +101,7 @@ fn every_symbol_is_there() {
 
 #[test]
 fn the_safe_layer_works() {
-    isolated("", || {
+    run_isolated("", || {
         let gpu = start();
         let context = CudaContext::new(0).unwrap();
         assert_eq!(context.name().unwrap(), "Simulated GPU");
@@ -135,7 +135,7 @@ pub fn load_by_name(mut socket: UnixStream) {
 
 #[test]
 fn a_child_process_finds_the_library_by_its_names() {
-    isolated("", || {
+    run_isolated("", || {
         let folder = std::env::temp_dir().join(format!("simulated-gpu-{}", std::process::id()));
         std::fs::create_dir(&folder).unwrap();
         SimulatedGpu::link_into(&folder).unwrap();
@@ -150,7 +150,7 @@ fn a_child_process_finds_the_library_by_its_names() {
 
 #[test]
 fn errors_have_names_and_unknown_ones_have_none() {
-    isolated("", || {
+    run_isolated("", || {
         start();
         let error = cudarc::driver::DriverError(sys::CUresult::CUDA_ERROR_ECC_UNCORRECTABLE);
         assert_eq!(error.error_name().unwrap(), c"CUDA_ERROR_ECC_UNCORRECTABLE");

@@ -7,17 +7,17 @@ use simulated_gpu::{Counter, Setting};
 
 use crate::driver::{
     Gate, ILLEGAL_ADDRESS, NOT_READY, OK, ORDER_ONLY, allocate, contents, fill, free, new_event, new_stream,
-    query, query_event, record, start, store, synchronize, use_device,
+    query, query_event, record, start, synchronize, use_device, write_device_bytes,
 };
-use crate::isolation::{isolated, until};
+use crate::isolation::{run_isolated, wait_until};
 use crate::nccl::{
     Comm, FLOAT, IN_PROGRESS, INT, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR, config, nccl, new_id,
 };
-use crate::ranks::{Rank, abort, begin, on_threads, settled, state};
+use crate::ranks::{Rank, abort, async_error, begin_communicator_start, on_threads, wait_for_async_error};
 
 #[test]
 fn contents_go_around_rings_of_two_to_eight_ranks() {
-    isolated("", || {
+    run_isolated("", || {
         let gpu = start();
         for ranks in 2..=8 {
             on_threads(ranks, |rank| {
@@ -41,7 +41,7 @@ fn reduce<const LEN: usize>(
     let results = on_threads(ranks, |rank| {
         let len = COUNT * LEN;
         let (from, to) = (allocate(len), allocate(len));
-        store(from, &value(rank.rank).repeat(COUNT));
+        write_device_bytes(from, &value(rank.rank).repeat(COUNT));
         assert_eq!(rank.all_reduce(from, to, COUNT, datatype, operation), 0);
         // In place, too.
         assert_eq!(rank.all_reduce(from, from, COUNT, datatype, operation), 0);
@@ -57,7 +57,7 @@ fn reduce<const LEN: usize>(
 
 #[test]
 fn reductions_compute_over_all_ranks() {
-    isolated("", || {
+    run_isolated("", || {
         start();
         let value = |rank: c_int| rank as f32 * 0.5 - 1.0;
         for ranks in [2, 3, 8] {
@@ -88,20 +88,20 @@ fn reductions_compute_over_all_ranks() {
 
 #[test]
 fn messages_are_matched_in_their_order_whatever_the_groups() {
-    isolated("", || {
+    run_isolated("", || {
         start();
         on_threads(2, |rank| {
             let at = allocate(30);
             if rank.rank == 0 {
-                store(at, &(0..30).collect::<Vec<u8>>());
+                write_device_bytes(at, &(0..30).collect::<Vec<u8>>());
                 for part in 0..3 {
                     assert!(matches!(rank.send(at + 10 * part, 10, 1), 0 | IN_PROGRESS));
-                    assert_eq!(settled(rank.comm), 0);
+                    assert_eq!(wait_for_async_error(rank.comm), 0);
                 }
             } else {
                 let end =
                     rank.group(|| (0..3).for_each(|part| assert_eq!(rank.receive(at + 10 * part, 10, 0), 0)));
-                assert_eq!((end, settled(rank.comm)), (IN_PROGRESS, 0));
+                assert_eq!((end, wait_for_async_error(rank.comm)), (IN_PROGRESS, 0));
             }
             assert_eq!((synchronize(rank.stream), contents(at, 30)), (OK, (0..30).collect()));
             rank.finish();
@@ -111,7 +111,7 @@ fn messages_are_matched_in_their_order_whatever_the_groups() {
 
 #[test]
 fn groups_of_two_streams_run_in_the_order_of_their_launch() {
-    isolated("", || {
+    run_isolated("", || {
         start();
         on_threads(2, |mut rank| {
             let peer = 1 - rank.rank;
@@ -131,11 +131,11 @@ fn groups_of_two_streams_run_in_the_order_of_their_launch() {
 
 #[test]
 fn a_rank_sends_to_itself_only_what_it_receives() {
-    isolated("", || {
+    run_isolated("", || {
         start();
         on_threads(1, |rank| {
             let [from, to] = [allocate(4), allocate(4)];
-            store(from, &[1, 2, 3, 4]);
+            write_device_bytes(from, &[1, 2, 3, 4]);
             assert_eq!(rank.exchange(from, 0, to, 0, 4), 0);
             assert_eq!((synchronize(rank.stream), contents(to, 4)), (OK, vec![1, 2, 3, 4]));
             assert_eq!(rank.send(from, 4, 0), INVALID_USAGE);
@@ -150,12 +150,12 @@ fn a_rank_sends_to_itself_only_what_it_receives() {
 
 #[test]
 fn a_start_waits_for_all_ranks_and_can_be_aborted() {
-    isolated("", || {
+    run_isolated("", || {
         let gpu = start();
         let id = new_id();
-        let (comm, answer) = begin(id, 0, 3);
-        let (other, _) = begin(id, 1, 3);
-        assert_eq!((answer, state(comm)), (IN_PROGRESS, IN_PROGRESS));
+        let (comm, answer) = begin_communicator_start(id, 0, 3);
+        let (other, _) = begin_communicator_start(id, 1, 3);
+        assert_eq!((answer, async_error(comm)), (IN_PROGRESS, IN_PROGRESS));
         let mut number = 0;
         // SAFETY: handles are checked by the library.
         unsafe {
@@ -164,7 +164,7 @@ fn a_start_waits_for_all_ranks_and_can_be_aborted() {
             assert_eq!((nccl().destroy)(comm), INVALID_ARGUMENT);
         }
         assert_eq!([abort(comm), abort(comm), abort(other)], [0, INVALID_ARGUMENT, 0]);
-        until("the communicators are gone", || gpu.count(Counter::Communicators) == 0);
+        wait_until("the communicators are gone", || gpu.count(Counter::Communicators) == 0);
         // The id can be used again: nothing is left of the first try.
         let id = new_id();
         let last = std::thread::spawn(move || {
@@ -178,22 +178,22 @@ fn a_start_waits_for_all_ranks_and_can_be_aborted() {
 
 #[test]
 fn a_start_that_hangs_can_be_aborted() {
-    isolated("nccl_init_hang=1", || {
+    run_isolated("nccl_init_hang=1", || {
         let gpu = start();
-        let (comm, answer) = begin(new_id(), 0, 1);
-        assert_eq!((answer, state(comm)), (IN_PROGRESS, IN_PROGRESS));
+        let (comm, answer) = begin_communicator_start(new_id(), 0, 1);
+        assert_eq!((answer, async_error(comm)), (IN_PROGRESS, IN_PROGRESS));
         assert_eq!(abort(comm), 0);
-        until("the communicator is gone", || gpu.count(Counter::Communicators) == 0);
+        wait_until("the communicator is gone", || gpu.count(Counter::Communicators) == 0);
         Rank::join(new_id(), 0, 1).finish();
     });
 }
 
 #[test]
 fn a_start_with_wrong_arguments_is_refused() {
-    isolated("", || {
+    run_isolated("", || {
         start();
         for (rank, ranks) in [(-1, 2), (2, 2), (0, 0)] {
-            assert_eq!(begin(new_id(), rank, ranks).1, INVALID_ARGUMENT);
+            assert_eq!(begin_communicator_start(new_id(), rank, ranks).1, INVALID_ARGUMENT);
         }
         let start = |config: &mut crate::nccl::Config| {
             let mut comm: Comm = std::ptr::null_mut();
@@ -208,17 +208,17 @@ fn a_start_with_wrong_arguments_is_refused() {
         );
         // Two processes of one rank; ranks that disagree on their number.
         let id = new_id();
-        let [one, two] = [begin(id, 0, 2).0, begin(id, 0, 2).0];
-        until("the second is refused", || [state(one), state(two)].contains(&INVALID_USAGE));
+        let [one, two] = [begin_communicator_start(id, 0, 2).0, begin_communicator_start(id, 0, 2).0];
+        wait_until("the second is refused", || [async_error(one), async_error(two)].contains(&INVALID_USAGE));
         let id = new_id();
-        let [one, two] = [begin(id, 0, 2).0, begin(id, 1, 3).0];
-        until("they disagree", || [state(one), state(two)].contains(&INVALID_USAGE));
+        let [one, two] = [begin_communicator_start(id, 0, 2).0, begin_communicator_start(id, 1, 3).0];
+        wait_until("they disagree", || [async_error(one), async_error(two)].contains(&INVALID_USAGE));
     });
 }
 
 #[test]
 fn blocking_communicators_start_together_in_a_group() {
-    isolated("", || {
+    run_isolated("", || {
         start();
         let (id, mut comms) = (new_id(), [std::ptr::null_mut(); 3]);
         // SAFETY: the library writes handles and numbers.
@@ -235,7 +235,7 @@ fn blocking_communicators_start_together_in_a_group() {
                     [(nccl().count)(comm, count), (nccl().rank)(comm, own), (nccl().device)(comm, device)],
                     [0; 3]
                 );
-                assert_eq!((numbers, state(comm)), ([3, rank as c_int, 0], 0));
+                assert_eq!((numbers, async_error(comm)), ([3, rank as c_int, 0], 0));
                 assert_eq!((nccl().finalize)(comm), 0);
                 assert_eq!((nccl().finalize)(comm), INVALID_USAGE);
                 assert_eq!((nccl().destroy)(comm), 0);
@@ -248,7 +248,7 @@ fn blocking_communicators_start_together_in_a_group() {
 
 #[test]
 fn a_group_is_in_progress_until_it_is_on_its_stream() {
-    isolated("nccl_hold_launches=1", || {
+    run_isolated("nccl_hold_launches=1", || {
         let gpu = start();
         let barrier = Barrier::new(2);
         on_threads(2, |rank| {
@@ -260,11 +260,11 @@ fn a_group_is_in_progress_until_it_is_on_its_stream() {
             });
             assert_eq!(end, IN_PROGRESS);
             // The communicator takes nothing before the launch has ended.
-            assert_eq!((state(rank.comm), rank.send(from, 4, peer)), (IN_PROGRESS, INVALID_ARGUMENT));
+            assert_eq!((async_error(rank.comm), rank.send(from, 4, peer)), (IN_PROGRESS, INVALID_ARGUMENT));
             assert_eq!(query(rank.stream), OK, "nothing is on the stream yet");
             barrier.wait();
             gpu.set(Setting::NcclHoldLaunches, 0);
-            assert_eq!((settled(rank.comm), synchronize(rank.stream)), (0, OK));
+            assert_eq!((wait_for_async_error(rank.comm), synchronize(rank.stream)), (0, OK));
             assert_eq!(contents(to, 4), [1 + peer as u8; 4]);
             rank.finish();
         });
@@ -273,7 +273,7 @@ fn a_group_is_in_progress_until_it_is_on_its_stream() {
 
 #[test]
 fn a_group_with_a_failed_call_launches_nothing() {
-    isolated("", || {
+    run_isolated("", || {
         let gpu = start();
         on_threads(2, |rank| {
             let at = allocate(4);
@@ -281,7 +281,7 @@ fn a_group_with_a_failed_call_launches_nothing() {
                 assert_eq!(rank.send(at, 4, 1 - rank.rank), 0);
                 assert_eq!(rank.send(at, 4, 2), INVALID_ARGUMENT);
             });
-            assert_eq!((end, query(rank.stream), state(rank.comm)), (INVALID_ARGUMENT, OK, 0));
+            assert_eq!((end, query(rank.stream), async_error(rank.comm)), (INVALID_ARGUMENT, OK, 0));
             // The next group has nothing of it.
             let to = allocate(4);
             assert_eq!(rank.exchange(at, 1 - rank.rank, to, 1 - rank.rank, 4), 0);
@@ -294,7 +294,7 @@ fn a_group_with_a_failed_call_launches_nothing() {
 
 #[test]
 fn sizes_that_differ_are_an_error_on_both_sides() {
-    isolated("", || {
+    run_isolated("", || {
         let gpu = start();
         let barrier = Barrier::new(2);
         on_threads(2, |rank| {
@@ -305,10 +305,10 @@ fn sizes_that_differ_are_an_error_on_both_sides() {
                 assert_eq!(answer, 0);
             });
             assert_eq!(end, IN_PROGRESS);
-            until("the error is told", || state(rank.comm) == INVALID_USAGE);
+            wait_until("the error is told", || async_error(rank.comm) == INVALID_USAGE);
             // A failed group keeps its stream until the communicator is aborted.
             barrier.wait();
-            until("both hang", || gpu.count(Counter::NcclHangs) == 2);
+            wait_until("both hang", || gpu.count(Counter::NcclHangs) == 2);
             assert!(rank.is_busy());
             barrier.wait();
             assert_eq!((abort(rank.comm), synchronize(rank.stream)), (0, OK));
@@ -319,38 +319,38 @@ fn sizes_that_differ_are_an_error_on_both_sides() {
 
 #[test]
 fn a_group_that_hangs_ends_by_abort_and_moves_nothing() {
-    isolated("nccl_hang=1", || {
+    run_isolated("nccl_hang=1", || {
         let gpu = start();
         let barrier = Barrier::new(2);
         on_threads(2, |rank| {
             let to = rank.hang(1 - rank.rank, 100_000);
             let done = new_event(ORDER_ONLY);
             assert_eq!(record(done, rank.stream), OK);
-            until("a group hangs", || gpu.count(Counter::NcclHangs) == 1);
-            assert_eq!((query_event(done), state(rank.comm)), (NOT_READY, 0));
+            wait_until("a group hangs", || gpu.count(Counter::NcclHangs) == 1);
+            assert_eq!((query_event(done), async_error(rank.comm)), (NOT_READY, 0));
             barrier.wait();
             assert_eq!((abort(rank.comm), synchronize(rank.stream)), (0, OK));
             assert_eq!((query_event(done), contents(to, 100_000)), (OK, vec![0; 100_000]));
         });
-        until("the communicators are gone", || gpu.count(Counter::Communicators) == 0);
+        wait_until("the communicators are gone", || gpu.count(Counter::Communicators) == 0);
     });
 }
 
 #[test]
 fn a_revoked_communicator_frees_its_stream_and_takes_nothing_more() {
-    isolated("nccl_hang=1", || {
+    run_isolated("nccl_hang=1", || {
         let gpu = start();
         let barrier = Barrier::new(2);
         on_threads(2, |rank| {
             let to = rank.hang(1 - rank.rank, 4096);
-            until("a group hangs", || gpu.count(Counter::NcclHangs) == 1);
+            wait_until("a group hangs", || gpu.count(Counter::NcclHangs) == 1);
             barrier.wait();
             // SAFETY: handles are checked by the library.
             unsafe {
                 assert_eq!((nccl().revoke)(rank.comm, 1), INVALID_ARGUMENT);
                 assert_eq!((nccl().revoke)(rank.comm, 0), IN_PROGRESS);
             }
-            assert_eq!((settled(rank.comm), synchronize(rank.stream)), (0, OK));
+            assert_eq!((wait_for_async_error(rank.comm), synchronize(rank.stream)), (0, OK));
             assert_eq!(rank.send(to, 4, 1 - rank.rank), INVALID_USAGE);
             // The stream belongs to the caller again, and nothing of the group comes later.
             assert_eq!([fill(to, 5, 4096, rank.stream), synchronize(rank.stream)], [OK, OK]);
@@ -366,7 +366,7 @@ fn a_revoked_communicator_frees_its_stream_and_takes_nothing_more() {
 
 #[test]
 fn an_abort_of_one_rank_is_a_remote_error_for_the_other() {
-    isolated("", || {
+    run_isolated("", || {
         start();
         on_threads(2, |rank| {
             if rank.rank == 1 {
@@ -376,7 +376,7 @@ fn an_abort_of_one_rank_is_a_remote_error_for_the_other() {
             let at = allocate(4096);
             // The error may come before the launch has ended.
             assert_eq!(rank.group(|| assert_eq!(rank.receive(at, 4096, 1), 0)), IN_PROGRESS);
-            until("the error is told", || state(rank.comm) == REMOTE_ERROR);
+            wait_until("the error is told", || async_error(rank.comm) == REMOTE_ERROR);
             assert!(rank.is_busy());
             assert_eq!(rank.send(allocate(4), 4, 1), REMOTE_ERROR);
             assert_eq!((abort(rank.comm), synchronize(rank.stream)), (0, OK));
@@ -386,7 +386,7 @@ fn an_abort_of_one_rank_is_a_remote_error_for_the_other() {
 
 #[test]
 fn memory_that_is_freed_before_its_group_is_a_sticky_error() {
-    isolated("", || {
+    run_isolated("", || {
         start();
         let rank = Rank::join(new_id(), 0, 1);
         let (from, to, gate) = (allocate(4), allocate(4), Gate::close(rank.stream));
@@ -399,22 +399,22 @@ fn memory_that_is_freed_before_its_group_is_a_sticky_error() {
 
 #[test]
 fn a_sticky_error_ends_groups_and_starts() {
-    isolated("nccl_hang=1", || {
+    run_isolated("nccl_hang=1", || {
         let gpu = start();
         let rank = Rank::join(new_id(), 0, 1);
         rank.hang(0, 4);
-        until("the group hangs", || gpu.count(Counter::NcclHangs) == 1);
-        let (pending, _) = begin(new_id(), 0, 2);
+        wait_until("the group hangs", || gpu.count(Counter::NcclHangs) == 1);
+        let (pending, _) = begin_communicator_start(new_id(), 0, 2);
         gpu.set(Setting::Sticky, 700);
         assert_eq!(synchronize(rank.stream), ILLEGAL_ADDRESS);
-        until("the start has ended", || state(pending) != IN_PROGRESS);
-        until("the group has ended", || gpu.count(Counter::NcclGroups) == 1);
+        wait_until("the start has ended", || async_error(pending) != IN_PROGRESS);
+        wait_until("the group has ended", || gpu.count(Counter::NcclGroups) == 1);
     });
 }
 
 #[test]
 fn registrations_are_of_device_memory() {
-    isolated("", || {
+    run_isolated("", || {
         start();
         let (rank, at, mut handle) = (Rank::join(new_id(), 0, 1), allocate(4096), std::ptr::null_mut());
         // SAFETY: the library writes a handle.

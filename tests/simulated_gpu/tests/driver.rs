@@ -77,7 +77,7 @@ pub fn copy(to: u64, from: u64, len: usize, stream: CUstream) -> CUresult {
 }
 
 /// Allocates page-locked memory for the rest of the process.
-pub fn pinned(len: usize) -> &'static mut [u8] {
+pub fn allocate_pinned(len: usize) -> &'static mut [u8] {
     // SAFETY: the memory is new, has this length, and is never freed by this function.
     unsafe { std::slice::from_raw_parts_mut(result::malloc_host(len, 0).unwrap().cast(), len) }
 }
@@ -88,7 +88,7 @@ pub fn address(bytes: &[u8]) -> u64 {
 
 /// Returns the bytes of device memory, read by a stream of their own.
 pub fn contents(at: u64, len: usize) -> Vec<u8> {
-    let (stream, to) = (new_stream(), pinned(len));
+    let (stream, to) = (new_stream(), allocate_pinned(len));
     assert_eq!(copy(address(to), at, len, stream), OK);
     assert_eq!(synchronize(stream), OK);
     let read = to.to_vec();
@@ -101,8 +101,8 @@ pub fn contents(at: u64, len: usize) -> Vec<u8> {
 }
 
 /// Writes bytes to device memory by a stream of their own.
-pub fn store(at: u64, bytes: &[u8]) {
-    let (stream, from) = (new_stream(), pinned(bytes.len()));
+pub fn write_device_bytes(at: u64, bytes: &[u8]) {
+    let (stream, from) = (new_stream(), allocate_pinned(bytes.len()));
     from.copy_from_slice(bytes);
     assert_eq!(copy(at, address(from), bytes.len(), stream), OK);
     assert_eq!(synchronize(stream), OK);
@@ -136,7 +136,7 @@ pub struct Gate(&'static AtomicU32);
 impl Gate {
     /// Lets the later work of a stream wait.
     pub fn close(stream: CUstream) -> Self {
-        let bytes = pinned(4);
+        let bytes = allocate_pinned(4);
         // SAFETY: the memory is aligned to a page, and lives as long as the process.
         let word = unsafe { &*bytes.as_ptr().cast::<AtomicU32>() };
         // SAFETY: addresses are checked by the library.
@@ -150,7 +150,11 @@ impl Gate {
 }
 
 /// Calls a function on a stream, and lets it return something through its argument.
-pub fn launch<T>(stream: CUstream, function: unsafe extern "C" fn(*mut c_void), argument: &'static T) {
+pub fn launch_host_function<T>(
+    stream: CUstream,
+    function: unsafe extern "C" fn(*mut c_void),
+    argument: &'static T,
+) {
     let argument = std::ptr::from_ref(argument).cast_mut().cast();
     // SAFETY: the function takes this argument, which lives as long as the process.
     unsafe { stream::launch_host_function(stream, function, argument).unwrap() };

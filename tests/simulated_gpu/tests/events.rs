@@ -7,12 +7,12 @@ use crate::driver::{
     Gate, INVALID_HANDLE, INVALID_VALUE, NOT_READY, OK, ORDER_ONLY, SHARED, allocate, contents, fill,
     new_event, new_stream, query, query_event, record, start, synchronize, use_device, wait_event,
 };
-use crate::isolation::{PeerProcess, isolated, until};
+use crate::isolation::{PeerProcess, run_isolated, wait_until};
 use crate::sharing::{event_handle, memory_handle, open_event, try_open_event};
 
 #[test]
 fn a_wait_is_bound_to_the_latest_record_at_its_call() {
-    isolated("", || {
+    run_isolated("", || {
         start();
         let (held, free, waiting) = (new_stream(), new_stream(), new_stream());
         let event = new_event(ORDER_ONLY);
@@ -34,7 +34,7 @@ fn a_wait_is_bound_to_the_latest_record_at_its_call() {
 
 #[test]
 fn an_event_that_was_never_recorded_is_no_wait() {
-    isolated("", || {
+    run_isolated("", || {
         start();
         let (held, free, event) = (new_stream(), new_stream(), new_event(ORDER_ONLY));
         assert_eq!(wait_event(free, event), OK);
@@ -49,7 +49,7 @@ fn an_event_that_was_never_recorded_is_no_wait() {
 
 #[test]
 fn a_destroyed_event_keeps_its_waits() {
-    isolated("", || {
+    run_isolated("", || {
         let gpu = start();
         let (held, waiting, event) = (new_stream(), new_stream(), new_event(ORDER_ONLY));
         let gate = Gate::close(held);
@@ -63,13 +63,13 @@ fn a_destroyed_event_keeps_its_waits() {
         assert_eq!(query(waiting), NOT_READY);
         gate.open();
         assert_eq!(synchronize(waiting), OK);
-        until("the end of the event", || gpu.count(Counter::Events) == 0);
+        wait_until("the end of the event", || gpu.count(Counter::Events) == 0);
     });
 }
 
 #[test]
 fn an_event_is_recorded_on_its_own_device_and_awaited_on_any() {
-    isolated("devices=2", || {
+    run_isolated("devices=2", || {
         start();
         let (event, stream) = (new_event(ORDER_ONLY), new_stream());
         use_device(1);
@@ -84,7 +84,7 @@ fn an_event_is_recorded_on_its_own_device_and_awaited_on_any() {
 
 #[test]
 fn times_are_those_of_complete_records() {
-    isolated("", || {
+    run_isolated("", || {
         start();
         let (stream, [start, end, order_only]) =
             (new_stream(), [new_event(0), new_event(0), new_event(ORDER_ONLY)]);
@@ -109,7 +109,7 @@ fn times_are_those_of_complete_records() {
 
 #[test]
 fn an_event_for_other_processes_has_no_timing() {
-    isolated("", || {
+    run_isolated("", || {
         start();
         let mut event = std::ptr::null_mut();
         // SAFETY: the library writes a handle.
@@ -125,7 +125,7 @@ fn an_event_for_other_processes_has_no_timing() {
 
 #[test]
 fn another_process_waits_for_a_record() {
-    isolated("", || {
+    run_isolated("", || {
         start();
         let (stream, at, event) = (new_stream(), allocate(4096), new_event(SHARED));
         let gate = Gate::close(stream);
@@ -142,7 +142,7 @@ fn another_process_waits_for_a_record() {
 
 #[test]
 fn another_process_records_an_event() {
-    isolated("", || {
+    run_isolated("", || {
         start();
         let event = new_event(SHARED);
         let mut peer = PeerProcess::start("record_behind_gate", "");
@@ -169,7 +169,7 @@ fn event_of_peer() -> (PeerProcess, sys::CUevent) {
 
 #[test]
 fn the_death_of_the_recorder_ends_a_wait_and_is_counted() {
-    isolated("", || {
+    run_isolated("", || {
         let gpu = start();
         let (mut peer, event) = event_of_peer();
         let stream = new_stream();
@@ -189,7 +189,7 @@ fn the_death_of_the_recorder_ends_a_wait_and_is_counted() {
 
 #[test]
 fn the_death_of_the_recorder_is_a_sticky_error_by_setting() {
-    isolated("", || {
+    run_isolated("", || {
         let gpu = start();
         let (peer, event) = event_of_peer();
         gpu.set(Setting::OrphanedWait, 719);
@@ -203,7 +203,7 @@ fn the_death_of_the_recorder_is_a_sticky_error_by_setting() {
 
 #[test]
 fn a_recorder_that_loses_its_device_ends_the_waits_of_others() {
-    isolated("", || {
+    run_isolated("", || {
         let gpu = start();
         let (mut peer, event) = event_of_peer();
         let stream = new_stream();
@@ -216,7 +216,7 @@ fn a_recorder_that_loses_its_device_ends_the_waits_of_others() {
 
 #[test]
 fn an_event_outlives_its_owner_and_its_handle_does_not() {
-    isolated("", || {
+    run_isolated("", || {
         start();
         let mut peer = PeerProcess::start("own_event_behind_gate", "");
         let handle = peer.receive();

@@ -6,18 +6,18 @@ use cudarc::driver::sys::{self, CUresult};
 use simulated_gpu::{Counter, Setting};
 
 use crate::driver::{
-    Gate, NOT_READY, OK, OUT_OF_MEMORY, address, allocate, contents, copy, fill, new_stream, pinned, query,
-    start, synchronize, try_allocate,
+    Gate, NOT_READY, OK, OUT_OF_MEMORY, address, allocate, allocate_pinned, contents, copy, fill, new_stream,
+    query, start, synchronize, try_allocate,
 };
-use crate::isolation::{PeerProcess, isolated, until};
+use crate::isolation::{PeerProcess, run_isolated, wait_until};
 
 const ECC: CUresult = CUresult::CUDA_ERROR_ECC_UNCORRECTABLE;
 
 #[test]
 fn the_nth_copy_meets_an_uncorrectable_error() {
-    isolated("ecc_after=3", || {
+    run_isolated("ecc_after=3", || {
         let gpu = start();
-        let (stream, other, host) = (new_stream(), new_stream(), pinned(4));
+        let (stream, other, host) = (new_stream(), new_stream(), allocate_pinned(4));
         let [a, b] = [allocate(4), allocate(4)];
         assert_eq!([fill(a, 1, 4, stream), copy(b, a, 4, stream), synchronize(stream)], [OK; 3]);
         assert_eq!([copy(address(host), b, 4, stream), synchronize(stream)], [OK, OK]);
@@ -34,7 +34,7 @@ fn the_nth_copy_meets_an_uncorrectable_error() {
 
 #[test]
 fn a_sticky_error_ends_every_wait_and_discards_work() {
-    isolated("", || {
+    run_isolated("", || {
         let gpu = start();
         let (stuck, waiting) = (new_stream(), new_stream());
         let (event, _gate) = (crate::driver::new_event(crate::driver::ORDER_ONLY), Gate::close(stuck));
@@ -56,7 +56,7 @@ fn a_sticky_error_ends_every_wait_and_discards_work() {
             wait(Box::new(move || copy([0u8; 4].as_ptr() as u64, at, 4, from_host as sys::CUstream))),
         ];
         started.wait();
-        until("the second copy is enqueued", || gpu.count(Counter::PageableCopies) == 1);
+        wait_until("the second copy is enqueued", || gpu.count(Counter::PageableCopies) == 1);
         assert_eq!([query(stuck), query(waiting)], [NOT_READY; 2]);
         gpu.set(Setting::Sticky, 214);
         let answers = waits.map(|wait| wait.join().unwrap());
@@ -66,7 +66,7 @@ fn a_sticky_error_ends_every_wait_and_discards_work() {
 
 #[test]
 fn the_nth_allocation_fails_and_the_next_succeeds() {
-    isolated("alloc_fails=2;host_alloc_fails=1;host_register_fails=1", || {
+    run_isolated("alloc_fails=2;host_alloc_fails=1;host_register_fails=1", || {
         start();
         assert_eq!([try_allocate(4), try_allocate(4), try_allocate(4)], [OK, OUT_OF_MEMORY, OK]);
         let mut at = std::ptr::null_mut();
@@ -84,7 +84,7 @@ fn the_nth_allocation_fails_and_the_next_succeeds() {
 
 #[test]
 fn the_machine_is_as_it_is_set() {
-    isolated("devices=3;memory=3K;version=12040;first_device=5", || {
+    run_isolated("devices=3;memory=3K;version=12040;first_device=5", || {
         start();
         let (mut version, mut count, mut total) = (0, 0, 0);
         // SAFETY: the library writes numbers.
@@ -107,7 +107,7 @@ fn the_machine_is_as_it_is_set() {
 
 #[test]
 fn without_a_device_initialization_fails() {
-    isolated("devices=0", || {
+    run_isolated("devices=0", || {
         simulated_gpu::SimulatedGpu::load();
         assert_eq!(cudarc::driver::result::init().unwrap_err().0, CUresult::CUDA_ERROR_NO_DEVICE);
     });
@@ -115,7 +115,7 @@ fn without_a_device_initialization_fails() {
 
 #[test]
 fn an_unknown_setting_ends_the_process() {
-    isolated("", || {
+    run_isolated("", || {
         use std::os::unix::process::ExitStatusExt;
         for settings in ["ecc_afer=3", "ecc_after=x", "ecc_after"] {
             let peer = PeerProcess::start_with("unknown_setting", |command| {

@@ -17,7 +17,7 @@ const ROLE: &str = "SIMULATED_GPU_ROLE";
 
 /// Runs the body of a test in a process of its own, which has these settings from its start. The caller is the test
 /// itself: its name is read from the body's type.
-pub fn isolated<F: FnOnce()>(settings: &str, body: F) {
+pub fn run_isolated<F: FnOnce()>(settings: &str, body: F) {
     let path = std::any::type_name::<F>();
     let name =
         path.split_once("::").expect("a path has a crate").1.split("::{{").next().expect("a test has a name");
@@ -48,7 +48,7 @@ fn this_program(arguments: &[&str]) -> Command {
 }
 
 /// Waits until a condition holds.
-pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
+pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     let limit = Instant::now() + LIMIT / 2;
     while !condition() {
         assert!(Instant::now() < limit, "in vain: {what}");
@@ -93,7 +93,7 @@ impl PeerProcess {
     /// Waits until the process ends.
     pub fn wait(mut self) -> ExitStatus {
         let mut status = None;
-        until("the end of a peer", || {
+        wait_until("the end of a peer", || {
             status = self.child.try_wait().unwrap();
             status.is_some()
         });

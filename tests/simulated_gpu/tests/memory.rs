@@ -7,15 +7,15 @@ use cudarc::driver::sys::{self, CUpointer_attribute as Attribute, CUresult};
 use simulated_gpu::{Counter, Setting};
 
 use crate::driver::{
-    Gate, ILLEGAL_ADDRESS, INVALID_VALUE, OK, OUT_OF_MEMORY, address, allocate, contents, copy, fill, free,
-    new_stream, pinned, query, start, store, synchronize, try_allocate,
+    Gate, ILLEGAL_ADDRESS, INVALID_VALUE, OK, OUT_OF_MEMORY, address, allocate, allocate_pinned, contents,
+    copy, fill, free, new_stream, query, start, synchronize, try_allocate, write_device_bytes,
 };
-use crate::isolation::{PeerProcess, isolated, until};
+use crate::isolation::{PeerProcess, run_isolated, wait_until};
 use crate::sharing::{GRANULE, create_physical, map_anywhere, memory_handle};
 
 #[test]
 fn a_host_access_to_device_memory_is_a_fault() {
-    isolated("", || {
+    run_isolated("", || {
         start();
         let at = allocate(4096);
         for role in ["read_allocation_on_host", "read_mapping_on_host", "read_import_on_host"] {
@@ -40,11 +40,11 @@ fn unregister(bytes: &[u8]) -> CUresult {
 
 #[test]
 fn a_copy_blocks_only_for_memory_that_is_not_page_locked() {
-    isolated("", || {
+    run_isolated("", || {
         let gpu = start();
         let (stream, at, heap) = (new_stream(), allocate(8192), vec![5u8; 8192]);
         for is_from_host in [true, false] {
-            for (host, expected) in [(address(pinned(8192)), 0), (heap.as_ptr() as u64, 1)] {
+            for (host, expected) in [(address(allocate_pinned(8192)), 0), (heap.as_ptr() as u64, 1)] {
                 let before = gpu.count(Counter::PageableCopies);
                 let (to, from) = if is_from_host { (at, host) } else { (host, at) };
                 assert_eq!(copy(to, from, 8192, stream), OK);
@@ -65,7 +65,7 @@ fn a_copy_blocks_only_for_memory_that_is_not_page_locked() {
 
 #[test]
 fn registrations_do_not_overlap() {
-    isolated("", || {
+    run_isolated("", || {
         let gpu = start();
         let bytes = vec![0u8; 4 * 4096];
         let overlap = CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
@@ -74,7 +74,7 @@ fn registrations_do_not_overlap() {
             assert_eq!(register(&bytes[range.clone()]), overlap, "{range:?}");
         }
         assert_eq!([register(&bytes[8192..12288]), register(&bytes[..4096])], [OK, OK]);
-        assert_eq!((gpu.count(Counter::PinnedRanges), register(pinned(4096))), (3, overlap));
+        assert_eq!((gpu.count(Counter::PinnedRanges), register(allocate_pinned(4096))), (3, overlap));
         let unknown = CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
         assert_eq!([unregister(&bytes[4097..]), unregister(&bytes[12288..])], [unknown, unknown]);
         // A copy across two registrations, or with a part that is not registered, is refused.
@@ -92,7 +92,7 @@ fn registrations_do_not_overlap() {
 
 #[test]
 fn work_on_freed_memory_is_a_sticky_error_of_the_process() {
-    isolated("", || {
+    run_isolated("", || {
         start();
         let (stream, other, at, to) = (new_stream(), new_stream(), allocate(4096), allocate(4096));
         let gate = Gate::close(stream);
@@ -113,7 +113,7 @@ fn work_on_freed_memory_is_a_sticky_error_of_the_process() {
 }
 
 /// Runs work on memory that goes before a gate opens, in a process of its own for each kind.
-fn late_use(enqueue: impl FnOnce(sys::CUstream), release: impl FnOnce() -> CUresult) {
+fn check_use_after_release(enqueue: impl FnOnce(sys::CUstream), release: impl FnOnce() -> CUresult) {
     let stream = new_stream();
     let gate = Gate::close(stream);
     enqueue(stream);
@@ -124,34 +124,37 @@ fn late_use(enqueue: impl FnOnce(sys::CUstream), release: impl FnOnce() -> CUres
 
 #[test]
 fn late_work_on_freed_page_locked_memory_is_a_sticky_error() {
-    isolated("", || {
+    run_isolated("", || {
         start();
-        let (at, host) = (allocate(4096), pinned(4096));
+        let (at, host) = (allocate(4096), allocate_pinned(4096));
         let release = || {
             // SAFETY: nothing but the late copy uses the memory.
             unsafe { sys::cuMemFreeHost(host.as_ptr().cast_mut().cast()) }
         };
-        late_use(|stream| assert_eq!(copy(at, address(host), 4096, stream), OK), release);
+        check_use_after_release(|stream| assert_eq!(copy(at, address(host), 4096, stream), OK), release);
     });
 }
 
 #[test]
 fn late_work_on_unregistered_memory_is_a_sticky_error() {
-    isolated("", || {
+    run_isolated("", || {
         start();
         let (at, heap) = (allocate(4096), vec![0; 4096]);
         assert_eq!(register(&heap), OK);
-        late_use(|stream| assert_eq!(copy(address(&heap), at, 4096, stream), OK), || unregister(&heap));
+        check_use_after_release(
+            |stream| assert_eq!(copy(address(&heap), at, 4096, stream), OK),
+            || unregister(&heap),
+        );
     });
 }
 
 #[test]
 fn late_work_on_unmapped_memory_is_a_sticky_error() {
-    isolated("", || {
+    run_isolated("", || {
         start();
         let at = map_anywhere(create_physical(GRANULE), GRANULE);
         // SAFETY: arguments are checked by the library.
-        late_use(
+        check_use_after_release(
             |stream| assert_eq!(fill(at, 1, GRANULE, stream), OK),
             || unsafe { sys::cuMemUnmap(at, GRANULE) },
         );
@@ -160,7 +163,7 @@ fn late_work_on_unmapped_memory_is_a_sticky_error() {
 
 #[test]
 fn out_of_memory_is_not_sticky() {
-    isolated("memory=1M", || {
+    run_isolated("memory=1M", || {
         let gpu = start();
         let (half, info) = (allocate(512 << 10), || {
             let (mut free, mut total) = (0, 0);
@@ -187,7 +190,7 @@ fn out_of_memory_is_not_sticky() {
 
 #[test]
 fn an_address_is_never_used_again_and_has_exact_bounds() {
-    isolated("", || {
+    run_isolated("", || {
         start();
         let stream = new_stream();
         let mut seen = std::collections::BTreeSet::new();
@@ -215,10 +218,10 @@ fn attribute(wanted: Attribute, at: u64) -> Result<u64, CUresult> {
 
 #[test]
 fn attributes_tell_what_an_address_is() {
-    isolated("", || {
+    run_isolated("", || {
         start();
         use Attribute as A;
-        let (at, host, heap) = (allocate(5000), pinned(100), [0u8; 8]);
+        let (at, host, heap) = (allocate(5000), allocate_pinned(100), [0u8; 8]);
         let mapped = map_anywhere(create_physical(GRANULE), GRANULE);
         assert_eq!(
             [at, address(host), mapped].map(|at| attribute(A::CU_POINTER_ATTRIBUTE_MEMORY_TYPE, at + 50)),
@@ -251,13 +254,13 @@ fn attributes_tell_what_an_address_is() {
 
 #[test]
 fn no_byte_moves_before_the_copy_runs() {
-    isolated("", || {
+    run_isolated("", || {
         let gpu = start();
         let (stream, from, to) = (new_stream(), allocate(1000), allocate(1000));
-        store(from, &[1; 1000]);
+        write_device_bytes(from, &[1; 1000]);
         gpu.set(Setting::HoldCopies, 1);
         assert_eq!(copy(to, from, 1000, stream), OK);
-        until("the copy is held", || gpu.count(Counter::HeldCopies) == 1);
+        wait_until("the copy is held", || gpu.count(Counter::HeldCopies) == 1);
         // The bytes that count are those at the time of the copy, not of the call.
         let other = new_stream();
         assert_eq!([fill(from, 2, 1000, other), fill(to, 3, 1000, other), synchronize(other)], [OK; 3]);

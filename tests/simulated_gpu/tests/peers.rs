@@ -9,10 +9,10 @@ use cudarc::driver::sys;
 use simulated_gpu::{Counter, Setting};
 
 use crate::driver::{
-    Gate, NOT_READY, OK, SHARED, address, allocate, contents, copy, fill, free, new_event, new_stream,
-    pinned, query, record, start, store, synchronize, wait_event,
+    Gate, NOT_READY, OK, SHARED, address, allocate, allocate_pinned, contents, copy, fill, free, new_event,
+    new_stream, query, record, start, synchronize, wait_event, write_device_bytes,
 };
-use crate::isolation::{read, until};
+use crate::isolation::{read, wait_until};
 use crate::sharing::{
     GRANULE, close_memory, create_physical, event_handle, export, map_anywhere, memory_handle, open_event,
     receive_descriptor, send_descriptor, try_import, try_open_memory,
@@ -62,7 +62,7 @@ pub const ROLES: &[(&str, Role)] = &[
 ];
 
 /// Waits until the test closes the socket, or kills this process.
-pub fn stay(mut socket: UnixStream) {
+pub fn wait_for_socket_close(mut socket: UnixStream) {
     let _ = std::io::Read::read(&mut socket, &mut [0]);
 }
 
@@ -86,7 +86,7 @@ fn leave_stuck_work(mut socket: UnixStream) {
 fn read_after_event(mut socket: UnixStream) {
     start();
     let (at, event) = (try_open_memory(read(&mut socket)).unwrap(), open_event(read(&mut socket)));
-    let (stream, byte) = (new_stream(), pinned(1));
+    let (stream, byte) = (new_stream(), allocate_pinned(1));
     assert_eq!([wait_event(stream, event), copy(address(byte), at + 100, 1, stream)], [OK, OK]);
     assert_eq!((query(stream), byte[0]), (NOT_READY, 0));
     say(&mut socket, b"waits");
@@ -116,13 +116,13 @@ fn own_event_behind_gate(mut socket: UnixStream) {
     gpu.set(Setting::Sticky, 214);
     assert_eq!(synchronize(stream) as i32, 214);
     say(&mut socket, b"lost");
-    stay(socket);
+    wait_for_socket_close(socket);
 }
 
 /// Replaces each byte by its complement.
 fn invert(at: u64, len: usize) {
     let inverted: Vec<u8> = contents(at, len).into_iter().map(|byte| !byte).collect();
-    store(at, &inverted);
+    write_device_bytes(at, &inverted);
 }
 
 fn invert_memory(mut socket: UnixStream) {
@@ -142,7 +142,7 @@ fn invert_memory(mut socket: UnixStream) {
 fn share_memory(mut socket: UnixStream) {
     start();
     let at = allocate(4096);
-    store(at, &[7; 4096]);
+    write_device_bytes(at, &[7; 4096]);
     say(&mut socket, &memory_handle(at));
     let mut word = [0; 4];
     if std::io::Read::read_exact(&mut socket, &mut word).is_err() {
@@ -169,7 +169,7 @@ fn import_memory_by_steps(mut socket: UnixStream) {
     let (stream, to) = (new_stream(), allocate(4096));
     gpu.set(Setting::HoldCopies, 1);
     assert_eq!(copy(to, at, 4096, stream), OK);
-    until("the copy is held", || gpu.count(Counter::HeldCopies) == 1);
+    wait_until("the copy is held", || gpu.count(Counter::HeldCopies) == 1);
     step(b"copying");
     gpu.set(Setting::HoldCopies, 0);
     assert_eq!([synchronize(stream), close_memory(at)], [OK, OK]);
@@ -195,7 +195,7 @@ fn send_new_descriptor(socket: UnixStream) {
     let (at, stream) = (map_anywhere(handle, GRANULE), new_stream());
     assert_eq!([fill(at, 9, GRANULE, stream), synchronize(stream)], [OK, OK]);
     send_descriptor(&socket, &export(handle));
-    stay(socket);
+    wait_for_socket_close(socket);
 }
 
 fn hold_descriptor(mut socket: UnixStream) {
@@ -204,7 +204,7 @@ fn hold_descriptor(mut socket: UnixStream) {
     let at = map_anywhere(handle, GRANULE);
     assert_eq!(contents(at, 4), [0; 4]);
     say(&mut socket, b"mapped");
-    stay(socket);
+    wait_for_socket_close(socket);
 }
 
 fn reuse_descriptor(mut socket: UnixStream) {
@@ -214,11 +214,11 @@ fn reuse_descriptor(mut socket: UnixStream) {
     assert_eq!(free(old), OK);
     // The kernel gives the lowest free number, so the new memory has the descriptor of the old one.
     let new = allocate(4);
-    store(new, &[8; 4]);
+    write_device_bytes(new, &[8; 4]);
     let fresh = memory_handle(new);
     let number = |handle: &[u8; 64]| handle[24..32].to_vec();
     assert_eq!(number(&stale), number(&fresh), "the number is used again");
     say(&mut socket, &stale);
     say(&mut socket, &fresh);
-    stay(socket);
+    wait_for_socket_close(socket);
 }

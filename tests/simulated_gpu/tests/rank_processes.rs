@@ -6,10 +6,10 @@ use std::os::unix::net::UnixStream;
 use simulated_gpu::{Counter, Setting};
 
 use crate::driver::{NOT_READY, OK, contents, query, start, synchronize};
-use crate::isolation::{PeerProcess, isolated, read, until};
+use crate::isolation::{PeerProcess, read, run_isolated, wait_until};
 use crate::nccl::{REMOTE_ERROR, UniqueId, new_id};
-use crate::peers::stay;
-use crate::ranks::{Rank, abort, state};
+use crate::peers::wait_for_socket_close;
+use crate::ranks::{Rank, abort, async_error};
 
 /// Sends a rank its id, number and count.
 fn introduce(peer: &mut PeerProcess, id: UniqueId, rank: u8, ranks: u8) {
@@ -39,9 +39,9 @@ pub fn join_and_hang(mut socket: UnixStream) {
     let rank = join(&mut socket);
     gpu.set(Setting::NcclHang, 1);
     rank.hang(0, 1 << 20);
-    until("the group hangs", || gpu.count(Counter::NcclHangs) == 1);
+    wait_until("the group hangs", || gpu.count(Counter::NcclHangs) == 1);
     socket.write_all(b"hangs").unwrap();
-    stay(socket);
+    wait_for_socket_close(socket);
 }
 
 /// A process that ends while a group hangs and a start is in progress.
@@ -50,14 +50,14 @@ pub fn leave_stuck_group(mut socket: UnixStream) {
     gpu.set(Setting::NcclHang, 1);
     let rank = Rank::join(new_id(), 0, 1);
     rank.hang(0, 4);
-    until("the group hangs", || gpu.count(Counter::NcclHangs) == 1);
-    crate::ranks::begin(new_id(), 0, 2);
+    wait_until("the group hangs", || gpu.count(Counter::NcclHangs) == 1);
+    crate::ranks::begin_communicator_start(new_id(), 0, 2);
     socket.write_all(b"stuck").unwrap();
 }
 
 #[test]
 fn contents_go_around_rings_of_two_to_eight_processes() {
-    isolated("", || {
+    run_isolated("", || {
         start();
         for ranks in [2u8, 3, 5, 8] {
             let id = new_id();
@@ -81,17 +81,17 @@ fn hang_with_peer() -> (Rank, u64, PeerProcess) {
     let own = Rank::join(id, 0, 2);
     let to = own.hang(1, 1 << 20);
     assert_eq!(peer.receive(), *b"hangs");
-    assert_eq!((query(own.stream), state(own.comm)), (NOT_READY, 0));
+    assert_eq!((query(own.stream), async_error(own.comm)), (NOT_READY, 0));
     (own, to, peer)
 }
 
 #[test]
 fn a_rank_that_is_killed_in_a_group_is_a_remote_error() {
-    isolated("", || {
+    run_isolated("", || {
         start();
         let (own, to, peer) = hang_with_peer();
         peer.kill();
-        until("the error is told", || state(own.comm) == REMOTE_ERROR);
+        wait_until("the error is told", || async_error(own.comm) == REMOTE_ERROR);
         assert!(own.is_busy());
         assert_eq!((abort(own.comm), synchronize(own.stream)), (0, OK));
         assert!(contents(to, 1 << 20).iter().all(|byte| *byte == 0), "nothing arrived");
@@ -100,27 +100,27 @@ fn a_rank_that_is_killed_in_a_group_is_a_remote_error() {
 
 #[test]
 fn a_death_is_silent_by_setting() {
-    isolated("nccl_silent_death=1", || {
+    run_isolated("nccl_silent_death=1", || {
         let gpu = start();
         let (own, _, peer) = hang_with_peer();
         assert_eq!(gpu.count(Counter::NcclHangs), 0);
         peer.kill();
         // Both directions have met the end of the peer, and wait.
-        until("the group hangs", || gpu.count(Counter::NcclHangs) == 2);
-        assert_eq!((state(own.comm), query(own.stream)), (0, NOT_READY));
+        wait_until("the group hangs", || gpu.count(Counter::NcclHangs) == 2);
+        assert_eq!((async_error(own.comm), query(own.stream)), (0, NOT_READY));
         assert_eq!((abort(own.comm), synchronize(own.stream)), (0, OK));
     });
 }
 
 #[test]
 fn a_rank_that_is_killed_before_all_are_there_leaves_the_start_in_progress() {
-    isolated("", || {
+    run_isolated("", || {
         start();
         let (id, mut peer) = (new_id(), PeerProcess::start("join_ring", ""));
         introduce(&mut peer, id, 1, 3);
-        let (comm, _) = crate::ranks::begin(id, 0, 3);
+        let (comm, _) = crate::ranks::begin_communicator_start(id, 0, 3);
         peer.kill();
-        assert_eq!(state(comm), crate::nccl::IN_PROGRESS);
+        assert_eq!(async_error(comm), crate::nccl::IN_PROGRESS);
         assert_eq!(abort(comm), 0);
     });
 }

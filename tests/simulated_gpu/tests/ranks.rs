@@ -3,9 +3,9 @@
 use std::ffi::c_int;
 
 use crate::driver::{
-    CUstream, OK, allocate, contents, fill, new_stream, query, store, synchronize, use_device,
+    CUstream, OK, allocate, contents, fill, new_stream, query, synchronize, use_device, write_device_bytes,
 };
-use crate::isolation::until;
+use crate::isolation::wait_until;
 use crate::nccl::{BYTE, Comm, IN_PROGRESS, UniqueId, config, nccl};
 use crate::sharing::pattern;
 
@@ -22,7 +22,7 @@ pub struct Rank {
 unsafe impl Send for Rank {}
 
 /// Begins the start of a non-blocking communicator.
-pub fn begin(id: UniqueId, rank: c_int, ranks: c_int) -> (Comm, c_int) {
+pub fn begin_communicator_start(id: UniqueId, rank: c_int, ranks: c_int) -> (Comm, c_int) {
     let (mut comm, mut config) = (std::ptr::null_mut(), config(false));
     // SAFETY: the library writes a handle and reads the settings.
     let answer = unsafe { (nccl().start)(&raw mut comm, ranks, id, rank, &raw mut config) };
@@ -30,7 +30,7 @@ pub fn begin(id: UniqueId, rank: c_int, ranks: c_int) -> (Comm, c_int) {
 }
 
 /// Returns the asynchronous error.
-pub fn state(comm: Comm) -> c_int {
+pub fn async_error(comm: Comm) -> c_int {
     let mut state = -1;
     // SAFETY: the library writes a code.
     assert_eq!(unsafe { (nccl().error)(comm, &raw mut state) }, 0);
@@ -38,9 +38,9 @@ pub fn state(comm: Comm) -> c_int {
 }
 
 /// Waits until no call is in progress, and returns the asynchronous error.
-pub fn settled(comm: Comm) -> c_int {
-    until("no call is in progress", || state(comm) != IN_PROGRESS);
-    state(comm)
+pub fn wait_for_async_error(comm: Comm) -> c_int {
+    wait_until("no call is in progress", || async_error(comm) != IN_PROGRESS);
+    async_error(comm)
 }
 
 pub fn abort(comm: Comm) -> c_int {
@@ -51,8 +51,8 @@ pub fn abort(comm: Comm) -> c_int {
 impl Rank {
     /// Starts a communicator that does not block, and waits for the others.
     pub fn join(id: UniqueId, rank: c_int, ranks: c_int) -> Self {
-        let (comm, answer) = begin(id, rank, ranks);
-        assert_eq!((answer, settled(comm)), (IN_PROGRESS, 0));
+        let (comm, answer) = begin_communicator_start(id, rank, ranks);
+        assert_eq!((answer, wait_for_async_error(comm)), (IN_PROGRESS, 0));
         Self { comm, rank, ranks, stream: new_stream() }
     }
 
@@ -82,14 +82,14 @@ impl Rank {
             assert_eq!(self.send(from, len, next), 0);
             assert_eq!(self.receive(to, len, previous), 0);
         });
-        if end == IN_PROGRESS { settled(self.comm) } else { end }
+        if end == IN_PROGRESS { wait_for_async_error(self.comm) } else { end }
     }
 
     pub fn all_reduce(&self, from: u64, to: u64, count: usize, datatype: c_int, operation: c_int) -> c_int {
         // SAFETY: arguments are checked by the library.
         let answer =
             unsafe { (nccl().all_reduce)(from, to, count, datatype, operation, self.comm, self.stream) };
-        if answer == IN_PROGRESS { settled(self.comm) } else { answer }
+        if answer == IN_PROGRESS { wait_for_async_error(self.comm) } else { answer }
     }
 
     /// Sends around a ring and checks what arrives, for each of these sizes.
@@ -97,7 +97,7 @@ impl Rank {
         let [next, previous] = [1, self.ranks - 1].map(|step| (self.rank + step) % self.ranks);
         for len in sizes {
             let [from, to] = [allocate(*len), allocate(*len)];
-            store(from, &pattern(self.rank as u64, *len));
+            write_device_bytes(from, &pattern(self.rank as u64, *len));
             assert_eq!(self.exchange(from, next, to, previous, *len), 0);
             assert_eq!(synchronize(self.stream), OK);
             assert!(contents(to, *len) == pattern(previous as u64, *len), "{len} bytes from {previous}");
@@ -121,7 +121,7 @@ impl Rank {
         // SAFETY: the handle is checked by the library.
         unsafe {
             assert!(matches!((nccl().finalize)(self.comm), 0 | IN_PROGRESS));
-            assert_eq!(settled(self.comm), 0);
+            assert_eq!(wait_for_async_error(self.comm), 0);
             assert_eq!((nccl().destroy)(self.comm), 0);
         }
     }

@@ -10,9 +10,9 @@ use simulated_gpu::{Counter, Setting, SimulatedGpu};
 
 use crate::driver::{
     CUevent, ILLEGAL_ADDRESS, INVALID_HANDLE, INVALID_VALUE, OK, allocate, contents, copy, fill, free,
-    new_stream, query, start, store, synchronize,
+    new_stream, query, start, synchronize, write_device_bytes,
 };
-use crate::isolation::{PeerProcess, isolated, until};
+use crate::isolation::{PeerProcess, run_isolated, wait_until};
 
 /// The granularity of physical allocations.
 pub const GRANULE: usize = 2 << 20;
@@ -106,7 +106,7 @@ pub fn map(at: u64, len: usize, handle: u64) -> CUresult {
 }
 
 /// Makes mappings accessible.
-pub fn allow(at: u64, len: usize) -> CUresult {
+pub fn make_accessible(at: u64, len: usize) -> CUresult {
     let location = properties().location;
     let flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
     let description = sys::CUmemAccessDesc { location, flags };
@@ -117,7 +117,7 @@ pub fn allow(at: u64, len: usize) -> CUresult {
 /// Maps a physical allocation at new addresses.
 pub fn map_anywhere(handle: u64, len: usize) -> u64 {
     let at = reserve(len);
-    assert_eq!([map(at, len, handle), allow(at, len)], [OK, OK]);
+    assert_eq!([map(at, len, handle), make_accessible(at, len)], [OK, OK]);
     at
 }
 
@@ -185,14 +185,14 @@ pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
 
 #[test]
 fn contents_cross_both_ways_at_any_size() {
-    isolated("memory=64M", || {
+    run_isolated("memory=64M", || {
         start();
         let mut random = fastrand::Rng::with_seed(11);
         for seed in 0..6 {
             let len =
                 [1, 4095, 4096, 4097, random.usize(5000..100_000), random.usize(1 << 20..4 << 20)][seed];
             let at = allocate(len);
-            store(at, &pattern(seed as u64, len));
+            write_device_bytes(at, &pattern(seed as u64, len));
             let mut peer = PeerProcess::start("invert_memory", "");
             peer.send(&memory_handle(at));
             assert_eq!(peer.receive(), *b"done", "{len} bytes");
@@ -206,7 +206,7 @@ fn contents_cross_both_ways_at_any_size() {
 
 #[test]
 fn a_handle_is_opened_once_and_closed_as_often() {
-    isolated("", || {
+    run_isolated("", || {
         let gpu = start();
         let mut peer = PeerProcess::start("share_memory", "");
         let handle = peer.receive();
@@ -225,7 +225,7 @@ fn a_handle_is_opened_once_and_closed_as_often() {
 
 #[test]
 fn the_owner_is_killed_at_each_step() {
-    isolated("", || {
+    run_isolated("", || {
         let gpu = start();
         // Before the handle is opened.
         let mut peer = PeerProcess::start("share_memory", "");
@@ -243,7 +243,7 @@ fn the_owner_is_killed_at_each_step() {
         let (from, to, stream) = (try_open_memory(peer.receive()).unwrap(), allocate(4096), new_stream());
         gpu.set(Setting::HoldCopies, 1);
         assert_eq!(copy(to, from, 4096, stream), OK);
-        until("the copy is held", || gpu.count(Counter::HeldCopies) == 1);
+        wait_until("the copy is held", || gpu.count(Counter::HeldCopies) == 1);
         peer.kill();
         gpu.set(Setting::HoldCopies, 0);
         assert_eq!((synchronize(stream), contents(to, 4096)), (OK, vec![7; 4096]));
@@ -252,10 +252,10 @@ fn the_owner_is_killed_at_each_step() {
 
 #[test]
 fn the_importer_is_killed_at_each_step() {
-    isolated("", || {
+    run_isolated("", || {
         let gpu = start();
         let at = allocate(4096);
-        store(at, &[3; 4096]);
+        write_device_bytes(at, &[3; 4096]);
         for step in ["started", "opened", "copying", "closed"] {
             let mut peer = PeerProcess::start("import_memory_by_steps", "");
             peer.send(&memory_handle(at));
@@ -276,14 +276,14 @@ fn the_importer_is_killed_at_each_step() {
 
 #[test]
 fn work_on_memory_that_its_owner_freed_is_a_sticky_error() {
-    isolated("", || {
+    run_isolated("", || {
         let gpu: &SimulatedGpu = start();
         let mut peer = PeerProcess::start("share_memory", "");
         let handle = peer.receive();
         let (from, to, stream) = (try_open_memory(handle).unwrap(), allocate(4096), new_stream());
         gpu.set(Setting::HoldCopies, 1);
         assert_eq!(copy(to, from, 4096, stream), OK);
-        until("the copy is held", || gpu.count(Counter::HeldCopies) == 1);
+        wait_until("the copy is held", || gpu.count(Counter::HeldCopies) == 1);
         peer.send(b"free");
         assert_eq!(peer.receive(), *b"gone");
         assert_eq!(copy(to, from, 4096, new_stream()), INVALID_VALUE);
@@ -298,11 +298,11 @@ fn work_on_memory_that_its_owner_freed_is_a_sticky_error() {
 
 #[test]
 fn a_descriptor_carries_memory_to_another_process() {
-    isolated("", || {
+    run_isolated("", || {
         let gpu = start();
         let handle = create_physical(2 * GRANULE);
         let at = map_anywhere(handle, 2 * GRANULE);
-        store(at, &pattern(5, 2 * GRANULE));
+        write_device_bytes(at, &pattern(5, 2 * GRANULE));
         let mut peer = PeerProcess::start("map_descriptor", "");
         send_descriptor(&peer.socket, &export(handle));
         assert_eq!(peer.receive(), *b"done");
@@ -324,7 +324,7 @@ fn a_descriptor_carries_memory_to_another_process() {
 
 #[test]
 fn mapped_memory_outlives_either_process() {
-    isolated("", || {
+    run_isolated("", || {
         let gpu = start();
         // The owner is killed when the descriptor is on its way, and when it is mapped.
         for is_mapped in [false, true] {
@@ -357,7 +357,7 @@ fn mapped_memory_outlives_either_process() {
 
 #[test]
 fn mappings_follow_their_rules() {
-    isolated("", || {
+    run_isolated("", || {
         start();
         let (handle, at) = (create_physical(GRANULE), reserve(3 * GRANULE));
         let stream = new_stream();
@@ -365,16 +365,19 @@ fn mappings_follow_their_rules() {
         assert_eq!(map(at, GRANULE / 2, handle), INVALID_VALUE, "not granular");
         assert_eq!(map(at, 2 * GRANULE, handle), INVALID_VALUE, "longer than the allocation");
         assert_eq!(map(at + 3 * GRANULE as u64, GRANULE, handle), INVALID_VALUE, "not reserved");
-        assert_eq!(allow(at, GRANULE), INVALID_VALUE, "not mapped");
+        assert_eq!(make_accessible(at, GRANULE), INVALID_VALUE, "not mapped");
         assert_eq!(map(at, GRANULE, handle), OK);
         assert_eq!(map(at, GRANULE, handle), INVALID_VALUE, "mapped already");
         assert_eq!(fill(at, 1, 4, stream), INVALID_VALUE, "not accessible yet");
-        assert_eq!(allow(at, GRANULE), OK);
+        assert_eq!(make_accessible(at, GRANULE), OK);
         // One physical allocation may be mapped twice, and a copy may span mappings.
         let second = at + GRANULE as u64;
-        assert_eq!([map(second, GRANULE, create_physical(GRANULE)), allow(second, GRANULE)], [OK, OK]);
+        assert_eq!(
+            [map(second, GRANULE, create_physical(GRANULE)), make_accessible(second, GRANULE)],
+            [OK, OK]
+        );
         let again = map_anywhere(handle, GRANULE);
-        store(at + GRANULE as u64 - 3, &[1, 2, 3, 4, 5, 6]);
+        write_device_bytes(at + GRANULE as u64 - 3, &[1, 2, 3, 4, 5, 6]);
         assert_eq!(contents(again + GRANULE as u64 - 3, 3), [1, 2, 3]);
         assert_eq!(contents(at + GRANULE as u64 - 3, 6), [1, 2, 3, 4, 5, 6]);
         assert_eq!(fill(second, 1, GRANULE + 1, stream), INVALID_VALUE, "beyond the mapping");
@@ -407,7 +410,7 @@ fn mappings_follow_their_rules() {
 
 #[test]
 fn a_descriptor_number_that_is_used_again_opens_nothing_else() {
-    isolated("", || {
+    run_isolated("", || {
         start();
         let mut peer = PeerProcess::start("reuse_descriptor", "");
         let (stale, fresh) = (peer.receive(), peer.receive());

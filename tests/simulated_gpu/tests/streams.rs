@@ -7,16 +7,17 @@ use cudarc::driver::result::stream;
 use cudarc::driver::sys::{self, CUresult};
 
 use crate::driver::{
-    Gate, INVALID_HANDLE, INVALID_VALUE, NOT_READY, OK, ORDER_ONLY, address, allocate, contents, copy, fill,
-    launch, new_event, new_stream, pinned, query, record, start, synchronize, wait_event,
+    Gate, INVALID_HANDLE, INVALID_VALUE, NOT_READY, OK, ORDER_ONLY, address, allocate, allocate_pinned,
+    contents, copy, fill, launch_host_function, new_event, new_stream, query, record, start, synchronize,
+    wait_event,
 };
-use crate::isolation::{PeerProcess, isolated};
+use crate::isolation::{PeerProcess, run_isolated};
 
 const LEN: usize = 300_000;
 
 #[test]
 fn work_of_a_stream_runs_in_its_order_and_after_the_call() {
-    isolated("copy_us=200", || {
+    run_isolated("copy_us=200", || {
         start();
         let (stream, [a, b, c]) = (new_stream(), [allocate(LEN), allocate(LEN), allocate(LEN)]);
         let gate = Gate::close(stream);
@@ -38,7 +39,7 @@ fn work_of_a_stream_runs_in_its_order_and_after_the_call() {
 
 #[test]
 fn only_events_order_two_streams() {
-    isolated("", || {
+    run_isolated("", || {
         start();
         let (held, free, at) = (new_stream(), new_stream(), allocate(LEN));
         let gate = Gate::close(held);
@@ -59,7 +60,7 @@ fn only_events_order_two_streams() {
 
 #[test]
 fn the_legacy_stream_and_blocking_streams_wait_for_each_other() {
-    isolated("", || {
+    run_isolated("", || {
         start();
         let (legacy, at) = (std::ptr::null_mut(), allocate(4));
         let (blocking, free) = (stream::create(stream::StreamKind::Default).unwrap(), new_stream());
@@ -94,12 +95,12 @@ unsafe extern "C" fn call_the_driver(answer: *mut c_void) {
 
 #[test]
 fn a_host_function_runs_in_order_and_may_not_call_the_driver() {
-    isolated("", || {
+    run_isolated("", || {
         static ANSWER: AtomicI32 = AtomicI32::new(-1);
         start();
         let stream = new_stream();
         let gate = Gate::close(stream);
-        launch(stream, call_the_driver, &ANSWER);
+        launch_host_function(stream, call_the_driver, &ANSWER);
         assert_eq!(query(stream), NOT_READY);
         assert_eq!(ANSWER.load(SeqCst), -1);
         gate.open();
@@ -110,13 +111,13 @@ fn a_host_function_runs_in_order_and_may_not_call_the_driver() {
 
 #[test]
 fn a_stream_waits_for_a_word_by_each_comparison() {
-    isolated("", || {
+    run_isolated("", || {
         start();
         // A comparison, the value, a word for which it does not hold, and one for which it does.
         let cases =
             [(0, 5, 4, 5), (0, 1, u32::MAX, 2), (1, 5, 6, 5), (2, 6, 8, 12), (3, 0xff, !0xff, !0x1ff)];
         for (comparison, value, before, after) in cases {
-            let (stream, words) = (new_stream(), pinned(8));
+            let (stream, words) = (new_stream(), allocate_pinned(8));
             let [word, answer] = [address(words), address(words) + 4];
             words[..4].copy_from_slice(&u32::to_ne_bytes(before));
             // SAFETY: addresses are checked by the library, and the words live as long as the process.
@@ -130,9 +131,11 @@ fn a_stream_waits_for_a_word_by_each_comparison() {
             assert_eq!(words[4..], u32::to_ne_bytes(9), "comparison {comparison}");
         }
         let (stream, heap) = (new_stream(), [0u32; 2]);
-        for (at, comparison) in
-            [(heap.as_ptr() as u64, 0), (address(pinned(8)) + 2, 0), (address(pinned(8)), 4)]
-        {
+        for (at, comparison) in [
+            (heap.as_ptr() as u64, 0),
+            (address(allocate_pinned(8)) + 2, 0),
+            (address(allocate_pinned(8)), 4),
+        ] {
             // SAFETY: addresses are checked by the library.
             assert_eq!(unsafe { sys::cuStreamWaitValue32_v2(stream, at, 1, comparison) }, INVALID_VALUE);
         }
@@ -141,7 +144,7 @@ fn a_stream_waits_for_a_word_by_each_comparison() {
 
 #[test]
 fn a_destroyed_stream_finishes_its_work() {
-    isolated("", || {
+    run_isolated("", || {
         let gpu = start();
         let (held, at) = (new_stream(), allocate(4));
         let gate = Gate::close(held);
@@ -165,7 +168,7 @@ fn a_destroyed_stream_finishes_its_work() {
 
 #[test]
 fn a_context_waits_for_its_streams_and_ends_with_them() {
-    isolated("", || {
+    run_isolated("", || {
         let gpu = start();
         let (stream, at) = (new_stream(), allocate(4));
         let gate = Gate::close(stream);
@@ -189,7 +192,7 @@ fn a_context_waits_for_its_streams_and_ends_with_them() {
 
 #[test]
 fn a_process_ends_with_work_that_never_will() {
-    isolated("", || {
+    run_isolated("", || {
         for role in ["leave_stuck_work", "leave_stuck_group"] {
             let mut peer = PeerProcess::start(role, "");
             assert_eq!(peer.receive(), *b"stuck");

@@ -1,6 +1,6 @@
 //! Starts the processes of the benchmark, sends orders to them, and waits for each reply within a time limit.
 //!
-//! Begin at `BenchChildren::send_orders`.
+//! Begin at `BenchChildren::send_orders_and_collect_replies`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -54,7 +54,7 @@ impl BenchChildren {
 
     /// Sends each task its order, in this sequence, and returns the replies by task. If a task does not reply
     /// within `limit`, the error names the task and its order.
-    pub fn send_orders(
+    pub fn send_orders_and_collect_replies(
         &mut self,
         orders: &[(usize, BenchOrder)],
         limit: Duration,

@@ -43,7 +43,8 @@ impl BenchController {
             (number, BenchOrder::Begin { setup: setup.clone(), here, there, side: PairSide::of_task(number) })
         };
         let orders: Vec<_> = (0..members.len()).map(begin).collect();
-        let answers = all.children.send_orders(&orders, all.reply_timeout(Duration::ZERO))?;
+        let answers =
+            all.children.send_orders_and_collect_replies(&orders, all.reply_timeout(Duration::ZERO))?;
         let peers = replies_of_kind(answers, |answer| match answer {
             BenchReply::Here(peer) => Some(peer),
             _ => None,
@@ -67,7 +68,10 @@ impl BenchController {
         kind: impl Fn(BenchReply) -> Option<T>,
     ) -> Result<Vec<T>> {
         let orders: Vec<_> = (0..self.children.len()).map(|number| (number, order.clone())).collect();
-        replies_of_kind(self.children.send_orders(&orders, self.reply_timeout(measured))?, kind)
+        replies_of_kind(
+            self.children.send_orders_and_collect_replies(&orders, self.reply_timeout(measured))?,
+            kind,
+        )
     }
 
     fn send_order_to_all(&mut self, order: &BenchOrder) -> Result<()> {
@@ -189,7 +193,7 @@ impl BenchController {
         let measurement = self.measurement;
         // The receiver gets its order first: it must have posted its first launch before the sender starts.
         let orders = [1, 0].map(|number| (number, BenchOrder::PingPong { rounds, measurement }));
-        let answers = self.children.send_orders(&orders, self.reply_timeout(about))?;
+        let answers = self.children.send_orders_and_collect_replies(&orders, self.reply_timeout(about))?;
         let mut ends = replies_of_kind(answers, |answer| match answer {
             BenchReply::Tossed { launched, arrived, calls, worked, by, wrong } => {
                 Some(PingPongTimes { launched, arrived, calls, worked, by, wrong })

@@ -71,7 +71,7 @@ fn execute_order(task: &mut Option<PeerState>, order: BenchOrder) -> Result<Benc
             return Ok(BenchReply::Checked { wrong: task.check_contents(measurement)? });
         }
         BenchOrder::PingPong { rounds, measurement } => return task.run_ping_pong(rounds, measurement),
-        BenchOrder::Clear => task.free_slots(),
+        BenchOrder::Clear => task.drop_all_slots(),
     }
     Ok(BenchReply::Done)
 }
@@ -80,10 +80,10 @@ fn execute_order(task: &mut Option<PeerState>, order: BenchOrder) -> Result<Benc
 struct BenchSlot {
     buffers: Vec<Buffer>,
     size: usize,
-    launcher: Launcher,
+    launcher: LaunchMethod,
 }
 
-enum Launcher {
+enum LaunchMethod {
     Prepared(PreparedTransfers),
     Unprepared(UnpreparedTransfers),
 }
@@ -107,7 +107,7 @@ struct BenchRequest {
 
 impl BenchRequest {
     /// Returns the transfers of the first `size` bytes of each buffer.
-    fn specs(&self, buffers: &[Buffer], size: usize) -> Result<Vec<TransferSpec>> {
+    fn transfer_specs(&self, buffers: &[Buffer], size: usize) -> Result<Vec<TransferSpec>> {
         let spec = |(buffer, key): (&Buffer, u64)| {
             let (span, key) = (buffer.range(0..size)?, TransferKey(key));
             Ok(if self.outgoing {
@@ -124,14 +124,14 @@ impl BenchSlot {
     /// Launches its transfers.
     fn launch(&mut self) -> Result<TransferHandle> {
         match &mut self.launcher {
-            Launcher::Prepared(prepared) => Ok(prepared.launch(&[])),
-            Launcher::Unprepared(UnpreparedTransfers { engine, memory, request }) => {
+            LaunchMethod::Prepared(prepared) => Ok(prepared.launch(&[])),
+            LaunchMethod::Unprepared(UnpreparedTransfers { engine, memory, request }) => {
                 if !request.outgoing {
                     for buffer in &mut self.buffers {
                         *buffer = memory.allocate(buffer.len())?;
                     }
                 }
-                Ok(engine.transfer(&[], request.specs(&self.buffers, self.size)?, request.options))
+                Ok(engine.transfer(&[], request.transfer_specs(&self.buffers, self.size)?, request.options))
             }
         }
     }
@@ -193,10 +193,10 @@ impl PeerState {
         let request = self.request(channel, outgoing, (number * shape.batch) as u64);
         let launcher = if self.unprepared {
             let (engine, memory) = (self.engine.clone(), self.memory.clone());
-            Launcher::Unprepared(UnpreparedTransfers { engine, memory, request })
+            LaunchMethod::Unprepared(UnpreparedTransfers { engine, memory, request })
         } else {
-            let specs = request.specs(&buffers, shape.size)?;
-            Launcher::Prepared(self.engine.prepare(specs, request.options).wait()?)
+            let transfer_specs = request.transfer_specs(&buffers, shape.size)?;
+            LaunchMethod::Prepared(self.engine.prepare(transfer_specs, request.options).wait()?)
         };
         Ok(BenchSlot { buffers, size: shape.size, launcher })
     }
@@ -209,8 +209,8 @@ impl PeerState {
         let mut times = Vec::new();
         for _ in 0..=again {
             let began = clock::monotonic_nanoseconds();
-            let specs = request.specs(&buffer, 4096)?;
-            kept.push(self.engine.prepare(specs, request.options).wait()?);
+            let transfer_specs = request.transfer_specs(&buffer, 4096)?;
+            kept.push(self.engine.prepare(transfer_specs, request.options).wait()?);
             times.push(clock::monotonic_nanoseconds() - began);
         }
         let first = times.remove(0);
@@ -236,7 +236,7 @@ impl PeerState {
         Ok(())
     }
 
-    fn free_slots(&mut self) {
+    fn drop_all_slots(&mut self) {
         self.moves.clear();
         self.out.clear();
         self.inbound.clear();
@@ -244,10 +244,10 @@ impl PeerState {
 
     fn fill_buffers(&self, measurement: u64) -> Result<()> {
         for (number, buffer, size) in numbered_buffers(&self.moves) {
-            let seed = test_pattern::at(measurement, number);
+            let seed = test_pattern::pattern_word_at(measurement, number);
             buffer.with_bytes_mut(|bytes| match self.side {
-                PairSide::Sender => test_pattern::fill(&mut bytes[..size], seed),
-                PairSide::Receiver => test_pattern::fill_mismatched(&mut bytes[..size], seed),
+                PairSide::Sender => test_pattern::fill_with_pattern(&mut bytes[..size], seed),
+                PairSide::Receiver => test_pattern::fill_with_wrong_pattern(&mut bytes[..size], seed),
             })?;
         }
         Ok(())
@@ -256,7 +256,10 @@ impl PeerState {
     fn check_contents(&self, measurement: u64) -> Result<Option<String>> {
         for (number, buffer, size) in numbered_buffers(&self.moves) {
             let wrong = buffer.with_bytes(|bytes| {
-                test_pattern::first_mismatch(&bytes[..size], test_pattern::at(measurement, number))
+                test_pattern::first_difference_from_pattern(
+                    &bytes[..size],
+                    test_pattern::pattern_word_at(measurement, number),
+                )
             })?;
             if let Some(at) = wrong {
                 return Ok(Some(format!("byte {at} of {size} of buffer {number} is not what was sent")));
@@ -303,18 +306,18 @@ impl PeerState {
     fn run_ping_pong(&mut self, rounds: u64, measurement: u64) -> Result<BenchReply> {
         let first = self.side == PairSide::Sender;
         let (mine, others) = (
-            test_pattern::at(measurement, u64::from(first)),
-            test_pattern::at(measurement, u64::from(!first)),
+            test_pattern::pattern_word_at(measurement, u64::from(first)),
+            test_pattern::pattern_word_at(measurement, u64::from(!first)),
         );
         fill_ping_pong_buffers(&self.out, &self.inbound, mine, others)?;
         let before = self.bytes_by_transport();
         let (mut launched, mut arrived, mut calls) = (Vec::new(), Vec::new(), Vec::new());
         let mut wrong = None;
-        let worked = clock::process_nanoseconds();
+        let worked = clock::process_cpu_nanoseconds();
         let mut expected = self.inbound[0].launch()?;
         for round in 0..rounds {
             let (now, next) = ((round % 2) as usize, ((round + 1) % 2) as usize);
-            write_stamp(&self.out[now], test_pattern::at(mine, round))?;
+            write_stamp(&self.out[now], test_pattern::pattern_word_at(mine, round))?;
             // Posted before this round is answered, so that the other never sends to a receiver that is not
             // ready.
             let following = if round + 1 < rounds { Some(self.inbound[next].launch()?) } else { None };
@@ -331,12 +334,12 @@ impl PeerState {
                 arrived.push(clock::monotonic_nanoseconds());
             }
             sent.wait()?;
-            wrong = wrong.or(check_stamp(&self.inbound[now], test_pattern::at(others, round))?);
+            wrong = wrong.or(check_stamp(&self.inbound[now], test_pattern::pattern_word_at(others, round))?);
             if let Some(following) = following {
                 expected = following;
             }
         }
-        let worked = clock::process_nanoseconds().saturating_sub(worked);
+        let worked = clock::process_cpu_nanoseconds().saturating_sub(worked);
         wrong = wrong.or(check_ping_pong_buffers(&self.inbound, others, rounds)?);
         let by = busiest_transport(before, self.bytes_by_transport())?;
         Ok(BenchReply::Tossed { launched, arrived, calls, worked, by, wrong })
@@ -364,12 +367,18 @@ const STAMP: usize = 8;
 fn fill_ping_pong_buffers(out: &[BenchSlot], inbound: &[BenchSlot], mine: u64, others: u64) -> Result<()> {
     for (number, buffer, size) in numbered_buffers(out) {
         buffer.with_bytes_mut(|bytes| {
-            test_pattern::fill(&mut bytes[STAMP.min(size)..size], test_pattern::at(mine, number))
+            test_pattern::fill_with_pattern(
+                &mut bytes[STAMP.min(size)..size],
+                test_pattern::pattern_word_at(mine, number),
+            )
         })?;
     }
     for (number, buffer, size) in numbered_buffers(inbound) {
         buffer.with_bytes_mut(|bytes| {
-            test_pattern::fill_mismatched(&mut bytes[STAMP.min(size)..size], test_pattern::at(others, number))
+            test_pattern::fill_with_wrong_pattern(
+                &mut bytes[STAMP.min(size)..size],
+                test_pattern::pattern_word_at(others, number),
+            )
         })?;
     }
     Ok(())
@@ -379,7 +388,10 @@ fn check_ping_pong_buffers(inbound: &[BenchSlot], others: u64, rounds: u64) -> R
     // A single round uses only the first slot.
     for (number, buffer, size) in numbered_buffers(&inbound[..inbound.len().min(rounds as usize)]) {
         if let Some(at) = buffer.with_bytes(|bytes| {
-            test_pattern::first_mismatch(&bytes[STAMP.min(size)..size], test_pattern::at(others, number))
+            test_pattern::first_difference_from_pattern(
+                &bytes[STAMP.min(size)..size],
+                test_pattern::pattern_word_at(others, number),
+            )
         })? {
             return Ok(Some(format!(
                 "to and fro: byte {} of buffer {number} is not what was sent",
@@ -392,7 +404,9 @@ fn check_ping_pong_buffers(inbound: &[BenchSlot], others: u64, rounds: u64) -> R
 
 fn write_stamp(slot: &BenchSlot, stamp: u64) -> Result<()> {
     for buffer in &slot.buffers {
-        buffer.with_bytes_mut(|bytes| test_pattern::fill(&mut bytes[..STAMP.min(slot.size)], stamp))?;
+        buffer.with_bytes_mut(|bytes| {
+            test_pattern::fill_with_pattern(&mut bytes[..STAMP.min(slot.size)], stamp)
+        })?;
     }
     Ok(())
 }
@@ -400,7 +414,9 @@ fn write_stamp(slot: &BenchSlot, stamp: u64) -> Result<()> {
 fn check_stamp(slot: &BenchSlot, stamp: u64) -> Result<Option<String>> {
     for buffer in &slot.buffers {
         if buffer
-            .with_bytes(|bytes| test_pattern::first_mismatch(&bytes[..STAMP.min(slot.size)], stamp))?
+            .with_bytes(|bytes| {
+                test_pattern::first_difference_from_pattern(&bytes[..STAMP.min(slot.size)], stamp)
+            })?
             .is_some()
         {
             return Ok(Some("to and fro: what arrived is not of this round".to_owned()));

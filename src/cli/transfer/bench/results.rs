@@ -160,11 +160,11 @@ pub struct SizeResult {
     pub verified: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     wrong: Option<String>,
-    spread: Spreads,
+    spread: RepetitionSpreads,
 }
 
 #[derive(Debug, Serialize)]
-struct Spreads {
+struct RepetitionSpreads {
     gbytes_per_second: Option<SampleRange>,
     p50_us: Option<SampleRange>,
     p99_us: Option<SampleRange>,
@@ -183,7 +183,7 @@ impl SizeResult {
         found: &[Repetition],
     ) -> Self {
         let over = |figure: fn(&Repetition) -> Option<f64>| SampleRange::of(found.iter().filter_map(figure));
-        let spread = Spreads {
+        let spread = RepetitionSpreads {
             gbytes_per_second: over(|one| one.moved.as_ref().map(|moved| moved.rate)),
             p50_us: over(|one| Some(one.delays.one_way.p50)),
             p99_us: over(|one| Some(one.delays.one_way.p99)),

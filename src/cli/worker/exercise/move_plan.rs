@@ -2,7 +2,7 @@
 //!
 //! Begin at `ring_moves` and `partner_moves`.
 
-use crate::test_pattern::hash;
+use crate::test_pattern::hash_numbers;
 use crate::transfer::TransferKey;
 
 /// The greatest number of devices of a task that take part.
@@ -48,7 +48,7 @@ pub fn ring_moves(count: usize, devices: u32, turn: usize, bytes_max: usize) -> 
     let all = (0..count).flat_map(|from| (0..devices).map(move |device| (from, device)));
     let moves = all.map(|(from, device)| {
         let bytes = ring_buffer_bytes(turn, device, bytes_max);
-        let key = TransferKey(hash(&[1, from as u64, u64::from(device), turn as u64]));
+        let key = TransferKey(hash_numbers(&[1, from as u64, u64::from(device), turn as u64]));
         BufferMove { from, to: (from + 1) % count, device, bytes, key }
     });
     moves.collect()
@@ -60,9 +60,9 @@ pub fn partner_moves(count: usize, step: u64, number: u64, bytes_max: usize) -> 
     if count < 2 {
         return Vec::new();
     }
-    let further = 1 + (hash(&[2, step, number]) % (count as u64 - 1)) as usize;
+    let further = 1 + (hash_numbers(&[2, step, number]) % (count as u64 - 1)) as usize;
     let moves = (0..count).map(|from| {
-        let drawn = hash(&[3, step, number, from as u64]);
+        let drawn = hash_numbers(&[3, step, number, from as u64]);
         // Small sizes are as frequent as large ones.
         let bytes = (drawn % (bytes_max as u64 + 1)) as usize >> (drawn >> 60);
         BufferMove {
@@ -70,7 +70,7 @@ pub fn partner_moves(count: usize, step: u64, number: u64, bytes_max: usize) -> 
             to: (from + further) % count,
             device: 0,
             bytes,
-            key: TransferKey(hash(&[4, step, from as u64])),
+            key: TransferKey(hash_numbers(&[4, step, from as u64])),
         }
     });
     moves.collect()
@@ -78,12 +78,12 @@ pub fn partner_moves(count: usize, step: u64, number: u64, bytes_max: usize) -> 
 
 /// Returns the seed of the contents of a move in a step.
 pub fn content_seed_of_move(step: u64, number: u64, key: TransferKey) -> u64 {
-    hash(&[5, step, number, key.0])
+    hash_numbers(&[5, step, number, key.0])
 }
 
 /// Returns the seed of the array in a step.
 pub fn content_seed_of_array(step: u64, number: u64) -> u64 {
-    hash(&[6, step, number])
+    hash_numbers(&[6, step, number])
 }
 
 /// Returns the memory for all buffers of one task: round the ring, and to partners.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::step::{ExerciseError, ReshardResult, STALL};
-use crate::agent::{Agent, ClusterRoster, device_id_of};
+use crate::agent::{Agent, ClusterRoster, device_id_of_task};
 use crate::test_pattern;
 use crate::transfer::plan::{
     ArrayDescription, BufferRole, Dtype, MAX_NAME, Mesh, PartitionSpec, PlacedDevice, Placement, Plan,
@@ -64,14 +64,14 @@ impl ReshardPlans {
                 .map_or_else(|| format!("of task {}", member.task), str::to_owned)
         };
         let placed = all().map(|(member, ordinal)| PlacedDevice {
-            device: device_id_of(member.task, ordinal),
+            device: device_id_of_task(member.task, ordinal),
             task: member.task,
             host: host(&member),
         });
         let placement = Placement { devices: placed.collect() };
         let mesh = Mesh::new(
             &[(AXIS, all().count() as u64)],
-            all().map(|(member, ordinal)| device_id_of(member.task, ordinal).0),
+            all().map(|(member, ordinal)| device_id_of_task(member.task, ordinal).0),
         );
         let array = |turn: usize| ArrayDescription {
             shape: vec![ROWS, column_count(bytes_max)],
@@ -190,7 +190,7 @@ fn expected_elements(
     let [rows, across] = [0, 1].map(|dimension| bounds.get(dimension).copied().unwrap_or_default());
     let places = (rows.0..rows.1).flat_map(move |row| (across.0..across.1).map(move |column| (row, column)));
     places.map(move |(row, column)| {
-        let made = test_pattern::mix(&mut (seed ^ (row * columns + column))) as u32;
+        let made = test_pattern::next_pattern_word(&mut (seed ^ (row * columns + column))) as u32;
         ((row, column), made.to_le_bytes())
     })
 }
@@ -215,7 +215,7 @@ mod tests {
     use super::*;
     use crate::transfer::{Incarnation, TaskId};
 
-    fn resharding(count: u32, devices: u32, bytes_max: usize) -> ReshardPlans {
+    fn example_reshard_plans(count: u32, devices: u32, bytes_max: usize) -> ReshardPlans {
         let member = |task| MemberId::of_own_job(TaskId(task), Incarnation::new(9).unwrap());
         let members: Vec<_> = (0..count).map(member).collect();
         ReshardPlans::new(&members, devices, &ClusterRoster::default(), bytes_max, Duration::from_secs(1))
@@ -225,9 +225,10 @@ mod tests {
     #[test]
     fn from_step_to_step_each_sharding_follows_the_one_before() {
         for (count, devices, bytes_max) in [(2, 1, 1 << 20), (4, 2, 4 << 20), (3, 8, 1), (120, 1, 1 << 16)] {
-            let resharding = resharding(count, devices, bytes_max);
+            let example_reshard_plans = example_reshard_plans(count, devices, bytes_max);
             for step in 0..6 {
-                let (plan, next) = (resharding.plan_of_step(step), resharding.plan_of_step(step + 1));
+                let (plan, next) =
+                    (example_reshard_plans.plan_of_step(step), example_reshard_plans.plan_of_step(step + 1));
                 assert_eq!(plan.destination(), next.source());
                 assert!(plan.source().bytes().unwrap() <= (bytes_max as u64).max(ROWS * ITEM));
             }
@@ -236,7 +237,7 @@ mod tests {
 
     #[test]
     fn an_element_in_the_wrong_place_is_found() {
-        let plan = Arc::clone(resharding(2, 1, 1 << 20).plan_of_step(0));
+        let plan = Arc::clone(example_reshard_plans(2, 1, 1 << 20).plan_of_step(0));
         let (from, columns) = (DeviceId(0), plan.source().shape[1] as usize);
         let elements = || expected_elements(&plan, BufferRole::Source, from, 7);
         let mut bytes = vec![0; plan.shard_bytes(BufferRole::Source, from) as usize];

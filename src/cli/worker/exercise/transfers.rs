@@ -10,7 +10,7 @@ use futures_util::future::join_all;
 use super::move_plan::{self, BufferMove};
 use super::resharding::{self, ReshardPlans};
 use super::step::{ExerciseError, ExerciseOptions, PeerFailure, STALL, StepReport};
-use crate::agent::{Agent, device_id_of};
+use crate::agent::{Agent, device_id_of_task};
 use crate::clock;
 use crate::test_pattern;
 use crate::transfer::{
@@ -220,7 +220,7 @@ impl<'a> StepTransfers<'a> {
         };
         for (part, span) in bundle.parts.iter().filter(|(part, _)| part.outgoing) {
             span.buffer().with_bytes_mut(|bytes| {
-                test_pattern::fill(
+                test_pattern::fill_with_pattern(
                     &mut bytes[..span.len()],
                     move_plan::content_seed_of_move(step, epoch, part.of.key),
                 )
@@ -238,9 +238,9 @@ impl<'a> StepTransfers<'a> {
         if outcome.is_ok() {
             for (part, span) in bundle.parts.iter().filter(|(part, _)| !part.outgoing) {
                 let seed = move_plan::content_seed_of_move(step, epoch, part.of.key);
-                let wrong = span
-                    .buffer()
-                    .with_bytes(|bytes| test_pattern::first_mismatch(&bytes[..span.len()], seed))?;
+                let wrong = span.buffer().with_bytes(|bytes| {
+                    test_pattern::first_difference_from_pattern(&bytes[..span.len()], seed)
+                })?;
                 checked += usize::from(wrong.is_none());
                 if let Some(at) = wrong {
                     damaged = Some(ExerciseError::Damaged { step, from: peer, len: span.len(), at });
@@ -264,7 +264,7 @@ impl<'a> StepTransfers<'a> {
         for part in wanted {
             let span = self.buffers.buffer_span(&part, turn)?;
             let (near, far) =
-                (device_id_of(here.task, part.of.device), device_id_of(peer.task, part.of.device));
+                (device_id_of_task(here.task, part.of.device), device_id_of_task(peer.task, part.of.device));
             specs.push(if part.outgoing {
                 TransferSpec::send(span.clone(), near, far, part.of.key)
             } else {

@@ -8,7 +8,7 @@ use utoipa::ToSchema;
 
 use crate::coordination::{JobId, TaskId, TaskIncarnations};
 use crate::service::reports::parse::{ReportedConnection, TransportConnectionCounts};
-use crate::service::reports::report_store::{JobReports, ReportStore, TaskGauges};
+use crate::service::reports::report_store::{JobReports, TaskGauges, TransferReportStore};
 use crate::service::reports::vocabulary::ReportedTransport;
 
 /// The present connections of one kind.
@@ -60,10 +60,12 @@ pub(super) fn gauges_of_present_incarnations<'a>(
     roster: &'a TaskIncarnations,
 ) -> impl Iterator<Item = (TaskId, &'a TaskGauges)> {
     let tasks = of_job.tasks.iter();
-    tasks.filter_map(|(task, of_task)| Some((*task, of_task.gauges(roster.incarnation_of(*task))?)))
+    tasks.filter_map(|(task, of_task)| {
+        Some((*task, of_task.gauges_if_incarnation_is_present(roster.incarnation_of(*task))?))
+    })
 }
 
-impl ReportStore {
+impl TransferReportStore {
     /// Returns the stored single connections of tasks whose life is present.
     #[must_use]
     pub fn connection_views(

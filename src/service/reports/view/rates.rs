@@ -4,18 +4,18 @@
 //! Begin at [`RateWindow`].
 
 use crate::coordination::{TaskIncarnations, Timestamp};
-use crate::service::reports::byte_series::{STEP_SECONDS, StepSeries};
+use crate::service::reports::byte_series::{STEP_SECONDS, TenSecondSeries};
 use crate::service::reports::report_store::{JobReports, report_interval_ms};
 
 /// Returns the last second that every punctual task has reported.
-pub(super) fn last_reported_second(of_job: &JobReports, roster: &TaskIncarnations) -> u64 {
+pub(super) fn last_second_reported_by_all(of_job: &JobReports, roster: &TaskIncarnations) -> u64 {
     let interval_ms = report_interval_ms(roster.incarnations.len());
     let behind = Timestamp(of_job.at.0.saturating_sub(u64::from(interval_ms) * 1000));
     (behind.0 / 1_000_000).saturating_sub(1)
 }
 
 /// Returns the UTC times of day between which a rate with this end is measured.
-pub(crate) fn rate_window(until: Timestamp) -> (String, String) {
+pub(crate) fn rate_window_texts(until: Timestamp) -> (String, String) {
     let time = |at: Timestamp| {
         let stamp = at.to_string();
         stamp.split_once('T').map_or_else(String::new, |(_, time)| time.chars().take(8).collect())
@@ -23,14 +23,14 @@ pub(crate) fn rate_window(until: Timestamp) -> (String, String) {
     (time(Timestamp(until.0.saturating_sub(STEP_SECONDS * 1_000_000))), time(until))
 }
 
-/// The ten seconds over which every rate is measured: the last step of [`StepSeries`] that every punctual
+/// The ten seconds over which every rate is measured: the last step of [`TenSecondSeries`] that every punctual
 /// task has reported completely.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RateWindow(pub(super) u64);
 
 impl RateWindow {
     pub(super) fn of_reports(of_job: &JobReports, roster: &TaskIncarnations) -> Self {
-        Self(((last_reported_second(of_job, roster) + 1) / STEP_SECONDS).saturating_sub(1))
+        Self(((last_second_reported_by_all(of_job, roster) + 1) / STEP_SECONDS).saturating_sub(1))
     }
 
     pub(super) fn end(self) -> Timestamp {
@@ -38,7 +38,7 @@ impl RateWindow {
     }
 
     /// Returns the rate in bytes per second.
-    pub(super) fn rate_of(self, steps: &StepSeries) -> u64 {
+    pub(super) fn rate_of(self, steps: &TenSecondSeries) -> u64 {
         steps.bytes_of_step(self.0) / STEP_SECONDS
     }
 }

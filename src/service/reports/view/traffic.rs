@@ -7,10 +7,10 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::rates::{RateWindow, last_reported_second};
+use super::rates::{RateWindow, last_second_reported_by_all};
 use crate::coordination::{JobId, JobName, TaskId, TaskIncarnations, Timestamp};
 use crate::service::reports::POINTS;
-use crate::service::reports::report_store::{JobReports, ReportStore};
+use crate::service::reports::report_store::{JobReports, TransferReportStore};
 use crate::service::reports::vocabulary::ReportedTransport;
 
 /// Bytes sent, second by second.
@@ -93,7 +93,7 @@ impl PairView {
     }
 }
 
-impl ReportStore {
+impl TransferReportStore {
     /// Returns the bytes of the last `seconds` seconds: at most [`POINTS`], and none before the first
     /// report.
     #[must_use]
@@ -107,7 +107,7 @@ impl ReportStore {
             others: Vec::new(),
         };
         let view = |of_job: &JobReports| {
-            let last = last_reported_second(of_job, roster);
+            let last = last_second_reported_by_all(of_job, roster);
             let known = (last + 1).saturating_sub(of_job.since.0 / 1_000_000);
             let seconds = seconds.min(usize::try_from(known).unwrap_or(usize::MAX));
             let transports = ReportedTransport::ALL.into_iter().zip(&of_job.series);

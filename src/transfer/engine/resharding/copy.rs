@@ -10,7 +10,7 @@ use crate::plan::RunCopies;
 /// the same bytes, and no step reads bytes before the step that writes them is done. Bytes outside the spans are
 /// not copied.
 pub fn copy_runs(copies: &RunCopies, from: &Span, to: &Span) {
-    copies.each(|source, target, len| {
+    copies.for_each_copy(|source, target, len| {
         let len = len.min(from.len().saturating_sub(source)).min(to.len().saturating_sub(target));
         if len > 0 {
             // SAFETY: both ranges lie within their spans, and only this step uses them, as described above.

@@ -11,8 +11,8 @@ use muster_clock as clock;
 use super::copy::copy_runs;
 use super::groups::{StepGroup, step_groups};
 use super::inputs::ReshardArray;
+use super::local_step::{LocalStep, StepRole};
 use super::outcome::ReshardError;
-use super::task::{LocalStep, StepRole};
 use crate::base::buffer_definition::BufferDefinitionEvent;
 use crate::base::error::TransferError;
 use crate::base::key::TransferKey;
@@ -58,8 +58,8 @@ impl ReshardExecutor<'_> {
             } else {
                 Vec::new()
             };
-            steps.iter().for_each(|at| self.pack(*at));
-            self.launch(handshakes, &steps);
+            steps.iter().for_each(|at| self.pack_step_into_staging(*at));
+            self.launch_steps_with_peer(handshakes, &steps);
         }
         for at in 0..self.tasks.len() {
             if self.tasks[at].role == StepRole::Copy && self.tasks[at].step.after.is_none() {
@@ -67,26 +67,26 @@ impl ReshardExecutor<'_> {
             }
         }
         while self.open > 0 {
-            let FinishedTransfer { at, outcome } = self.next()?;
+            let FinishedTransfer { at, outcome } = self.wait_for_next_outcome()?;
             self.open -= 1;
             match outcome {
                 Ok(()) => {}
-                Err(TransferError::Deadline { .. }) => return Err(self.timed_out()),
+                Err(TransferError::Deadline { .. }) => return Err(self.timeout_error()),
                 Err(error) => {
                     let LocalStep { array, step, .. } = &self.tasks[at];
-                    let array = self.mismatched_array(&error).unwrap_or(*array);
+                    let array = self.array_with_mismatched_layout(&error).unwrap_or(*array);
                     return Err(ReshardError::Transfer { array, step: step.index, error });
                 }
             }
             self.tasks[at].done = true;
-            self.unpack(at);
+            self.unpack_step_from_staging(at);
             std::mem::take(&mut self.tasks[at].copies).into_iter().for_each(|copy| self.copy(copy));
         }
         Ok(())
     }
 
     /// Waits for the next outcome of a transfer.
-    fn next(&self) -> Result<FinishedTransfer, ReshardError> {
+    fn wait_for_next_outcome(&self) -> Result<FinishedTransfer, ReshardError> {
         let outcome = match self.limit {
             // The channel never closes, because the run has the sending end too.
             None => self.outcomes.recv().ok(),
@@ -94,10 +94,10 @@ impl ReshardExecutor<'_> {
                 self.outcomes.recv_timeout(until.saturating_duration_since(clock::monotonic())).ok()
             }
         };
-        outcome.ok_or_else(|| self.timed_out())
+        outcome.ok_or_else(|| self.timeout_error())
     }
 
-    fn timed_out(&self) -> ReshardError {
+    fn timeout_error(&self) -> ReshardError {
         let crossing = || self.tasks.iter().filter_map(|task| Some((task.done, task.role.peer()?)));
         let open = || crossing().filter(|(done, _)| !done);
         let with: BTreeSet<_> = open().map(|(_, peer)| peer).collect();
@@ -110,7 +110,7 @@ impl ReshardExecutor<'_> {
     }
 
     /// Cancels all transfers in flight, and waits until they have ended.
-    pub fn abort(&mut self, error: ReshardError) -> ReshardError {
+    pub fn cancel_all_and_wait(&mut self, error: ReshardError) -> ReshardError {
         let began = clock::monotonic();
         let why = match &error {
             ReshardError::Transfer { error, .. } if original_reason(error).contains(GAVE_UP) => {
@@ -156,7 +156,7 @@ impl ReshardExecutor<'_> {
         let (from, to) = (device(here.min(peer)), device(here.max(peer)));
         let span = Buffer::foreign(Vec::new()).full_span();
         let layouts = self.arrays.iter().map(|array| plan_layout_fingerprint(array.plan));
-        let layouts = layouts.chain([LayoutFingerprint::of(&[b"end"])]);
+        let layouts = layouts.chain([LayoutFingerprint::hash_of_parts(&[b"end"])]);
         let spec = |(number, layout): (u64, LayoutFingerprint)| {
             let (span, key) = (span.clone(), TransferKey(HANDSHAKE.wrapping_add(number)));
             let spec = if here < peer {
@@ -170,14 +170,14 @@ impl ReshardExecutor<'_> {
     }
 
     /// Returns the array whose handshake failed, because the other side has another array in its place.
-    fn mismatched_array(&self, error: &TransferError) -> Option<usize> {
+    fn array_with_mismatched_layout(&self, error: &TransferError) -> Option<usize> {
         let TransferError::LayoutMismatch { key, .. } = error else { return None };
         let number = usize::try_from(key.0.wrapping_sub(HANDSHAKE)).ok();
         number.filter(|number| *number < self.arrays.len())
     }
 
     /// Launches handshakes and steps with one peer as one, or as few as the bound of a launch allows.
-    fn launch(&mut self, handshakes: Vec<TransferSpec>, steps: &[usize]) {
+    fn launch_steps_with_peer(&mut self, handshakes: Vec<TransferSpec>, steps: &[usize]) {
         let held: Vec<_> = steps.iter().filter_map(|at| self.tasks[*at].arrival.take()).collect();
         let moves = steps.iter().filter_map(|at| {
             let LocalStep { array, step, key, role, span, .. } = &self.tasks[*at];
@@ -238,7 +238,7 @@ impl ReshardExecutor<'_> {
         }
     }
 
-    fn pack(&self, at: usize) {
+    fn pack_step_into_staging(&self, at: usize) {
         let LocalStep { array, step, role: StepRole::Send(_), runs: Some(runs), span: Some(staging), .. } =
             &self.tasks[at]
         else {
@@ -249,7 +249,7 @@ impl ReshardExecutor<'_> {
         }
     }
 
-    fn unpack(&self, at: usize) {
+    fn unpack_step_from_staging(&self, at: usize) {
         let LocalStep {
             array, step, role: StepRole::Receive(_), runs: Some(runs), span: Some(staging), ..
         } = &self.tasks[at]

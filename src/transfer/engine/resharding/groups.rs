@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use super::inputs::ReshardArray;
-use super::task::{LocalStep, StepRole};
+use super::local_step::{LocalStep, StepRole};
 use crate::base::membership::TaskId;
 
 /// A group of steps that pass bytes on takes no further step once it has this many bytes, so that the next task need

@@ -25,8 +25,8 @@ mod copy;
 mod executor;
 mod groups;
 mod inputs;
+mod local_step;
 mod outcome;
-mod task;
 
 use std::sync::mpsc::channel;
 
@@ -34,8 +34,8 @@ use muster_clock as clock;
 
 use executor::ReshardExecutor;
 pub use inputs::{ReshardArray, ShardBuffers};
+use local_step::{StepRole, claim_shard_buffers, local_steps};
 pub use outcome::{ReshardError, ReshardStats};
-use task::{StepRole, claim_shards, local_steps};
 
 use super::handle::TransferEngine;
 use super::prepared_transfers::LaunchOptions;
@@ -79,7 +79,7 @@ impl TransferEngine {
     ) -> Result<ReshardStats, ReshardError> {
         let began = clock::monotonic();
         let here = self.here().task;
-        let _claims = claim_shards(arrays, here)?;
+        let _claims = claim_shard_buffers(arrays, here)?;
         let tasks = local_steps(arrays, staging, here)?;
         let timeouts = arrays.iter().filter_map(|array| array.plan.timeout());
         let limit = timeouts.chain(options.deadline).min();
@@ -95,7 +95,7 @@ impl TransferEngine {
             sender,
             outcomes,
         };
-        run.execute().map_err(|error| run.abort(error))?;
+        run.execute().map_err(|error| run.cancel_all_and_wait(error))?;
         let mut moved = ReshardStats {
             elapsed: clock::monotonic().saturating_duration_since(began),
             ..ReshardStats::default()

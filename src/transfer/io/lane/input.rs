@@ -55,7 +55,7 @@ pub struct LaneInput {
     pub now: IncomingFrame,
     /// The buffer for bytes read ahead.
     pub ahead: Box<[u8]>,
-    /// The begin of the bytes in `read_ahead` that were read and not yet used.
+    /// The begin of the bytes in `ahead` that were read and not yet used.
     pub from: usize,
     /// The end of these bytes.
     pub to: usize,
@@ -71,12 +71,12 @@ impl LaneInput {
     }
 
     /// Returns the bytes that were read ahead and not yet used.
-    pub fn read_ahead(&self) -> &[u8] {
+    pub fn unused_bytes_read_ahead(&self) -> &[u8] {
         &self.ahead[self.from..self.to]
     }
 
     /// Drops `len` bytes that were read ahead.
-    pub fn consume_ahead(&mut self, len: usize) {
+    pub fn consume_bytes_read_ahead(&mut self, len: usize) {
         self.from += len;
     }
 

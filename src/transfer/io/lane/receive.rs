@@ -14,8 +14,8 @@ use crate::base::sync::lock;
 use crate::io::sys;
 use crate::io::wire::{ReceivedCount, WireError};
 use crate::launch::peer_launch::{AccessGuard, PeerLaunch};
-use crate::memory::{WriteView, total};
-use crate::protocol::frame::{FrameError, FrameKind, HEADER, Header, crc, flag};
+use crate::memory::{WriteView, total_len_of_views};
+use crate::protocol::frame::{FrameError, FrameKind, HEADER, Header, crc32c_of, flag};
 use crate::protocol::link::{ChunkDestination, ProtocolViolation};
 
 /// The bytes that one lane may read before other lanes have their turn.
@@ -44,8 +44,8 @@ impl Lane {
             }
             // Frames that arrived with one system call are answered with one.
             let mut replies = PendingReplies::default();
-            let step = self.receive_unless_held(&*host, &mut input, &mut turn, &mut replies);
-            host.reply(replies);
+            let step = self.receive_unless_chunk_is_held(&*host, &mut input, &mut turn, &mut replies);
+            host.send_pending_replies(replies);
             match step {
                 Ok(ReceiveStep::Go) => {}
                 Ok(ReceiveStep::Drained) | Err(LaneError::Wire(WireError::Later)) => return Ok(false),
@@ -55,7 +55,7 @@ impl Lane {
         Ok(true)
     }
 
-    fn receive_unless_held(
+    fn receive_unless_chunk_is_held(
         &self,
         host: &dyn LaneHost,
         input: &mut LaneInput,
@@ -63,11 +63,13 @@ impl Lane {
         replies: &mut PendingReplies,
     ) -> Result<ReceiveStep, LaneError> {
         if let IncomingFrame::Held { header } = input.now {
-            let Some(placed) = self.place(host, header) else { return Ok(ReceiveStep::Drained) };
+            let Some(placed) = self.find_chunk_destination(host, header) else {
+                return Ok(ReceiveStep::Drained);
+            };
             input.now = placed;
-            self.fill_from_ahead(host, input, header.len as usize, replies)?;
+            self.fill_body_from_bytes_read_ahead(host, input, header.len as usize, replies)?;
         }
-        self.receive_some(host, input, turn, replies)
+        self.receive_part_of_frame(host, input, turn, replies)
     }
 
     /// Counts received bytes. If the wire is dry, an edge of its descriptor reports the next ones.
@@ -87,7 +89,7 @@ impl Lane {
         Ok(if dry && !self.ending.load(Ordering::SeqCst) { ReceiveStep::Drained } else { ReceiveStep::Go })
     }
 
-    fn receive_some(
+    fn receive_part_of_frame(
         &self,
         host: &dyn LaneHost,
         input: &mut LaneInput,
@@ -97,12 +99,12 @@ impl Lane {
         match &mut input.now {
             IncomingFrame::Held { .. } => Ok(ReceiveStep::Drained),
             IncomingFrame::Header => {
-                if input.read_ahead().len() >= HEADER {
+                if input.unused_bytes_read_ahead().len() >= HEADER {
                     return self.begin_buffered_frames(host, input, replies);
                 }
                 input.compact();
                 let LaneInput { ahead, to, descriptors, .. } = &mut *input;
-                let received = self.wire.receive_with(&mut ahead[*to..], descriptors)?;
+                let received = self.wire.receive_with_descriptors(&mut ahead[*to..], descriptors)?;
                 if descriptors.len() > DESCRIPTORS_MAX {
                     return Err(LaneError::Violation(ProtocolViolation(
                         "descriptors came that belong to nothing",
@@ -112,21 +114,25 @@ impl Lane {
                 input.to += received.bytes;
                 self.begin_buffered_frames(host, input, replies)?;
                 // The rest of a frame that has begun must be read, unless its destination is not known.
-                Ok(if matches!(input.now, IncomingFrame::Header) && input.read_ahead().len() < HEADER {
-                    step
-                } else {
-                    ReceiveStep::Go
-                })
+                Ok(
+                    if matches!(input.now, IncomingFrame::Header)
+                        && input.unused_bytes_read_ahead().len() < HEADER
+                    {
+                        step
+                    } else {
+                        ReceiveStep::Go
+                    },
+                )
             }
             IncomingFrame::Control { bytes, got, .. } => {
-                let received = self.wire.receive(&mut [WriteView::of(&mut bytes[*got..])])?;
+                let received = self.wire.receive(&mut [WriteView::of_slice(&mut bytes[*got..])])?;
                 *got += received.bytes;
                 self.count_received(host, received, turn)?;
                 if *got == bytes.len()
                     && let IncomingFrame::Control { header, bytes, .. } =
                         std::mem::replace(&mut input.now, IncomingFrame::Header)
                 {
-                    self.control_frame(host, &header, bytes, &mut input.descriptors, replies)?;
+                    self.process_control_frame(host, &header, bytes, &mut input.descriptors, replies)?;
                 }
                 Ok(ReceiveStep::Go)
             }
@@ -165,12 +171,12 @@ impl Lane {
         let mut views = Vec::with_capacity(8);
         let left = (len - done) as u64;
         guard.bytes().append_inbound_views(start + done as u64, left, sys::PIECES_MAX, &mut views);
-        let body = total(&views);
+        let body = total_len_of_views(&views);
         // The next header is read with the chunk, but not on wires that carry descriptors, which this read
         // would drop.
         (input.from, input.to) = (0, 0);
         if body as u64 == left && !self.capabilities.shares_memory {
-            views.push(WriteView::of(&mut input.ahead[..HEADER]));
+            views.push(WriteView::of_slice(&mut input.ahead[..HEADER]));
         }
         let received = self.wire.receive(&mut views)?;
         drop(views);
@@ -208,27 +214,27 @@ impl Lane {
         input: &mut LaneInput,
         replies: &mut PendingReplies,
     ) -> Result<ReceiveStep, LaneError> {
-        while matches!(input.now, IncomingFrame::Header) && input.read_ahead().len() >= HEADER {
+        while matches!(input.now, IncomingFrame::Header) && input.unused_bytes_read_ahead().len() >= HEADER {
             let mut bytes = [0; HEADER];
-            bytes.copy_from_slice(&input.read_ahead()[..HEADER]);
+            bytes.copy_from_slice(&input.unused_bytes_read_ahead()[..HEADER]);
             let header = Header::decode(&bytes)?;
-            input.consume_ahead(HEADER);
+            input.consume_bytes_read_ahead(HEADER);
             let len = header.len as usize;
             input.now = self.begin_frame(host, header, &mut input.descriptors, replies)?;
-            self.fill_from_ahead(host, input, len, replies)?;
+            self.fill_body_from_bytes_read_ahead(host, input, len, replies)?;
         }
         Ok(ReceiveStep::Go)
     }
 
     /// Uses bytes that were read ahead as the begin of a frame's body.
-    fn fill_from_ahead(
+    fn fill_body_from_bytes_read_ahead(
         &self,
         host: &dyn LaneHost,
         input: &mut LaneInput,
         len: usize,
         replies: &mut PendingReplies,
     ) -> Result<(), LaneError> {
-        let there = input.read_ahead().len().min(len);
+        let there = input.unused_bytes_read_ahead().len().min(len);
         let (from, to) = (input.from, input.from + there);
         match &mut input.now {
             IncomingFrame::Header | IncomingFrame::Held { .. } => return Ok(()),
@@ -244,13 +250,13 @@ impl Lane {
                 *got = there;
             }
         }
-        input.consume_ahead(there);
+        input.consume_bytes_read_ahead(there);
         if there < len {
             return Ok(());
         }
         match std::mem::replace(&mut input.now, IncomingFrame::Header) {
             IncomingFrame::Control { header, bytes, .. } => {
-                self.control_frame(host, &header, bytes, &mut input.descriptors, replies)?;
+                self.process_control_frame(host, &header, bytes, &mut input.descriptors, replies)?;
             }
             IncomingFrame::Chunk { header, launch, start, .. } => {
                 if let Some(guard) = launch.access() {
@@ -276,17 +282,17 @@ impl Lane {
         }
         let len = header.len as usize;
         if header.kind == FrameKind::Data {
-            return Ok(self.place(host, header).unwrap_or(IncomingFrame::Held { header }));
+            return Ok(self.find_chunk_destination(host, header).unwrap_or(IncomingFrame::Held { header }));
         }
         if len == 0 {
-            self.control_frame(host, &header, Vec::new(), descriptors, replies)?;
+            self.process_control_frame(host, &header, Vec::new(), descriptors, replies)?;
             return Ok(IncomingFrame::Header);
         }
         Ok(IncomingFrame::Control { header, bytes: vec![0; len], got: 0 })
     }
 
     /// Returns the state in which to receive a chunk; none if its destination is not known yet.
-    fn place(&self, host: &dyn LaneHost, header: Header) -> Option<IncomingFrame> {
+    fn find_chunk_destination(&self, host: &dyn LaneHost, header: Header) -> Option<IncomingFrame> {
         let mut landing = host.begin_chunk_receive(&header);
         if landing == ChunkDestination::Early {
             // From here on, a thread that learns the destination sees that this lane waits for it.
@@ -304,7 +310,7 @@ impl Lane {
         })
     }
 
-    fn control_frame(
+    fn process_control_frame(
         &self,
         host: &dyn LaneHost,
         header: &Header,
@@ -312,7 +318,7 @@ impl Lane {
         descriptors: &mut Vec<OwnedFd>,
         replies: &mut PendingReplies,
     ) -> Result<(), LaneError> {
-        if header.has(flag::CHECKED) && crc(&payload) != header.payload_crc {
+        if header.has(flag::CHECKED) && crc32c_of(&payload) != header.payload_crc {
             return Err(LaneError::Frame(FrameError::Damaged));
         }
         let wanted = match header.kind {
@@ -322,6 +328,6 @@ impl Lane {
         };
         let there = descriptors.len().min(wanted);
         let descriptors = descriptors.drain(..there).collect();
-        Ok(host.control_frame(header, payload, descriptors, replies)?)
+        Ok(host.process_control_frame(header, payload, descriptors, replies)?)
     }
 }

@@ -7,14 +7,14 @@ use super::state::{Lane, LaneError, LaneHost};
 use crate::io::sys;
 use crate::io::wire::WireError;
 use crate::memory::ReadView;
-use crate::protocol::frame::{FrameKind, HEADER, crc, flag};
+use crate::protocol::frame::{FrameKind, HEADER, crc32c_of, flag};
 use crate::protocol::link::ControlFrame;
 
 impl Lane {
     /// Sends queued frames until there are none or the wire is full.
     pub fn pump_output(&self) -> Result<(), LaneError> {
         let Some(host) = self.host() else { return Err(LaneError::Closed) };
-        self.output.run(|output| self.send_until_blocked(&*host, output))
+        self.output.run_unless_running(|output| self.send_until_blocked(&*host, output))
     }
 
     /// Sends until the wire is full, or nothing is queued.
@@ -23,10 +23,10 @@ impl Lane {
             if self.is_over() {
                 return Err(LaneError::Closed);
             }
-            if matches!(output, OutgoingFrame::Idle) && !self.take_next(host, output) {
+            if matches!(output, OutgoingFrame::Idle) && !self.begin_next_frame(host, output) {
                 return self.flush();
             }
-            let sent = match self.send_some(host, output) {
+            let sent = match self.send_part_of_frame(host, output) {
                 Ok(sent) => sent,
                 Err(WireError::Later) => return Ok(()),
                 Err(error) => return Err(LaneError::Wire(error)),
@@ -47,30 +47,31 @@ impl Lane {
     }
 
     /// Begins the next frame, if there is one: control frames first.
-    fn take_next(&self, host: &dyn LaneHost, output: &mut OutgoingFrame) -> bool {
+    fn begin_next_frame(&self, host: &dyn LaneHost, output: &mut OutgoingFrame) -> bool {
         loop {
-            if self.control && self.take_control(host, output) || self.take_chunk(host, output) {
+            if self.control && self.begin_control_frames(host, output) || self.begin_chunk_frame(host, output)
+            {
                 return true;
             }
             // A control frame was queued between the two, and the chunk waits for it.
-            if !self.control || !host.has_control() {
+            if !self.control || !host.has_queued_control_frames() {
                 return false;
             }
         }
     }
 
-    fn take_control(&self, host: &dyn LaneHost, output: &mut OutgoingFrame) -> bool {
+    fn begin_control_frames(&self, host: &dyn LaneHost, output: &mut OutgoingFrame) -> bool {
         // All queued frames, up to a bound, leave with one system call.
         let mut bytes = Vec::new();
         let mut descriptor = None;
         while bytes.len() < 256 << 10 {
-            let Some(frame) = host.next_control(descriptor.is_none() && bytes.is_empty()) else {
+            let Some(frame) = host.next_control_frame(descriptor.is_none() && bytes.is_empty()) else {
                 break;
             };
             if matches!(frame.header.kind, FrameKind::Region | FrameKind::Ring | FrameKind::Descriptor) {
                 descriptor = Some((frame.header.kind, frame.header.index));
             }
-            encode(&frame, &mut bytes);
+            append_encoded_control_frame(&frame, &mut bytes);
             if descriptor.is_some() {
                 break;
             }
@@ -82,7 +83,7 @@ impl Lane {
         true
     }
 
-    fn take_chunk(&self, host: &dyn LaneHost, output: &mut OutgoingFrame) -> bool {
+    fn begin_chunk_frame(&self, host: &dyn LaneHost, output: &mut OutgoingFrame) -> bool {
         loop {
             let Some(push) = host.next_chunk(self.id, self.control) else { return false };
             // A chunk of a launch that was cancelled since does not begin.
@@ -100,7 +101,11 @@ impl Lane {
         }
     }
 
-    fn send_some(&self, host: &dyn LaneHost, output: &mut OutgoingFrame) -> Result<usize, WireError> {
+    fn send_part_of_frame(
+        &self,
+        host: &dyn LaneHost,
+        output: &mut OutgoingFrame,
+    ) -> Result<usize, WireError> {
         match output {
             OutgoingFrame::Idle => Ok(0),
             OutgoingFrame::Bytes { bytes, sent, descriptor } => {
@@ -108,7 +113,7 @@ impl Lane {
                     Some((kind, region)) if *sent == 0 => {
                         host.send_with_descriptors(&*self.wire, bytes, kind, region)?
                     }
-                    _ => self.wire.send(&[ReadView::of(&bytes[*sent..])])?,
+                    _ => self.wire.send(&[ReadView::of_slice(&bytes[*sent..])])?,
                 };
                 *sent += now;
                 if *sent == bytes.len() {
@@ -136,7 +141,7 @@ impl Lane {
                 }
                 let mut views = Vec::with_capacity(8);
                 if *sent < HEADER {
-                    views.push(ReadView::of(&header[*sent..]));
+                    views.push(ReadView::of_slice(&header[*sent..]));
                 }
                 let left = (*len - body) as u64;
                 guard.bytes().append_outbound_views(*start + body as u64, left, sys::PIECES_MAX, &mut views);
@@ -156,11 +161,11 @@ impl Lane {
 }
 
 /// Appends an encoded control frame.
-fn encode(frame: &ControlFrame, into: &mut Vec<u8>) {
+fn append_encoded_control_frame(frame: &ControlFrame, into: &mut Vec<u8>) {
     let mut header = frame.header;
     if !frame.payload.is_empty() {
         header.flags |= flag::CHECKED;
-        header.payload_crc = crc(&frame.payload);
+        header.payload_crc = crc32c_of(&frame.payload);
     }
     into.extend_from_slice(&header.encode());
     into.extend_from_slice(&frame.payload);

@@ -39,10 +39,10 @@ pub enum LaneError {
 /// The session of a lane, as the lane sees it.
 pub trait LaneHost: Send + Sync {
     /// Returns the next control frame. Without `first` it returns none that carries descriptors.
-    fn next_control(&self, first: bool) -> Option<ControlFrame>;
+    fn next_control_frame(&self, first: bool) -> Option<ControlFrame>;
 
     /// Returns whether control frames are queued for the control lane.
-    fn has_control(&self) -> bool;
+    fn has_queued_control_frames(&self) -> bool;
 
     /// Returns the next chunk for the lane with this number. The control lane carries chunks only if there is
     /// no other lane, and after the queued control frames.
@@ -82,8 +82,8 @@ pub trait LaneHost: Send + Sync {
         intact: bool,
     );
 
-    /// Processes a control frame and its descriptors. The replies wait for [`reply`](Self::reply).
-    fn control_frame(
+    /// Processes a control frame and its descriptors. The replies wait for [`send_pending_replies`](Self::send_pending_replies).
+    fn process_control_frame(
         &self,
         header: &Header,
         payload: Vec<u8>,
@@ -93,7 +93,7 @@ pub trait LaneHost: Send + Sync {
 
     /// Sends the replies to frames that arrived together, and completes the launches whose bytes came with
     /// them.
-    fn reply(&self, replies: PendingReplies);
+    fn send_pending_replies(&self, replies: PendingReplies);
 
     /// Reports that a lane is over.
     fn on_lane_over(&self, lane: &Arc<Lane>, error: &LaneError);
@@ -172,7 +172,7 @@ impl Lane {
 
     /// Returns whether a frame is being sent.
     pub fn is_sending(&self) -> bool {
-        !matches!(self.output.try_lock().as_deref(), Some(OutgoingFrame::Idle))
+        !matches!(self.output.try_lock_state().as_deref(), Some(OutgoingFrame::Idle))
     }
 
     /// Sets the number under which its reactor knows it.

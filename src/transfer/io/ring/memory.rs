@@ -78,22 +78,22 @@ pub trait RingMemory {
     const CAPACITY: usize;
 
     /// How many bytes were ever written.
-    fn written(&self) -> &Self::Counter;
+    fn bytes_written(&self) -> &Self::Counter;
     /// How many bytes were ever read.
-    fn read(&self) -> &Self::Counter;
+    fn bytes_read(&self) -> &Self::Counter;
     /// How the reader sleeps. It is only ever swapped, so that all threads agree on the order of its values.
-    fn sleep(&self) -> &Self::Word;
+    fn reader_sleep_word(&self) -> &Self::Word;
     /// Whether the writer waits for room.
-    fn waiting(&self) -> &Self::Word;
+    fn writer_waiting_word(&self) -> &Self::Word;
     /// Whether the reader has taken back the memory that it shares.
-    fn revoked(&self) -> &Self::Word;
+    fn memory_revoked_word(&self) -> &Self::Word;
 
     /// Copies frames from `at` on, which do not pass the end.
     fn copy_out(&self, at: usize, into: &mut [u8]);
     /// Copies frames to `at` and on, which do not pass the end.
     fn copy_in(&self, at: usize, bytes: &[u8]);
 
-    /// Sleeps until it is woken or the time is over, if the word `sleep` still says `how`.
+    /// Sleeps until it is woken or the time is over, if the word `reader_sleep_word` still says `how`.
     fn wait(&self, how: u32, time: Duration);
     /// Wakes the threads that sleep.
     fn wake(&self);
@@ -115,28 +115,28 @@ impl RingMemory for SharedRingMemory {
     const CAPACITY: usize = CAPACITY;
 
     #[inline]
-    fn written(&self) -> &Self::Counter {
-        self.memory.word64(WRITTEN)
+    fn bytes_written(&self) -> &Self::Counter {
+        self.memory.atomic_u64_at(WRITTEN)
     }
 
     #[inline]
-    fn read(&self) -> &Self::Counter {
-        self.memory.word64(READ)
+    fn bytes_read(&self) -> &Self::Counter {
+        self.memory.atomic_u64_at(READ)
     }
 
     #[inline]
-    fn sleep(&self) -> &Self::Word {
-        self.memory.word32(SLEEP)
+    fn reader_sleep_word(&self) -> &Self::Word {
+        self.memory.atomic_u32_at(SLEEP)
     }
 
     #[inline]
-    fn waiting(&self) -> &Self::Word {
-        self.memory.word32(WAITING)
+    fn writer_waiting_word(&self) -> &Self::Word {
+        self.memory.atomic_u32_at(WAITING)
     }
 
     #[inline]
-    fn revoked(&self) -> &Self::Word {
-        self.memory.word32(REVOKED)
+    fn memory_revoked_word(&self) -> &Self::Word {
+        self.memory.atomic_u32_at(REVOKED)
     }
 
     #[inline]
@@ -151,12 +151,13 @@ impl RingMemory for SharedRingMemory {
 
     fn wait(&self, how: u32, time: Duration) {
         if let Ok(time) = Timespec::try_from(time) {
-            let _whatever_woke_it = futex::wait(self.sleep(), futex::Flags::empty(), how, Some(&time));
+            let _whatever_woke_it =
+                futex::wait(self.reader_sleep_word(), futex::Flags::empty(), how, Some(&time));
         }
     }
 
     fn wake(&self) {
-        let _woken = futex::wake(self.sleep(), futex::Flags::empty(), u32::MAX);
+        let _woken = futex::wake(self.reader_sleep_word(), futex::Flags::empty(), u32::MAX);
     }
 
     fn ring(&self) {

@@ -24,7 +24,7 @@ impl<'a> BlockingWire<'a> {
         Self { wire, until }
     }
 
-    fn retry_until<R>(
+    fn retry_until_ready<R>(
         &self,
         wanted: PollFlags,
         mut attempt: impl FnMut() -> Result<R, WireError>,
@@ -50,13 +50,15 @@ impl<'a> BlockingWire<'a> {
 
 impl Read for BlockingWire<'_> {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        self.retry_until(PollFlags::IN, || Ok(self.wire.receive(&mut [WriteView::of(buf)])?.bytes))
+        self.retry_until_ready(PollFlags::IN, || {
+            Ok(self.wire.receive(&mut [WriteView::of_slice(buf)])?.bytes)
+        })
     }
 }
 
 impl Write for BlockingWire<'_> {
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
-        self.retry_until(PollFlags::OUT, || self.wire.send(&[ReadView::of(buf)]))
+        self.retry_until_ready(PollFlags::OUT, || self.wire.send(&[ReadView::of_slice(buf)]))
     }
 
     fn flush(&mut self) -> io::Result<()> {

@@ -12,7 +12,7 @@ use std::time::Duration;
 use super::traits::{PeerProcess, ReceivedCount, Wire, WireCapabilities, WireError, WireWaker};
 use crate::base::sync::lock;
 use crate::base::transport::TransportKind;
-use crate::memory::{ReadView, WriteView, total};
+use crate::memory::{ReadView, WriteView, total_len_of_views};
 use crate::protocol::frame::{FrameKind, HEADER, Header};
 
 /// The most bytes of a send that is never truncated.
@@ -109,7 +109,7 @@ impl FaultInjector {
     }
 
     /// Makes new wires end at once.
-    pub fn end_new_wires(&self, refused: bool) {
+    pub fn set_new_wires_end_at_once(&self, refused: bool) {
         self.0.refuse.store(refused, Ordering::SeqCst);
     }
 
@@ -126,7 +126,7 @@ impl FaultInjector {
             count.store(0, Ordering::SeqCst);
         }
         self.delay_receives(Duration::ZERO);
-        self.end_new_wires(false);
+        self.set_new_wires_end_at_once(false);
         self.hold_wires(false);
     }
 
@@ -147,7 +147,7 @@ impl FaultInjector {
     }
 }
 
-fn consume(count: &AtomicUsize) -> bool {
+fn consume_one_fault(count: &AtomicUsize) -> bool {
     count.load(Ordering::Relaxed) > 0
         && count.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok()
 }
@@ -215,7 +215,7 @@ impl FaultyWire {
         views[hit].with_bytes(|bytes| copy.extend_from_slice(bytes));
         copy[at - before] ^= 0x10;
         let mut harmed = views.to_vec();
-        harmed[hit] = ReadView::of(&copy);
+        harmed[hit] = ReadView::of_slice(&copy);
         let sent = self.owned.wire.send(&harmed);
         (sent.as_ref().is_ok_and(|sent| *sent > at), sent)
     }
@@ -238,7 +238,7 @@ fn payload_offset(views: &[ReadView<'_>]) -> Option<usize> {
 }
 
 /// Returns the first `most` bytes of the views.
-fn cut<'a>(views: &[ReadView<'a>], mut most: usize) -> Vec<ReadView<'a>> {
+fn truncate_read_views<'a>(views: &[ReadView<'a>], mut most: usize) -> Vec<ReadView<'a>> {
     let mut kept = Vec::new();
     for view in views {
         if most == 0 {
@@ -251,7 +251,7 @@ fn cut<'a>(views: &[ReadView<'a>], mut most: usize) -> Vec<ReadView<'a>> {
 }
 
 /// Returns the first `most` bytes of the views.
-fn cut_mut<'a>(views: &'a mut [WriteView<'_>], mut most: usize) -> Vec<WriteView<'a>> {
+fn truncate_write_views<'a>(views: &'a mut [WriteView<'_>], mut most: usize) -> Vec<WriteView<'a>> {
     let mut kept = Vec::new();
     for view in views {
         if most == 0 {
@@ -285,17 +285,17 @@ impl Wire for FaultyWire {
         self.check_held()?;
         let (wire, faults) = (&self.owned.wire, &self.faults);
         let total: usize = views.iter().map(ReadView::len).sum();
-        if total > LARGE && consume(&faults.truncate) {
-            let sent = wire.send(&cut(views, 1 + faults.random_below(total - 1)));
+        if total > LARGE && consume_one_fault(&faults.truncate) {
+            let sent = wire.send(&truncate_read_views(views, 1 + faults.random_below(total - 1)));
             wire.end();
             return sent;
         }
         let most = faults.limited_len(total);
-        let kept = if most < total { Some(cut(views, most)) } else { None };
+        let kept = if most < total { Some(truncate_read_views(views, most)) } else { None };
         let views = kept.as_deref().unwrap_or(views);
         let (begins, count) = match payload_offset(views).filter(|begins| *begins < most) {
-            Some(begins) if consume(&faults.damage) => (begins, &faults.damage),
-            _ if most > 0 && consume(&faults.garble) => (0, &faults.garble),
+            Some(begins) if consume_one_fault(&faults.damage) => (begins, &faults.damage),
+            _ if most > 0 && consume_one_fault(&faults.garble) => (0, &faults.garble),
             _ => return wire.send(views),
         };
         let (done, sent) = self.send_damaged(views, begins + faults.random_below(most - begins));
@@ -305,30 +305,34 @@ impl Wire for FaultyWire {
         sent
     }
 
-    fn send_with(&self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<usize, WireError> {
+    fn send_with_descriptors(
+        &self,
+        bytes: &[u8],
+        descriptors: &[BorrowedFd<'_>],
+    ) -> Result<usize, WireError> {
         self.check_held()?;
-        self.owned.wire.send_with(&bytes[..self.faults.limited_len(bytes.len())], descriptors)
+        self.owned.wire.send_with_descriptors(&bytes[..self.faults.limited_len(bytes.len())], descriptors)
     }
 
     fn receive(&self, views: &mut [WriteView<'_>]) -> Result<ReceivedCount, WireError> {
         self.delay_receive()?;
-        let total = total(views);
-        let most = self.faults.limited_len(total);
-        if most < total {
-            self.owned.wire.receive(&mut cut_mut(views, most))
+        let total_len_of_views = total_len_of_views(views);
+        let most = self.faults.limited_len(total_len_of_views);
+        if most < total_len_of_views {
+            self.owned.wire.receive(&mut truncate_write_views(views, most))
         } else {
             self.owned.wire.receive(views)
         }
     }
 
-    fn receive_with(
+    fn receive_with_descriptors(
         &self,
         into: &mut [u8],
         descriptors: &mut Vec<OwnedFd>,
     ) -> Result<ReceivedCount, WireError> {
         self.delay_receive()?;
         let most = self.faults.limited_len(into.len());
-        self.owned.wire.receive_with(&mut into[..most], descriptors)
+        self.owned.wire.receive_with_descriptors(&mut into[..most], descriptors)
     }
 
     fn discard(&self, len: usize) -> Result<usize, WireError> {

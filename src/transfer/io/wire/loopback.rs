@@ -44,7 +44,7 @@ impl Transport for Loopback {
         address.inside = settings.unique_name();
         let (sender, queue) = sync_channel(BACKLOG);
         lock(&LISTENING).insert(address.inside.clone(), sender);
-        Ok(Some(Arc::new(NamedListener { name: address.inside.clone(), queue: Mutex::new(queue) })))
+        Ok(Some(Arc::new(LoopbackListener { name: address.inside.clone(), queue: Mutex::new(queue) })))
     }
 
     fn endpoints(&self, _here: &EngineAddress, peer: &EngineAddress) -> Vec<Box<dyn Endpoint>> {
@@ -56,12 +56,12 @@ impl Transport for Loopback {
     }
 }
 
-struct NamedListener {
+struct LoopbackListener {
     name: String,
     queue: Mutex<Receiver<UnixStream>>,
 }
 
-impl Listener for NamedListener {
+impl Listener for LoopbackListener {
     fn kind(&self) -> TransportKind {
         TransportKind::Loopback
     }
@@ -77,7 +77,7 @@ impl Listener for NamedListener {
     }
 }
 
-impl Drop for NamedListener {
+impl Drop for LoopbackListener {
     fn drop(&mut self) {
         self.stop();
     }

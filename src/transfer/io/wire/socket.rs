@@ -8,7 +8,7 @@ use rustix::io::retry_on_intr;
 
 use super::traits::{ReceivedCount, WireError};
 use crate::io::sys;
-use crate::memory::{ReadView, WriteView, total};
+use crate::memory::{ReadView, WriteView, total_len_of_views};
 
 /// The buffer size for bytes that are read to be discarded, where the system cannot discard them unread.
 const WASTE: usize = 16 << 10;
@@ -30,8 +30,8 @@ impl Socket {
 
     /// Receives available bytes into the views.
     pub fn receive(&self, views: &mut [WriteView<'_>]) -> Result<ReceivedCount, WireError> {
-        let room = total(views);
-        let bytes = retry_on_intr(|| sys::read(self.as_fd(), views))?;
+        let room = total_len_of_views(views);
+        let bytes = retry_on_intr(|| sys::read_into_views(self.as_fd(), views))?;
         Ok(ReceivedCount { bytes, dry: bytes < room })
     }
 
@@ -39,7 +39,9 @@ impl Socket {
     pub fn discard(&self, len: usize) -> Result<usize, WireError> {
         let mut waste = [0; WASTE];
         let most = len.min(WASTE);
-        Ok(retry_on_intr(|| sys::read(self.as_fd(), &mut [WriteView::of(&mut waste[..most])]))?)
+        Ok(retry_on_intr(|| {
+            sys::read_into_views(self.as_fd(), &mut [WriteView::of_slice(&mut waste[..most])])
+        })?)
     }
 
     /// Shuts the socket down in both directions.

@@ -44,7 +44,7 @@ impl Transport for Tcp {
         let listener = settings.listen.map(TcpListener::bind).transpose()?;
         let bound = listener.iter().map(TcpListener::local_addr).collect::<io::Result<_>>()?;
         address.tcp = if settings.advertise.is_empty() { bound } else { settings.advertise.to_vec() };
-        Ok(listener.map(|listener| Arc::new(PortListener(listener)) as Arc<dyn Listener>))
+        Ok(listener.map(|listener| Arc::new(TcpWireListener(listener)) as Arc<dyn Listener>))
     }
 
     fn endpoints(&self, _here: &EngineAddress, peer: &EngineAddress) -> Vec<Box<dyn Endpoint>> {
@@ -56,9 +56,9 @@ impl Transport for Tcp {
     }
 }
 
-struct PortListener(TcpListener);
+struct TcpWireListener(TcpListener);
 
-impl Listener for PortListener {
+impl Listener for TcpWireListener {
     fn kind(&self) -> TransportKind {
         TransportKind::Tcp
     }

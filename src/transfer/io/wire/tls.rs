@@ -22,7 +22,7 @@ use super::traits::{
 };
 use crate::base::sync::lock;
 use crate::base::transport::TransportKind;
-use crate::memory::{ReadView, WriteView, total};
+use crate::memory::{ReadView, WriteView, total_len_of_views};
 use muster_clock as clock;
 
 /// The most bytes that may be encrypted and not yet sent.
@@ -39,30 +39,30 @@ pub struct TlsWire {
 }
 
 /// The wire below, as the TLS library reads and writes it.
-struct LowerWire<'a> {
+struct WireBelowTls<'a> {
     wire: &'a dyn Wire,
     /// Whether no more bytes arrive before the next edge.
     dry: bool,
 }
 
-impl Read for LowerWire<'_> {
+impl Read for WireBelowTls<'_> {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         if self.dry {
             return Err(io::ErrorKind::WouldBlock.into());
         }
-        let received = self.wire.receive(&mut [WriteView::of(buf)])?;
+        let received = self.wire.receive(&mut [WriteView::of_slice(buf)])?;
         self.dry = received.dry;
         Ok(received.bytes)
     }
 }
 
-impl Write for LowerWire<'_> {
+impl Write for WireBelowTls<'_> {
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
-        Ok(self.wire.send(&[ReadView::of(buf)])?)
+        Ok(self.wire.send(&[ReadView::of_slice(buf)])?)
     }
 
     fn write_vectored(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
-        let views: Vec<_> = slices.iter().map(|slice| ReadView::of(slice)).collect();
+        let views: Vec<_> = slices.iter().map(|slice| ReadView::of_slice(slice)).collect();
         Ok(self.wire.send(&views)?)
     }
 
@@ -84,8 +84,8 @@ impl TlsWire {
         Ok(Self { below, connection: Mutex::new(connection) })
     }
 
-    fn lower_wire(&self) -> LowerWire<'_> {
-        LowerWire { wire: &*self.below, dry: false }
+    fn lower_wire(&self) -> WireBelowTls<'_> {
+        WireBelowTls { wire: &*self.below, dry: false }
     }
 
     /// Sends the buffered records.
@@ -212,7 +212,7 @@ impl Wire for TlsWire {
     }
 
     fn receive(&self, views: &mut [WriteView<'_>]) -> Result<ReceivedCount, WireError> {
-        let total = total(views);
+        let total_len_of_views = total_len_of_views(views);
         let mut connection = lock(&self.connection);
         let mut below = self.lower_wire();
         let mut done = 0;
@@ -222,7 +222,7 @@ impl Wire for TlsWire {
                 None => return Ok(ReceivedCount { bytes: done, dry: false }),
                 Some(now) => done = now,
             }
-            if done == total {
+            if done == total_len_of_views {
                 return Ok(ReceivedCount { bytes: done, dry: false });
             }
             match connection.read_tls(&mut below).map_err(wire_error_from_io) {
@@ -237,7 +237,7 @@ impl Wire for TlsWire {
     fn discard(&self, len: usize) -> Result<usize, WireError> {
         let mut waste = [0; WASTE];
         let most = len.min(WASTE);
-        Ok(self.receive(&mut [WriteView::of(&mut waste[..most])])?.bytes)
+        Ok(self.receive(&mut [WriteView::of_slice(&mut waste[..most])])?.bytes)
     }
 
     fn flush(&self) -> Result<(), WireError> {

@@ -59,7 +59,7 @@ pub struct ReceivedCount {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WireCapabilities {
     /// Whether both ends are on one host and the wire carries descriptors, so that memory can be shared. A
-    /// plain read drops descriptors, so a caller that reads ahead uses [`Wire::receive_with`].
+    /// plain read drops descriptors, so a caller that reads ahead uses [`Wire::receive_with_descriptors`].
     pub shares_memory: bool,
     /// Whether the wire may be lost while both ends live. Then a connection has several wires, their chunks
     /// carry checksums, and lost ones are reconnected. A wire that is not breakable is lost only with its
@@ -120,8 +120,12 @@ pub trait Wire: Send + Sync {
     fn send(&self, views: &[ReadView<'_>]) -> Result<usize, WireError>;
 
     /// Sends bytes together with descriptors. A wire that carries none sends the bytes alone.
-    fn send_with(&self, bytes: &[u8], _descriptors: &[BorrowedFd<'_>]) -> Result<usize, WireError> {
-        self.send(&[ReadView::of(bytes)])
+    fn send_with_descriptors(
+        &self,
+        bytes: &[u8],
+        _descriptors: &[BorrowedFd<'_>],
+    ) -> Result<usize, WireError> {
+        self.send(&[ReadView::of_slice(bytes)])
     }
 
     /// Sends the buffered bytes.
@@ -133,12 +137,12 @@ pub trait Wire: Send + Sync {
     fn receive(&self, views: &mut [WriteView<'_>]) -> Result<ReceivedCount, WireError>;
 
     /// Receives as [`receive`](Self::receive) does, and collects the descriptors that arrive with the bytes.
-    fn receive_with(
+    fn receive_with_descriptors(
         &self,
         into: &mut [u8],
         _descriptors: &mut Vec<OwnedFd>,
     ) -> Result<ReceivedCount, WireError> {
-        self.receive(&mut [WriteView::of(into)])
+        self.receive(&mut [WriteView::of_slice(into)])
     }
 
     /// Receives and discards up to `len` bytes. Returns their number.

@@ -39,7 +39,7 @@ impl Transport for Unix {
     ) -> io::Result<Option<Arc<dyn Listener>>> {
         address.local = settings.unique_name();
         let at = SocketAddr::from_abstract_name(&address.local)?;
-        Ok(Some(Arc::new(AbstractListener(UnixListener::bind_addr(&at)?))))
+        Ok(Some(Arc::new(UnixWireListener(UnixListener::bind_addr(&at)?))))
     }
 
     fn endpoints(&self, here: &EngineAddress, peer: &EngineAddress) -> Vec<Box<dyn Endpoint>> {
@@ -50,9 +50,9 @@ impl Transport for Unix {
     }
 }
 
-struct AbstractListener(UnixListener);
+struct UnixWireListener(UnixListener);
 
-impl Listener for AbstractListener {
+impl Listener for UnixWireListener {
     fn kind(&self) -> TransportKind {
         TransportKind::Unix
     }
@@ -126,7 +126,11 @@ impl Wire for UnixWire {
         self.socket.send(views)
     }
 
-    fn send_with(&self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<usize, WireError> {
+    fn send_with_descriptors(
+        &self,
+        bytes: &[u8],
+        descriptors: &[BorrowedFd<'_>],
+    ) -> Result<usize, WireError> {
         let slices = [io::IoSlice::new(bytes)];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
         let mut along = SendAncillaryBuffer::new(&mut space);
@@ -141,7 +145,7 @@ impl Wire for UnixWire {
         self.socket.receive(views)
     }
 
-    fn receive_with(
+    fn receive_with_descriptors(
         &self,
         into: &mut [u8],
         descriptors: &mut Vec<OwnedFd>,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 #[cfg(any(test, feature = "fuzzing"))]
 use super::chunks;
-use super::chunks::{ChunkReception, InboundStream, NONE, OutboundStream, chunk_len};
+use super::chunks::{ChunkedReceiveState, InboundStream, NONE, OutboundStream, chunk_len};
 use super::launch_definition::LaunchDefinition;
 
 use super::chunk_scheduler::GroupId;
@@ -18,23 +18,23 @@ const HAVE_WORDS: usize = 4096;
 
 impl<T: Clone> LinkSide<T> {
     /// Returns whether there are chunks to send.
-    pub fn has_chunks(&self) -> bool {
+    pub fn has_chunks_to_send(&self) -> bool {
         !self.schedule.is_empty()
     }
 
     /// Returns whether there are control frames for the socket.
-    pub fn has_control(&self) -> bool {
+    pub fn has_control_frames_for_socket(&self) -> bool {
         !self.control.switched && !self.control.is_empty() || !self.control.descriptors.is_empty()
     }
 
     /// Returns whether there are control frames for the ring.
-    pub fn has_for_ring(&self) -> bool {
+    pub fn has_control_frames_for_ring(&self) -> bool {
         self.control.switched && self.control.first_queued().is_some()
     }
 
     /// Returns the next control frame to send on the socket. Without `with_descriptors` it returns none that
     /// carries descriptors.
-    pub fn next_control(&mut self, with_descriptors: bool) -> Option<ControlFrame> {
+    pub fn next_control_frame(&mut self, with_descriptors: bool) -> Option<ControlFrame> {
         if let Some((region, len)) = self.control.descriptors.front().copied() {
             if !with_descriptors {
                 return None;
@@ -55,7 +55,7 @@ impl<T: Clone> LinkSide<T> {
 
     /// Returns the next control frame for the ring if its payload fits into `room`, and whether there is one
     /// at all.
-    pub fn next_for_ring(&mut self, room: usize) -> (Option<ControlFrame>, bool) {
+    pub fn next_control_frame_for_ring(&mut self, room: usize) -> (Option<ControlFrame>, bool) {
         let Some(first) = self.control.first_queued().filter(|_| self.control.switched) else {
             self.differed = false;
             return (None, false);
@@ -99,7 +99,7 @@ impl<T: Clone> LinkSide<T> {
     }
 
     /// Returns the number of the peer's last control frame received.
-    pub const fn last_received_control(&self) -> u32 {
+    pub const fn last_received_control_number(&self) -> u32 {
         self.control.last_received()
     }
 
@@ -172,7 +172,7 @@ impl<T: Clone> LinkSide<T> {
         ChunkDestination::At(local.token.clone(), u64::from(index) * u64::from(self.terms.chunk))
     }
 
-    fn chunk_reception_of(&mut self, at: GroupId) -> Option<&mut ChunkReception> {
+    fn chunked_receive_state_of(&mut self, at: GroupId) -> Option<&mut ChunkedReceiveState> {
         match &mut self.groups.get_mut(&at)?.inbound {
             InboundStream::Landing(chunks) => Some(chunks),
             _ => None,
@@ -186,7 +186,7 @@ impl<T: Clone> LinkSide<T> {
         if self.groups.get(&at).is_none_or(|group| group.stop.is_some()) {
             return false;
         }
-        let Some(chunks) = self.chunk_reception_of(at) else { return false };
+        let Some(chunks) = self.chunked_receive_state_of(at) else { return false };
         chunks.landing.unset(header.index);
         if chunks.landed.set(header.index) {
             chunks.left -= 1;
@@ -201,11 +201,11 @@ impl<T: Clone> LinkSide<T> {
     /// cannot be completed.
     pub fn on_chunk_damaged(&mut self, header: &Header) {
         let at = (header.channel, header.sequence);
-        let Some(chunks) = self.chunk_reception_of(at) else { return };
+        let Some(chunks) = self.chunked_receive_state_of(at) else { return };
         chunks.landing.unset(header.index);
         if chunks.damaged.set(header.index) {
             let (channel, sequence) = at;
-            self.send(
+            self.queue_control_frame(
                 Header { channel, sequence, index: header.index, ..self.new_header(FrameKind::Damaged) },
                 Vec::new(),
             );
@@ -216,24 +216,24 @@ impl<T: Clone> LinkSide<T> {
 
     /// Records that a chunk whose landing had begun will not arrive on this lane.
     pub fn abandon_chunk_receive(&mut self, header: &Header) {
-        if let Some(chunks) = self.chunk_reception_of((header.channel, header.sequence)) {
+        if let Some(chunks) = self.chunked_receive_state_of((header.channel, header.sequence)) {
             chunks.landing.unset(header.index);
         }
     }
 
     pub(super) fn on_resend_request(&mut self, at: GroupId, index: u32) {
-        self.requeue_chunks(at, |chunk, _| chunk == index);
+        self.requeue_sent_chunks(at, |chunk, _| chunk == index);
     }
 
     pub(super) fn on_chunk_report(&mut self, at: GroupId, lane: u16, first: u32, bitmap: &[u8]) {
-        self.requeue_chunks(at, |chunk, by| {
+        self.requeue_sent_chunks(at, |chunk, by| {
             let bit = chunk.checked_sub(first).filter(|_| by == lane);
             bit.and_then(|bit| Some(bitmap.get(bit as usize / 8)? >> (bit % 8) & 1 == 0)).unwrap_or(false)
         });
     }
 
     /// Queues again the sent chunks that are `chosen`.
-    fn requeue_chunks(&mut self, at: GroupId, chosen: impl Fn(u32, u16) -> bool) {
+    fn requeue_sent_chunks(&mut self, at: GroupId, chosen: impl Fn(u32, u16) -> bool) {
         let Some(group) = self.groups.get_mut(&at).filter(|group| group.stop.is_none()) else { return };
         let (OutboundStream::Pushing(out), Some(local)) = (&mut group.out, &group.local) else { return };
         let idle = out.again.is_empty() && out.next as usize == out.lanes.len();
@@ -251,7 +251,7 @@ impl<T: Clone> LinkSide<T> {
 
     /// Records that a lane on which this side sent is lost, and asks the peer which chunks have arrived.
     pub fn query_received_chunks(&mut self, lane: u16) {
-        self.send(Header { lane, ..self.new_header(FrameKind::Lost) }, Vec::new());
+        self.queue_control_frame(Header { lane, ..self.new_header(FrameKind::Lost) }, Vec::new());
     }
 
     /// Records that nothing arrives any more from a lane that the peer has lost, and tells the peer which
@@ -269,7 +269,10 @@ impl<T: Clone> LinkSide<T> {
             }
         }
         for ((channel, sequence), index, bitmap) in told {
-            self.send(Header { channel, sequence, lane, index, ..self.new_header(FrameKind::Have) }, bitmap);
+            self.queue_control_frame(
+                Header { channel, sequence, lane, index, ..self.new_header(FrameKind::Have) },
+                bitmap,
+            );
         }
     }
 

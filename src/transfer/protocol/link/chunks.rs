@@ -12,14 +12,14 @@ pub enum OutboundStream {
     /// It went with the launch frame.
     Inline,
     /// It is being sent in chunks.
-    Pushing(Box<ChunkPush>),
+    Pushing(Box<ChunkedSendState>),
     /// The peer has all of it.
     Done,
 }
 
 /// A stream that is being sent in chunks.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ChunkPush {
+pub struct ChunkedSendState {
     /// The bytes of the stream.
     pub total: u64,
     /// The first chunk that was never sent.
@@ -38,14 +38,14 @@ pub enum InboundStream {
     /// The caller fetches it, or copies it from the launch frame.
     Fetching,
     /// It arrives in chunks.
-    Landing(Box<ChunkReception>),
+    Landing(Box<ChunkedReceiveState>),
     /// All of it is in place.
     Done,
 }
 
 /// A stream that arrives in chunks.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ChunkReception {
+pub struct ChunkedReceiveState {
     /// The bytes of the stream.
     pub total: u64,
     /// The chunks that are in place.
@@ -99,18 +99,18 @@ pub fn chunk_len(total: u64, chunk: u32, index: u32) -> u32 {
 
 impl OutboundStream {
     /// Creates a stream of which no chunk was sent.
-    pub fn new_push(total: u64, chunk: u32) -> Self {
+    pub fn new_chunked_send(total: u64, chunk: u32) -> Self {
         let lanes = vec![NONE; chunk_count(total, chunk) as usize];
-        Self::Pushing(Box::new(ChunkPush { total, next: 0, again: Vec::new(), lanes }))
+        Self::Pushing(Box::new(ChunkedSendState { total, next: 0, again: Vec::new(), lanes }))
     }
 }
 
 impl InboundStream {
     /// Creates a stream of which no chunk has arrived.
-    pub fn new_receipt(total: u64, chunk: u32) -> Self {
+    pub fn new_chunked_receive(total: u64, chunk: u32) -> Self {
         let count = chunk_count(total, chunk);
         let bits = ChunkBitmap::new(count);
-        Self::Landing(Box::new(ChunkReception {
+        Self::Landing(Box::new(ChunkedReceiveState {
             total,
             landed: bits.clone(),
             landing: bits.clone(),

@@ -27,7 +27,7 @@ pub enum LinkOutput<T> {
     /// The peer has all bytes that were sent; the flag says whether it fetched them.
     Sent(T, bool),
     /// The peer cancelled the group, for this reason, and no byte can land there any more. Stop all landing
-    /// here too, then call `LinkSide::confirm_quiescence`.
+    /// here too, then call `LinkSide::announce_group_quiescence`.
     StoppedByPeer(T, String),
     /// No byte can land at the peer any more.
     StopConfirmed(T),

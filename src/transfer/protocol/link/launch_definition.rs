@@ -5,7 +5,7 @@
 use crate::base::key::TransferKey;
 use crate::base::layout::LayoutFingerprint;
 use crate::base::membership::DeviceId;
-use crate::protocol::frame::{u32_at, u64_at};
+use crate::protocol::frame::{read_u32_at, read_u64_at};
 
 /// The bytes of an entry on the wire.
 pub const ENTRY: usize = 48;
@@ -84,7 +84,7 @@ impl LaunchDefinition {
             entries.iter().filter(|e| e.outgoing == outgoing).fold(0u64, |n, e| n.saturating_add(e.bytes))
         };
         let (sent, received) = (total(true), total(false));
-        Self { digest: LayoutFingerprint::of(&[&words]).0, sent, received, entries }
+        Self { digest: LayoutFingerprint::hash_of_parts(&[&words]).0, sent, received, entries }
     }
 
     /// Encodes the definition for the wire.
@@ -114,21 +114,21 @@ impl LaunchDefinition {
         let entries = bytes
             .chunks_exact(ENTRY)
             .map(|entry| {
-                let word = u32_at(entry, 32);
+                let word = read_u32_at(entry, 32);
                 let source = match word >> 1 {
                     0 => FetchSource::None,
-                    1 => FetchSource::Region(u32_at(entry, 36), u64_at(entry, 40)),
-                    2 => FetchSource::Address(u64_at(entry, 40)),
+                    1 => FetchSource::Region(read_u32_at(entry, 36), read_u64_at(entry, 40)),
+                    2 => FetchSource::Address(read_u64_at(entry, 40)),
                     _ => return None,
                 };
-                let bytes = u64_at(entry, 16);
+                let bytes = read_u64_at(entry, 16);
                 total = total.checked_add(bytes)?;
                 Some(DefinitionEntry {
-                    key: TransferKey(u64_at(entry, 0)),
-                    from: DeviceId(u32_at(entry, 8)),
-                    to: DeviceId(u32_at(entry, 12)),
+                    key: TransferKey(read_u64_at(entry, 0)),
+                    from: DeviceId(read_u32_at(entry, 8)),
+                    to: DeviceId(read_u32_at(entry, 12)),
                     bytes,
-                    fingerprint: LayoutFingerprint(u64_at(entry, 24)),
+                    fingerprint: LayoutFingerprint(read_u64_at(entry, 24)),
                     outgoing: word & 1 == 0,
                     source,
                 })

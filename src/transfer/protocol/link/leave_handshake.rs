@@ -68,7 +68,7 @@ impl<T: Clone> LinkSide<T> {
             self.release_lease();
             if !self.departure.asked && self.is_unused() {
                 self.departure.asked = true;
-                self.send(self.new_header(FrameKind::Leave), Vec::new());
+                self.queue_control_frame(self.new_header(FrameKind::Leave), Vec::new());
             }
         }
     }
@@ -80,7 +80,7 @@ impl<T: Clone> LinkSide<T> {
         }
         self.departure.agreed = self.is_unused();
         let answer = if self.departure.agreed { FrameKind::Agree } else { FrameKind::Refuse };
-        self.send(self.new_header(answer), Vec::new());
+        self.queue_control_frame(self.new_header(answer), Vec::new());
         Ok(())
     }
 
@@ -89,7 +89,7 @@ impl<T: Clone> LinkSide<T> {
         self.clear_leave_request()?;
         self.departure.gone = self.is_unused();
         let decision = if self.departure.gone { FrameKind::Gone } else { FrameKind::Stay };
-        self.send(self.new_header(decision), Vec::new());
+        self.queue_control_frame(self.new_header(decision), Vec::new());
         if self.departure.gone {
             self.outputs.push(LinkOutput::Left);
         }
@@ -129,7 +129,7 @@ impl<T: Clone> LinkSide<T> {
             return Err(ProtocolViolation("it leaves without having asked"));
         }
         if !std::mem::replace(&mut self.departure.gone, true) {
-            self.send(self.new_header(FrameKind::Gone), Vec::new());
+            self.queue_control_frame(self.new_header(FrameKind::Gone), Vec::new());
         }
         self.outputs.push(LinkOutput::Ended);
         Ok(())

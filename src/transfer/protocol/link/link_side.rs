@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::chunk_scheduler::{ChunkSchedule, GroupId, PriorityClass};
 use super::chunks::{InboundStream, OutboundStream};
-use super::control::ControlQueue;
+use super::control_queue::ControlQueue;
 use super::interface::{ControlFrame, DefinitionMismatch, LaunchParameters, LinkOutput, LinkTerms};
 use super::launch_definition::{DefinitionEntry, ENTRY, LaunchDefinition};
 use super::launch_numbers::LaunchNumbers;
@@ -55,7 +55,7 @@ pub(super) struct RemoteLaunch {
 
 /// The state of a group that was cancelled.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Stop {
+pub(super) struct GroupCancellation {
     /// The reason, if this side cancelled it and has not sent it yet; none if the peer did, which then waits
     /// for `Stopped`.
     pub(super) why: Option<String>,
@@ -70,7 +70,7 @@ pub(super) struct GroupState<T> {
     pub(super) remote: Option<RemoteLaunch>,
     /// The reason, if the peer cancelled the group before this side launched it.
     pub(super) given_up: Option<String>,
-    pub(super) stop: Option<Stop>,
+    pub(super) stop: Option<GroupCancellation>,
     pub(super) matched: bool,
     pub(super) out: OutboundStream,
     pub(super) inbound: InboundStream,
@@ -169,16 +169,16 @@ impl<T: Clone> LinkSide<T> {
         Header::new(kind, self.me, self.peer)
     }
 
-    pub(super) fn send(&mut self, header: Header, payload: Vec<u8>) {
+    pub(super) fn queue_control_frame(&mut self, header: Header, payload: Vec<u8>) {
         self.control.push(ControlFrame { header: Header { len: payload.len() as u32, ..header }, payload });
     }
 
-    pub(super) fn send_group_frame(&mut self, kind: FrameKind, (channel, sequence): GroupId) {
-        self.send(Header { channel, sequence, ..self.new_header(kind) }, Vec::new());
+    pub(super) fn queue_group_frame(&mut self, kind: FrameKind, (channel, sequence): GroupId) {
+        self.queue_control_frame(Header { channel, sequence, ..self.new_header(kind) }, Vec::new());
     }
 
     /// Sends a list of transfers to the peer. Returns the number by which it is launched.
-    pub fn define(&mut self, definition: LaunchDefinition) -> u32 {
+    pub fn send_definition(&mut self, definition: LaunchDefinition) -> u32 {
         const PART: usize = 256 * ENTRY;
         let number = self.next_definition;
         self.next_definition += 1;
@@ -186,42 +186,54 @@ impl<T: Clone> LinkSide<T> {
         let mut parts = bytes.chunks(PART).peekable();
         while let Some(part) = parts.next() {
             let flags = if parts.peek().is_some() { flag::MORE } else { 0 };
-            self.send(Header { flags, index: number, ..self.new_header(FrameKind::Define) }, part.to_vec());
+            self.queue_control_frame(
+                Header { flags, index: number, ..self.new_header(FrameKind::Define) },
+                part.to_vec(),
+            );
         }
         self.definitions.insert(number, Arc::new(definition));
         number
     }
 
     /// Withdraws a list. Launches of it that are in flight go on.
-    pub fn undefine(&mut self, number: u32) {
+    pub fn withdraw_definition(&mut self, number: u32) {
         if self.definitions.remove(&number).is_some() {
-            self.send(Header { index: number, ..self.new_header(FrameKind::Undefine) }, Vec::new());
+            self.queue_control_frame(
+                Header { index: number, ..self.new_header(FrameKind::Undefine) },
+                Vec::new(),
+            );
         }
     }
 
     /// Announces memory that the peer may map. The descriptor goes with the frame.
     pub fn share_region(&mut self, region: u32, len: u64) {
-        self.send(Header { index: region, sequence: len, ..self.new_header(FrameKind::Region) }, Vec::new());
+        self.queue_control_frame(
+            Header { index: region, sequence: len, ..self.new_header(FrameKind::Region) },
+            Vec::new(),
+        );
     }
 
     /// Withdraws memory from the peer.
     pub fn unshare_region(&mut self, region: u32) {
-        self.send(Header { index: region, ..self.new_header(FrameKind::Unregion) }, Vec::new());
+        self.queue_control_frame(
+            Header { index: region, ..self.new_header(FrameKind::Unregion) },
+            Vec::new(),
+        );
     }
 
     /// Offers the peer a ring for its control frames. The descriptors go with the frame.
     pub fn offer_ring(&mut self) {
-        self.send(self.new_header(FrameKind::Ring), Vec::new());
+        self.queue_control_frame(self.new_header(FrameKind::Ring), Vec::new());
     }
 
     /// Switches to the ring that the peer offered.
     pub fn switch_to_ring(&mut self) {
-        self.send(self.new_header(FrameKind::Switch), Vec::new());
+        self.queue_control_frame(self.new_header(FrameKind::Switch), Vec::new());
     }
 
     /// Sends a ping.
     pub fn ping(&mut self) {
-        self.send(self.new_header(FrameKind::Ping), Vec::new());
+        self.queue_control_frame(self.new_header(FrameKind::Ping), Vec::new());
     }
 
     /// Returns whether a launch that sends `bytes` bytes should carry them in its `Go`.
@@ -260,11 +272,11 @@ impl<T: Clone> LinkSide<T> {
         self.launched += 1;
         let header = self.new_header(FrameKind::Go);
         let class = class as u8;
-        self.send(
+        self.queue_control_frame(
             Header { flags, class, channel, sequence, index: number, ..header },
             inline.unwrap_or_default(),
         );
-        self.advance(at);
+        self.advance_group(at);
         true
     }
 
@@ -278,7 +290,7 @@ impl<T: Clone> LinkSide<T> {
         });
         if !given_up {
             let (channel, sequence) = at;
-            self.send(
+            self.queue_control_frame(
                 Header { channel, sequence, ..self.new_header(FrameKind::Stop) },
                 why.as_bytes().to_vec(),
             );
@@ -295,8 +307,11 @@ impl<T: Clone> LinkSide<T> {
         let flags = (u8::from(source) * flag::SOURCE) | (u8::from(destination) * flag::DESTINATION);
         if flags != 0 {
             let (channel, sequence) = at;
-            self.send(Header { flags, channel, sequence, ..self.new_header(FrameKind::Ready) }, Vec::new());
-            self.advance(at);
+            self.queue_control_frame(
+                Header { flags, channel, sequence, ..self.new_header(FrameKind::Ready) },
+                Vec::new(),
+            );
+            self.advance_group(at);
         }
     }
 
@@ -305,7 +320,7 @@ impl<T: Clone> LinkSide<T> {
         let Some(group) = self.groups.get_mut(&at) else { return };
         if group.stop.is_none() && group.matched && group.inbound != InboundStream::Done {
             group.inbound = InboundStream::Done;
-            self.send_group_frame(FrameKind::Done, at);
+            self.queue_group_frame(FrameKind::Done, at);
             self.forget_if_complete(at);
         }
     }
@@ -316,12 +331,12 @@ impl<T: Clone> LinkSide<T> {
         let Some(local) = group.local.as_ref().filter(|_| group.inbound == InboundStream::Fetching) else {
             return;
         };
-        group.inbound = InboundStream::new_receipt(local.definition.received, self.terms.chunk);
-        self.send_group_frame(FrameKind::Push, at);
+        group.inbound = InboundStream::new_chunked_receive(local.definition.received, self.terms.chunk);
+        self.queue_group_frame(FrameKind::Push, at);
     }
 
     /// Stops a group. Returns whether it is in flight, or being stopped already: if so, stop all landing and
-    /// call [`LinkSide::confirm_quiescence`], which tells the peer. [`LinkOutput::StopConfirmed`] follows when no byte can land
+    /// call [`LinkSide::announce_group_quiescence`], which tells the peer. [`LinkOutput::StopConfirmed`] follows when no byte can land
     /// there either.
     pub fn mark_group_cancelled(&mut self, at: GroupId, why: &str) -> bool {
         let Some(group) = self.groups.get_mut(&at).filter(|group| group.local.is_some()) else {
@@ -330,14 +345,18 @@ impl<T: Clone> LinkSide<T> {
         if group.stop.is_none() {
             let cut = (0..=REASON_MAX.min(why.len())).rev().find(|at| why.is_char_boundary(*at)).unwrap_or(0);
             self.inline_held -= group.drop_inline_payload();
-            group.stop = Some(Stop { why: Some(why[..cut].to_owned()), quiesced: false, confirmed: false });
+            group.stop = Some(GroupCancellation {
+                why: Some(why[..cut].to_owned()),
+                quiesced: false,
+                confirmed: false,
+            });
         }
         true
     }
 
     /// Announces that no byte can land any more in a group that was cancelled. If the peer has said the same,
     /// forgets the group and returns its launch: no further output names it.
-    pub fn confirm_quiescence(&mut self, at: GroupId) -> Option<T> {
+    pub fn announce_group_quiescence(&mut self, at: GroupId) -> Option<T> {
         let stop = self.groups.get_mut(&at)?.stop.as_mut()?;
         if std::mem::replace(&mut stop.quiesced, true) {
             return None;
@@ -345,10 +364,11 @@ impl<T: Clone> LinkSide<T> {
         let (why, over) = (stop.why.take(), stop.confirmed);
         let (channel, sequence) = at;
         match why {
-            Some(why) => {
-                self.send(Header { channel, sequence, ..self.new_header(FrameKind::Stop) }, why.into_bytes())
-            }
-            None => self.send_group_frame(FrameKind::Stopped, at),
+            Some(why) => self.queue_control_frame(
+                Header { channel, sequence, ..self.new_header(FrameKind::Stop) },
+                why.into_bytes(),
+            ),
+            None => self.queue_group_frame(FrameKind::Stopped, at),
         }
         if over { self.remove_group(at) } else { None }
     }
@@ -368,7 +388,7 @@ impl<T: Clone> LinkSide<T> {
     }
 
     /// Advances a group as far as it can: matches the lists, then starts the streams whose ends are ready.
-    pub(super) fn advance(&mut self, at: GroupId) {
+    pub(super) fn advance_group(&mut self, at: GroupId) {
         let Some(group) = self.groups.get_mut(&at) else { return };
         let (Some(local), Some(remote)) = (&mut group.local, &mut group.remote) else { return };
         if group.stop.is_some() {
@@ -376,7 +396,7 @@ impl<T: Clone> LinkSide<T> {
         }
         if !group.matched {
             if local.definition.digest != remote.definition.digest {
-                let difference = find_mismatch(&local.definition, &remote.definition);
+                let difference = find_definition_mismatch(&local.definition, &remote.definition);
                 self.outputs.push(LinkOutput::Differ(local.token.clone(), difference));
                 self.differed = true;
                 self.forget_group(at);
@@ -395,7 +415,7 @@ impl<T: Clone> LinkSide<T> {
             && local.source
             && remote.destination
         {
-            group.out = OutboundStream::new_push(local.definition.sent, self.terms.chunk);
+            group.out = OutboundStream::new_chunked_send(local.definition.sent, self.terms.chunk);
             self.schedule.add(local.class, at);
         }
         if group.inbound == InboundStream::Waiting {
@@ -407,7 +427,8 @@ impl<T: Clone> LinkSide<T> {
                     group.inbound = InboundStream::Fetching;
                     self.outputs.push(LinkOutput::Inline(local.token.clone(), bytes));
                 } else if !self.terms.fetch {
-                    group.inbound = InboundStream::new_receipt(local.definition.received, self.terms.chunk);
+                    group.inbound =
+                        InboundStream::new_chunked_receive(local.definition.received, self.terms.chunk);
                 } else if remote.source {
                     group.inbound = InboundStream::Fetching;
                     self.outputs.push(LinkOutput::Fetch(local.token.clone(), Arc::clone(&remote.definition)));
@@ -443,7 +464,7 @@ impl<T: Clone> LinkSide<T> {
 }
 
 /// Returns how two lists differ. A transfer that is in both lists, with different layouts, says more than the order.
-fn find_mismatch(here: &LaunchDefinition, there: &LaunchDefinition) -> DefinitionMismatch {
+fn find_definition_mismatch(here: &LaunchDefinition, there: &LaunchDefinition) -> DefinitionMismatch {
     let told = |entry: &DefinitionEntry| format!("{} bytes of layout {}", entry.bytes, entry.fingerprint);
     let mut others = there.entries.iter().peekable();
     for a in &here.entries {

@@ -16,7 +16,7 @@
 //! | `receive.rs` | what a control frame of the peer changes |
 //! | `interface.rs` | inputs and outputs of a link |
 //! | `launch_numbers.rs` | the numbers of launches |
-//! | `control.rs` | which control frames are sent again, so that each arrives once and in order across reconnections |
+//! | `control_queue.rs` | which control frames are sent again, so that each arrives once and in order across reconnections |
 //! | `chunk_flow.rs`, `chunks.rs` | which chunk a lane sends next, and which chunks have arrived, are lost, or are sent again |
 //! | `chunk_scheduler.rs` | which group sends the next chunk |
 //! | `launch_definition.rs` | what both sides must agree on |
@@ -40,7 +40,7 @@
 mod chunk_flow;
 mod chunk_scheduler;
 mod chunks;
-mod control;
+mod control_queue;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
 mod interface;

@@ -1,6 +1,6 @@
 //! Processes the peer's control frames.
 //!
-//! `chunk_flow.rs` decides where the chunks of data frames are written. Begin at [`LinkSide::receive`].
+//! `chunk_flow.rs` decides where the chunks of data frames are written. Begin at [`LinkSide::receive_control_frame`].
 
 use std::sync::Arc;
 
@@ -9,8 +9,8 @@ use super::chunks::OutboundStream;
 use super::interface::{LinkOutput, ProtocolViolation};
 use super::launch_definition::{ENTRIES_MAX, ENTRY, LaunchDefinition};
 use super::link_side::{
-    EARLY_MAX, FAILED_EARLIER, GroupState, INLINE_MAX, INLINE_PENDING_MAX, LinkSide, REASON_MAX,
-    REMOTE_ENTRIES_MAX, RemoteLaunch, Stop, UNHEARD_MAX, WITHDRAWN_MAX,
+    EARLY_MAX, FAILED_EARLIER, GroupCancellation, GroupState, INLINE_MAX, INLINE_PENDING_MAX, LinkSide,
+    REASON_MAX, REMOTE_ENTRIES_MAX, RemoteLaunch, UNHEARD_MAX, WITHDRAWN_MAX,
 };
 use crate::protocol::frame::{FrameKind, Header, flag};
 
@@ -19,11 +19,15 @@ impl<T: Clone> LinkSide<T> {
     ///
     /// # Errors
     /// Returns the [`ProtocolViolation`] if the peer broke the protocol. The link must not be used any more.
-    pub fn receive(&mut self, header: &Header, payload: Vec<u8>) -> Result<(), ProtocolViolation> {
-        if !self.control.accept(header)? {
+    pub fn receive_control_frame(
+        &mut self,
+        header: &Header,
+        payload: Vec<u8>,
+    ) -> Result<(), ProtocolViolation> {
+        if !self.control.accept_frame_numbers(header)? {
             return Ok(());
         }
-        if self.control.unacknowledged_bytes() > UNHEARD_MAX {
+        if self.control.queued_or_unacknowledged_bytes() > UNHEARD_MAX {
             return Err(ProtocolViolation("it asks and does not listen"));
         }
         let at = (header.channel, header.sequence);
@@ -39,7 +43,7 @@ impl<T: Clone> LinkSide<T> {
                 if let Some(remote) = self.groups.get_mut(&at).and_then(|group| group.remote.as_mut()) {
                     remote.source |= header.has(flag::SOURCE);
                     remote.destination |= header.has(flag::DESTINATION);
-                    self.advance(at);
+                    self.advance_group(at);
                 }
             }
             FrameKind::Stop => self.on_peer_cancel(at, &payload)?,
@@ -50,13 +54,13 @@ impl<T: Clone> LinkSide<T> {
                     && group.out == OutboundStream::Waiting
                 {
                     group.out = OutboundStream::Wanted;
-                    self.advance(at);
+                    self.advance_group(at);
                 }
             }
             FrameKind::Damaged => self.on_resend_request(at, header.index),
             FrameKind::Lost => self.outputs.push(LinkOutput::CloseLane(header.lane)),
             FrameKind::Have => self.on_chunk_report(at, header.lane, header.index, &payload),
-            FrameKind::Ping => self.send(self.new_header(FrameKind::Pong), Vec::new()),
+            FrameKind::Ping => self.queue_control_frame(self.new_header(FrameKind::Pong), Vec::new()),
             FrameKind::Unregion => self.outputs.push(LinkOutput::Unregion(header.index)),
             FrameKind::Switch => self.outputs.push(LinkOutput::Switched),
             FrameKind::Leave => self.on_leave()?,
@@ -91,7 +95,7 @@ impl<T: Clone> LinkSide<T> {
         }
         let definition =
             LaunchDefinition::decode(&bytes).ok_or(ProtocolViolation("a definition cannot be read"))?;
-        self.remote_entries += weight(&definition);
+        self.remote_entries += definition_weight(&definition);
         if self.remote_entries > REMOTE_ENTRIES_MAX || self.withdrawn.len() >= WITHDRAWN_MAX {
             self.drop_unused_definitions();
         }
@@ -109,7 +113,7 @@ impl<T: Clone> LinkSide<T> {
         let entries = &mut self.remote_entries;
         self.withdrawn.retain(|definition| {
             let used = Arc::strong_count(definition) > 1;
-            *entries -= if used { 0 } else { weight(definition) };
+            *entries -= if used { 0 } else { definition_weight(definition) };
             used
         });
     }
@@ -121,7 +125,7 @@ impl<T: Clone> LinkSide<T> {
             // This side's launch of that number failed before this connection existed.
             let (channel, sequence) = at;
             let why = FAILED_EARLIER.as_bytes().to_vec();
-            self.send(Header { channel, sequence, ..self.new_header(FrameKind::Stop) }, why);
+            self.queue_control_frame(Header { channel, sequence, ..self.new_header(FrameKind::Stop) }, why);
             return Ok(());
         }
         let definition =
@@ -150,7 +154,7 @@ impl<T: Clone> LinkSide<T> {
         if group.remote.replace(remote).is_some() {
             return Err(ProtocolViolation("a group was launched twice"));
         }
-        self.advance(at);
+        self.advance_group(at);
         Ok(())
     }
 
@@ -161,14 +165,14 @@ impl<T: Clone> LinkSide<T> {
         }
         let why = String::from_utf8_lossy(&why[..why.len().min(REASON_MAX)]).into_owned();
         match self.groups.get_mut(&at) {
-            None if passed => self.send_group_frame(FrameKind::Stopped, at),
+            None if passed => self.queue_group_frame(FrameKind::Stopped, at),
             Some(group) if group.local.is_some() => {
                 if group.stop.is_some() {
                     // Both sides cancelled it: the peer's `Stop` is the confirmation of this side's.
                     self.on_cancel_confirmed(at);
                 } else {
                     self.inline_held -= group.drop_inline_payload();
-                    group.stop = Some(Stop { why: None, quiesced: false, confirmed: true });
+                    group.stop = Some(GroupCancellation { why: None, quiesced: false, confirmed: true });
                     if let Some(local) = &group.local {
                         self.outputs.push(LinkOutput::StoppedByPeer(local.token.clone(), why));
                     }
@@ -179,7 +183,7 @@ impl<T: Clone> LinkSide<T> {
                 self.inline_held -= group.drop_inline_payload();
                 group.remote = None;
                 group.given_up = Some(why);
-                self.send_group_frame(FrameKind::Stopped, at);
+                self.queue_group_frame(FrameKind::Stopped, at);
             }
         }
         Ok(())
@@ -217,6 +221,6 @@ impl<T: Clone> LinkSide<T> {
 
 /// Returns the weight of a definition in the bound of a peer. An empty one counts too, because it takes
 /// memory.
-fn weight(definition: &LaunchDefinition) -> usize {
+fn definition_weight(definition: &LaunchDefinition) -> usize {
     definition.entries.len() + 1
 }

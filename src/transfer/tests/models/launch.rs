@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 
 use loom::thread;
 
-use super::explore;
+use super::explore_interleavings;
 use crate::base::error::TransferError;
 use crate::base::launch_metrics::LaunchMetrics;
 use crate::base::membership::{Incarnation, MemberId, TaskId};
 use crate::base::sync::{AtomicUsize, Condvar, Mutex, lock};
-use crate::launch::io_lists::IoLists;
+use crate::launch::launch_spans::LaunchSpans;
 use crate::launch::outcome::{AwaitedLaunchState, Launch, LaunchPart};
 use crate::launch::peer_launch::{LaunchLimits, PeerLaunch, fail_and_tell_peer};
 use crate::launch::session_handle::{LaunchSession, SessionHandle};
@@ -32,12 +32,12 @@ fn launch(count: usize) -> Arc<Launch> {
 
 #[test]
 fn a_thread_that_blocks_hears_of_the_last_outcome() {
-    explore("a thread that blocks", 5, || {
+    explore_interleavings("a thread that blocks", 5, || {
         let launch = launch(2);
         let threads: Vec<_> = (0..2)
             .map(|number| {
                 let launch = Arc::clone(&launch);
-                thread::spawn(move || launch.resolve(number, true))
+                thread::spawn(move || launch.record_transfer_outcome(number, true))
             })
             .collect();
         assert!(
@@ -53,16 +53,16 @@ fn a_thread_that_blocks_hears_of_the_last_outcome() {
 
 #[test]
 fn an_outcome_that_comes_twice_counts_once() {
-    explore("an outcome twice", 5, || {
+    explore_interleavings("an outcome twice", 5, || {
         let launch = launch(2);
         let threads: Vec<_> = [true, false]
             .map(|ok| {
                 let launch = Arc::clone(&launch);
                 thread::spawn(move || {
                     if ok {
-                        launch.resolve(0, true)
+                        launch.record_transfer_outcome(0, true)
                     } else {
-                        launch.resolve_failed(0..1, &TransferError::Closed)
+                        launch.fail_unresolved_transfers(0..1, &TransferError::Closed)
                     }
                 })
             })
@@ -77,11 +77,11 @@ fn an_outcome_that_comes_twice_counts_once() {
 
 #[test]
 fn a_thread_that_waits_for_one_of_many_hears_of_it() {
-    explore("one of many", 5, || {
+    explore_interleavings("one of many", 5, || {
         let launch = launch(2);
         let other = thread::spawn({
             let launch = Arc::clone(&launch);
-            move || launch.resolve(1, true)
+            move || launch.record_transfer_outcome(1, true)
         });
         assert_eq!(
             launch.block_until(AwaitedLaunchState::One(1), None, |launch| launch.outcome(1)),
@@ -93,12 +93,12 @@ fn a_thread_that_waits_for_one_of_many_hears_of_it() {
 
 #[test]
 fn a_callback_is_called_once() {
-    explore("a callback", 5, || {
+    explore_interleavings("a callback", 5, || {
         let launch = launch(1);
         let calls = Arc::new(AtomicUsize::new(0));
         let other = thread::spawn({
             let launch = Arc::clone(&launch);
-            move || launch.resolve(0, true)
+            move || launch.record_transfer_outcome(0, true)
         });
         let counted = Arc::clone(&calls);
         launch.add_outcome_callback(
@@ -115,12 +115,12 @@ fn a_callback_is_called_once() {
 
 /// A task of a runtime: it sleeps until it is woken.
 #[derive(Default)]
-struct Task {
+struct RuntimeTask {
     woken: Mutex<bool>,
     changed: Condvar,
 }
 
-impl Wake for Task {
+impl Wake for RuntimeTask {
     fn wake(self: Arc<Self>) {
         *lock(&self.woken) = true;
         self.changed.notify_all();
@@ -129,13 +129,13 @@ impl Wake for Task {
 
 #[test]
 fn a_future_is_woken_for_its_outcome() {
-    explore("a future", 5, || {
+    explore_interleavings("a future", 5, || {
         let launch = launch(1);
         let other = thread::spawn({
             let launch = Arc::clone(&launch);
-            move || launch.resolve(0, true)
+            move || launch.record_transfer_outcome(0, true)
         });
-        let task = Arc::new(Task::default());
+        let task = Arc::new(RuntimeTask::default());
         let waker = Arc::clone(&task).into();
         while launch.poll_with_waker(
             AwaitedLaunchState::All,
@@ -154,7 +154,7 @@ fn a_future_is_woken_for_its_outcome() {
 
 #[test]
 fn a_launch_that_is_cancelled_before_it_has_parts_is_proven_to_every_waiter() {
-    explore("a cancelled launch", 5, || {
+    explore_interleavings("a cancelled launch", 5, || {
         let launch = launch(1);
         let other = thread::spawn({
             let launch = Arc::clone(&launch);
@@ -167,14 +167,14 @@ fn a_launch_that_is_cancelled_before_it_has_parts_is_proven_to_every_waiter() {
 
 /// A session that notes what its launches ask.
 #[derive(Default)]
-struct Session {
+struct RecordingSession {
     waiters: AtomicUsize,
     /// The times that a group was given up, and that it was said to be quiet.
     stopped: AtomicUsize,
     quiesced: AtomicUsize,
 }
 
-impl SessionHandle for Session {
+impl SessionHandle for RecordingSession {
     fn add_send_waiter(&self) {
         self.waiters.fetch_add(1, Ordering::SeqCst);
     }
@@ -187,31 +187,31 @@ impl SessionHandle for Session {
 
     fn wake_poller(&self) {}
 
-    fn poll_until(&self, _: Option<Instant>, _: bool, _: &dyn Fn() -> bool) -> bool {
+    fn poll_ring_on_this_thread(&self, _: Option<Instant>, _: bool, _: &dyn Fn() -> bool) -> bool {
         false
     }
 
-    fn mark_ready(&self, _: GroupId) {}
+    fn announce_group_ready(&self, _: GroupId) {}
 
-    fn stop(&self, _: GroupId, _: &str) -> bool {
+    fn stop_group_of_launch(&self, _: GroupId, _: &str) -> bool {
         self.stopped.fetch_add(1, Ordering::SeqCst);
         true
     }
 
-    fn mark_quiesced(&self, _: GroupId) {
+    fn announce_quiescence(&self, _: GroupId) {
         self.quiesced.fetch_add(1, Ordering::SeqCst);
     }
 
-    fn end(&self, _: TransferError) {}
+    fn end_session(&self, _: TransferError) {}
 }
 
 /// A launch of one transfer with its part.
-fn part() -> (Arc<Session>, Arc<Launch>, Arc<PeerLaunch>) {
-    let session = Arc::new(Session::default());
+fn part() -> (Arc<RecordingSession>, Arc<Launch>, Arc<PeerLaunch>) {
+    let session = Arc::new(RecordingSession::default());
     let launch = launch(1);
-    let handle: Weak<Session> = Arc::downgrade(&session);
+    let handle: Weak<RecordingSession> = Arc::downgrade(&session);
     let carrier = LaunchSession { session: handle, peer: member(), fetches: false };
-    let mut lists = IoLists::default();
+    let mut lists = LaunchSpans::default();
     lists.outbound.specs.push(0);
     let limits =
         LaunchLimits { deadline: None, stall: Duration::from_secs(3600), class: PriorityClass::Normal };
@@ -223,13 +223,13 @@ fn part() -> (Arc<Session>, Arc<Launch>, Arc<PeerLaunch>) {
 /// nothing can land here any more.
 #[test]
 fn a_launch_that_is_given_up_while_it_begins_is_given_up_at_the_peer() {
-    explore("given up while it begins", 5, || {
+    explore_interleavings("given up while it begins", 5, || {
         let (session, launch, part) = part();
         let launching = thread::spawn({
             let part = Arc::clone(&part);
             move || {
                 part.set_group_id((0, 0));
-                part.stop_if_failed();
+                part.stop_group_if_launch_failed();
             }
         });
         fail_and_tell_peer(
@@ -249,7 +249,7 @@ fn a_launch_that_is_given_up_while_it_begins_is_given_up_at_the_peer() {
 /// A thread uses the bytes while the launch fails: its outcome comes when that thread is done, and once.
 #[test]
 fn a_failure_is_told_when_the_last_guard_is_gone() {
-    explore("the last guard", 5, || {
+    explore_interleavings("the last guard", 5, || {
         let (_session, launch, part) = part();
         let using = Arc::new(AtomicUsize::new(0));
         let user = thread::spawn({
@@ -274,9 +274,9 @@ fn a_failure_is_told_when_the_last_guard_is_gone() {
 /// This side becomes quiet, and the peer says that it is: the cancellation is proven once, to the thread that waits for it.
 #[test]
 fn a_cancellation_is_proven_when_both_sides_are_quiet() {
-    explore("a proof", 3, || {
+    explore_interleavings("a proof", 3, || {
         let (_session, launch, part) = part();
-        launch.attach_parts(vec![part.as_part()]);
+        launch.attach_parts(vec![part.as_weak_launch_part()]);
         let peer = thread::spawn({
             let part = Arc::clone(&part);
             move || part.mark_peer_quiescent()

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Goes through the executions of a model in which threads are interrupted `preemptions` times at most, and prints how many
 /// there were.
-fn explore(name: &str, preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
+fn explore_interleavings(name: &str, preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
     let count = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&count);
     let mut builder = loom::model::Builder::new();

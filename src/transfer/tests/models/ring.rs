@@ -1,6 +1,6 @@
 //! Models of the ring of control frames, and of the threads of a session that read it.
 //!
-//! Begin at `Model`, the memory of a ring under loom.
+//! Begin at `ModelMemory`, the memory of a ring under loom.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use loom::sync::atomic::{AtomicU32, AtomicU64};
 use loom::thread;
 
-use super::explore;
+use super::explore_interleavings;
 use crate::base::error::TransferError;
 use crate::base::launch_metrics::LaunchMetrics;
 use crate::base::membership::{Incarnation, MemberId, TaskId};
@@ -27,12 +27,12 @@ const SLOTS: usize = 3;
 
 /// A bell, or a sleep at a word: what wakes a thread by the system.
 #[derive(Default)]
-struct Wakeup {
+struct WakeSignal {
     rung: Mutex<bool>,
     changed: Condvar,
 }
 
-impl Wakeup {
+impl WakeSignal {
     fn ring(&self) {
         *lock(&self.rung) = true;
         self.changed.notify_all();
@@ -54,7 +54,7 @@ impl Wakeup {
 
 /// The memory of a ring. A slot holds the number of a frame and the length of its payload, or a payload.
 #[derive(Default)]
-struct Words {
+struct ModelRingWords {
     written: AtomicU64,
     read: AtomicU64,
     sleep: AtomicU32,
@@ -64,34 +64,34 @@ struct Words {
     /// The threads that sleep at the word `sleep`.
     asleep: Mutex<()>,
     woken: Condvar,
-    bell: Wakeup,
+    bell: WakeSignal,
 }
 
 #[derive(Clone, Default)]
-struct Model(Arc<Words>);
+struct ModelMemory(Arc<ModelRingWords>);
 
-impl RingMemory for Model {
+impl RingMemory for ModelMemory {
     type Word = AtomicU32;
     type Counter = AtomicU64;
     const CAPACITY: usize = SLOTS * HEADER;
 
-    fn written(&self) -> &AtomicU64 {
+    fn bytes_written(&self) -> &AtomicU64 {
         &self.0.written
     }
 
-    fn read(&self) -> &AtomicU64 {
+    fn bytes_read(&self) -> &AtomicU64 {
         &self.0.read
     }
 
-    fn sleep(&self) -> &AtomicU32 {
+    fn reader_sleep_word(&self) -> &AtomicU32 {
         &self.0.sleep
     }
 
-    fn waiting(&self) -> &AtomicU32 {
+    fn writer_waiting_word(&self) -> &AtomicU32 {
         &self.0.waiting
     }
 
-    fn revoked(&self) -> &AtomicU32 {
+    fn memory_revoked_word(&self) -> &AtomicU32 {
         &self.0.revoked
     }
 
@@ -128,7 +128,7 @@ impl RingMemory for Model {
     }
 }
 
-fn frame(number: u32, len: usize) -> ([u8; HEADER], Vec<u8>) {
+fn numbered_frame(number: u32, len: usize) -> ([u8; HEADER], Vec<u8>) {
     let mut header = [0; HEADER];
     header[..4].copy_from_slice(&number.to_le_bytes());
     header[48..52].copy_from_slice(&(len as u32).to_le_bytes());
@@ -139,13 +139,13 @@ fn frame(number: u32, len: usize) -> ([u8; HEADER], Vec<u8>) {
     (header, payload)
 }
 
-fn number(header: &[u8; HEADER]) -> u32 {
+fn frame_number(header: &[u8; HEADER]) -> u32 {
     u32::from_le_bytes([header[0], header[1], header[2], header[3]])
 }
 
 /// A peer that writes one frame.
-fn say(outbox: &RingOutbox<Model>, number: u32, urgency: WaitersToWake) {
-    let mut once = Some(frame(number, 0));
+fn write_one_frame(outbox: &RingOutbox<ModelMemory>, number: u32, urgency: WaitersToWake) {
+    let mut once = Some(numbered_frame(number, 0));
     outbox.write_frames(|_| {
         once.take()
             .map_or(FrameToWrite::Nothing, |(header, bytes)| FrameToWrite::Frame(header, bytes, urgency))
@@ -154,8 +154,8 @@ fn say(outbox: &RingOutbox<Model>, number: u32, urgency: WaitersToWake) {
 
 #[test]
 fn frames_come_whole_and_in_order_through_a_ring_that_is_full() {
-    explore("a full ring", 4, || {
-        let (memory, room) = (Model::default(), Arc::new(Wakeup::default()));
+    explore_interleavings("a full ring", 4, || {
+        let (memory, room) = (ModelMemory::default(), Arc::new(WakeSignal::default()));
         let inbox = RingInbox::with_memory(memory.clone());
         inbox.open_for_reading();
         let writer = thread::spawn({
@@ -166,8 +166,8 @@ fn frames_come_whole_and_in_order_through_a_ring_that_is_full() {
                 loop {
                     outbox.write_frames(|room| {
                         let (header, payload) = match next {
-                            0 | 2 => frame(next, 0),
-                            1 => frame(next, HEADER),
+                            0 | 2 => numbered_frame(next, 0),
+                            1 => numbered_frame(next, HEADER),
                             _ => return FrameToWrite::Nothing,
                         };
                         if payload.len() > room {
@@ -187,16 +187,16 @@ fn frames_come_whole_and_in_order_through_a_ring_that_is_full() {
         while got < 3 {
             memory.0.bell.wait();
             let reader = inbox.try_lock_reader().unwrap();
-            while let Some((header, payload)) = reader.next().unwrap() {
-                assert_eq!(number(&header), got);
+            while let Some((header, payload)) = reader.next_frame().unwrap() {
+                assert_eq!(frame_number(&header), got);
                 assert_eq!(
                     (header, payload.len()),
-                    (frame(got, payload.len()).0, usize::from(got == 1) * HEADER)
+                    (numbered_frame(got, payload.len()).0, usize::from(got == 1) * HEADER)
                 );
-                assert!(payload.is_empty() || payload == frame(got, HEADER).1);
+                assert!(payload.is_empty() || payload == numbered_frame(got, HEADER).1);
                 got += 1;
             }
-            if reader.take_writer_waiting() {
+            if reader.take_writer_waiting_flag() {
                 room.ring();
             }
             if !reader.return_to_reactor().is_empty() {
@@ -209,8 +209,8 @@ fn frames_come_whole_and_in_order_through_a_ring_that_is_full() {
 
 #[test]
 fn a_reader_that_used_memory_sees_that_it_was_revoked_before() {
-    explore("revoked memory", 3, || {
-        let memory = Model::default();
+    explore_interleavings("revoked memory", 3, || {
+        let memory = ModelMemory::default();
         let (inbox, outbox) = (RingInbox::with_memory(memory.clone()), RingOutbox::with_memory(memory));
         let bytes = Arc::new(AtomicU64::new(1));
         let owner = thread::spawn({
@@ -231,13 +231,13 @@ fn a_reader_that_used_memory_sees_that_it_was_revoked_before() {
 }
 
 /// A session: each frame that it takes completes the transfer of that number.
-struct Session {
-    inbox: RingInbox<Model>,
-    memory: Model,
+struct ModelRingSession {
+    inbox: RingInbox<ModelMemory>,
+    memory: ModelMemory,
     send_waiters: AtomicUsize,
     spin_wait: SpinWait,
     launch: OnceLock<Arc<Launch>>,
-    part: std::sync::OnceLock<Arc<Part>>,
+    part: std::sync::OnceLock<Arc<ModelLaunchPart>>,
     taken: AtomicUsize,
     is_over: OnceLock<()>,
     is_peer_gone: OnceLock<()>,
@@ -245,9 +245,9 @@ struct Session {
     is_stopped: AtomicBool,
 }
 
-impl Session {
+impl ModelRingSession {
     fn new(spins: bool) -> Arc<Self> {
-        let memory = Model::default();
+        let memory = ModelMemory::default();
         let inbox = RingInbox::with_memory(memory.clone());
         inbox.open_for_reading();
         Arc::new(Self {
@@ -270,12 +270,12 @@ impl Session {
         let (sent, received) = if sends { (1, 0) } else { (0, 1) };
         let launch = Launch::new(&Arc::new(LaunchMetrics::new(TaskId(0))), count, sent, received);
         launch.start_clock();
-        let part = Arc::new(Part {
+        let part = Arc::new(ModelLaunchPart {
             session: Arc::downgrade(self),
             launch: Arc::downgrade(&launch),
             is_counted: AtomicBool::new(false),
         });
-        let weak: Weak<Part> = Arc::downgrade(&part);
+        let weak: Weak<ModelLaunchPart> = Arc::downgrade(&part);
         let weak: Weak<dyn LaunchPart> = weak;
         launch.attach_parts(vec![weak]);
         let _once = self.part.set(part);
@@ -283,7 +283,7 @@ impl Session {
         launch
     }
 
-    fn outbox(&self) -> RingOutbox<Model> {
+    fn outbox(&self) -> RingOutbox<ModelMemory> {
         RingOutbox::with_memory(self.memory.clone())
     }
 
@@ -308,25 +308,25 @@ impl Session {
     }
 }
 
-impl RingSession for Session {
-    type Memory = Model;
+impl RingSession for ModelRingSession {
+    type Memory = ModelMemory;
 
-    fn inbox(&self) -> Option<&RingInbox<Model>> {
+    fn inbox(&self) -> Option<&RingInbox<ModelMemory>> {
         Some(&self.inbox)
     }
 
-    fn drain(&self, reader: &RingReader<'_, Model>, most: usize) -> Result<(), ProtocolViolation> {
+    fn drain_ring(&self, reader: &RingReader<'_, ModelMemory>, most: usize) -> Result<(), ProtocolViolation> {
         for _ in 0..most {
-            let Some((header, _)) = reader.next()? else { break };
+            let Some((header, _)) = reader.next_frame()? else { break };
             self.taken.fetch_add(1, Ordering::Relaxed);
             if let Some(launch) = self.launch.get() {
-                launch.resolve(number(&header), true);
+                launch.record_transfer_outcome(frame_number(&header), true);
             }
         }
         Ok(())
     }
 
-    fn on_violation(&self, violation: &ProtocolViolation) {
+    fn end_for_violation(&self, violation: &ProtocolViolation) {
         panic!("{violation}");
     }
 
@@ -359,7 +359,7 @@ impl RingSession for Session {
     }
 }
 
-impl SessionHandle for Session {
+impl SessionHandle for ModelRingSession {
     fn add_send_waiter(&self) {
         self.count_send_waiter();
     }
@@ -374,28 +374,28 @@ impl SessionHandle for Session {
         self.inbox.wake_sleeper();
     }
 
-    fn poll_until(&self, until: Option<Instant>, soon: bool, done: &dyn Fn() -> bool) -> bool {
+    fn poll_ring_on_this_thread(&self, until: Option<Instant>, soon: bool, done: &dyn Fn() -> bool) -> bool {
         self.poll_ring_until(until, soon, done)
     }
 
-    fn mark_ready(&self, _: GroupId) {}
+    fn announce_group_ready(&self, _: GroupId) {}
 
-    fn stop(&self, _: GroupId, _: &str) -> bool {
+    fn stop_group_of_launch(&self, _: GroupId, _: &str) -> bool {
         false
     }
 
-    fn mark_quiesced(&self, _: GroupId) {}
+    fn announce_quiescence(&self, _: GroupId) {}
 
-    fn end(&self, _: TransferError) {}
+    fn end_session(&self, _: TransferError) {}
 }
 
-struct Part {
-    session: Weak<Session>,
+struct ModelLaunchPart {
+    session: Weak<ModelRingSession>,
     launch: Weak<Launch>,
     is_counted: AtomicBool,
 }
 
-impl LaunchPart for Part {
+impl LaunchPart for ModelLaunchPart {
     fn peer(&self) -> MemberId {
         MemberId::of_own_job(TaskId(1), Incarnation::new(1).unwrap())
     }
@@ -425,9 +425,15 @@ impl LaunchPart for Part {
 }
 
 /// A thread waits for what the peer writes, and a reactor reads what no such thread does.
-fn a_waiter_hears_the_peer(name: &str, preemptions: usize, spins: bool, urgency: WaitersToWake, before: u32) {
-    explore(name, preemptions, move || {
-        let session = Session::new(spins);
+fn check_that_waiter_hears_peer(
+    name: &str,
+    preemptions: usize,
+    spins: bool,
+    urgency: WaitersToWake,
+    before: u32,
+) {
+    explore_interleavings(name, preemptions, move || {
+        let session = ModelRingSession::new(spins);
         let launch = session.launch(before as usize + 1, urgency == WaitersToWake::SendWaiters);
         let reactor = session.reactor();
         let peer = thread::spawn({
@@ -435,9 +441,9 @@ fn a_waiter_hears_the_peer(name: &str, preemptions: usize, spins: bool, urgency:
             move || {
                 // First a frame that nothing waits for, then the frame that the waiter waits for.
                 for number in 0..before {
-                    say(&outbox, number, WaitersToWake::Lazy);
+                    write_one_frame(&outbox, number, WaitersToWake::Lazy);
                 }
-                say(&outbox, before, urgency);
+                write_one_frame(&outbox, before, urgency);
             }
         });
         let whole = launch.block_until(AwaitedLaunchState::All, None, Launch::overall_outcome);
@@ -449,34 +455,34 @@ fn a_waiter_hears_the_peer(name: &str, preemptions: usize, spins: bool, urgency:
 
 #[test]
 fn a_thread_that_waits_for_what_it_receives_hears_the_peer() {
-    a_waiter_hears_the_peer("a waiter for what comes", 3, false, WaitersToWake::Everyone, 0);
+    check_that_waiter_hears_peer("a waiter for what comes", 3, false, WaitersToWake::Everyone, 0);
 }
 
 #[test]
 fn a_thread_that_spins_before_it_sleeps_hears_the_peer() {
-    a_waiter_hears_the_peer("a waiter that spins", 3, true, WaitersToWake::Everyone, 0);
+    check_that_waiter_hears_peer("a waiter that spins", 3, true, WaitersToWake::Everyone, 0);
 }
 
 #[test]
 fn a_thread_that_waits_for_what_it_sends_hears_the_peer() {
-    a_waiter_hears_the_peer("a waiter for what is sent", 3, false, WaitersToWake::SendWaiters, 0);
+    check_that_waiter_hears_peer("a waiter for what is sent", 3, false, WaitersToWake::SendWaiters, 0);
 }
 
 #[test]
 fn frames_that_wake_nothing_are_taken_with_the_next_that_does() {
-    a_waiter_hears_the_peer("a lazy frame before", 3, false, WaitersToWake::Everyone, 1);
+    check_that_waiter_hears_peer("a lazy frame before", 3, false, WaitersToWake::Everyone, 1);
 }
 
 /// The thread that reads the ring waits for what comes; another begins to wait for what is sent, which the peer has
 /// acknowledged before, meanwhile or after. The acknowledgement wakes the reader for its sake.
 #[test]
 fn a_new_send_waiter_wakes_a_reader_that_was_patient() {
-    explore("a new send waiter", 4, || {
-        let session = Session::new(false);
+    explore_interleavings("a new send waiter", 4, || {
+        let session = ModelRingSession::new(false);
         let memory = session.memory.clone();
         let peer = thread::spawn({
             let outbox = session.outbox();
-            move || say(&outbox, 0, WaitersToWake::SendWaiters)
+            move || write_one_frame(&outbox, 0, WaitersToWake::SendWaiters)
         });
         let waiter = thread::spawn({
             let session = Arc::clone(&session);
@@ -493,12 +499,12 @@ fn a_new_send_waiter_wakes_a_reader_that_was_patient() {
 
 #[test]
 fn a_poller_hears_of_what_happens_elsewhere() {
-    explore("an outcome from elsewhere", 3, || {
-        let session = Session::new(false);
+    explore_interleavings("an outcome from elsewhere", 3, || {
+        let session = ModelRingSession::new(false);
         let launch = session.launch(1, false);
         let lane = thread::spawn({
             let launch = Arc::clone(&launch);
-            move || launch.resolve(0, true)
+            move || launch.record_transfer_outcome(0, true)
         });
         assert!(launch.block_until(AwaitedLaunchState::All, None, Launch::overall_outcome).is_some());
         lane.join().unwrap();
@@ -507,15 +513,15 @@ fn a_poller_hears_of_what_happens_elsewhere() {
 
 #[test]
 fn what_comes_while_a_thread_leaves_the_ring_is_found_by_the_reactor() {
-    explore("a thread that leaves", 3, || {
-        let session = Session::new(false);
+    explore_interleavings("a thread that leaves", 3, || {
+        let session = ModelRingSession::new(false);
         let launching = thread::spawn({
             let session = Arc::clone(&session);
             move || session.run_as_ring_reader(|| ())
         });
         let peer = thread::spawn({
             let outbox = session.outbox();
-            move || say(&outbox, 0, WaitersToWake::Lazy)
+            move || write_one_frame(&outbox, 0, WaitersToWake::Lazy)
         });
         // The reactor: once while the others are at work, and then for as long as the frame is there.
         if session.memory.0.bell.has_rung() {
@@ -532,13 +538,13 @@ fn what_comes_while_a_thread_leaves_the_ring_is_found_by_the_reactor() {
 
 #[test]
 fn a_session_whose_peer_has_gone_ends_after_its_last_frames() {
-    explore("a peer that has gone", 4, || {
-        let session = Session::new(false);
+    explore_interleavings("a peer that has gone", 4, || {
+        let session = ModelRingSession::new(false);
         let launch = session.launch(2, false);
         let end = thread::spawn({
             let (session, outbox) = (Arc::clone(&session), session.outbox());
             move || {
-                say(&outbox, 0, WaitersToWake::Lazy);
+                write_one_frame(&outbox, 0, WaitersToWake::Lazy);
                 let _first = session.is_peer_gone.set(());
                 session.end_after_last_frames();
             }

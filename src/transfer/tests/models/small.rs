@@ -6,14 +6,14 @@ use loom::sync::Arc;
 use loom::sync::atomic::AtomicUsize;
 use loom::thread;
 
-use super::explore;
+use super::explore_interleavings;
 use crate::base::sync::{Mutex, lock};
 use crate::io::exclusive_work::ExclusiveWork;
-use crate::launch::gate::AccessGate;
+use crate::launch::access_gate::AccessGate;
 
 #[test]
 fn a_closed_gate_is_quiet_once_and_lets_no_guard_in() {
-    explore("gate", 4, || {
+    explore_interleavings("gate", 4, || {
         let gate = Arc::new((AccessGate::default(), AtomicUsize::new(0), AtomicUsize::new(0)));
         let quiet = |gate: &(AccessGate, AtomicUsize, AtomicUsize)| {
             assert_eq!(gate.1.load(Ordering::Relaxed), 0, "it is quiet while a guard is inside");
@@ -49,13 +49,13 @@ fn a_closed_gate_is_quiet_once_and_lets_no_guard_in() {
 
 #[test]
 fn what_is_found_to_do_before_a_pump_runs_is_done() {
-    explore("pump", 4, || {
+    explore_interleavings("pump", 4, || {
         // Beside the work and the pump a word that every thread touches, so that loom interrupts it at that place.
         let shared = Arc::new((Mutex::new(0), ExclusiveWork::new(0), AtomicUsize::new(0)));
         let work = |shared: &(Mutex<usize>, ExclusiveWork<usize>, AtomicUsize)| {
             *lock(&shared.0) += 1;
             shared.2.fetch_add(1, Ordering::Relaxed);
-            let done: Result<(), ()> = shared.1.run(|done| {
+            let done: Result<(), ()> = shared.1.run_unless_running(|done| {
                 *done += std::mem::take(&mut *lock(&shared.0));
                 shared.2.fetch_add(1, Ordering::Relaxed);
                 Ok(())

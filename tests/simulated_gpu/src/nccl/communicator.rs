@@ -8,7 +8,7 @@ use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 
-use super::rendezvous::{Links, UniqueId, meet};
+use super::rendezvous::{RankLinks, UniqueId, connect_to_all_ranks};
 use super::{
     IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, NcclAnswer, NcclError, SYSTEM_ERROR, code_of, write_out,
 };
@@ -17,7 +17,7 @@ use crate::device::Device;
 use crate::error::is_lost;
 use crate::handles::new_handle;
 use crate::settings::Setting;
-use crate::wait::{announce, lock, wait_until};
+use crate::wait::{lock, wait_until, wake_all_waits};
 
 /// One rank's side of a communicator.
 #[derive(Debug)]
@@ -32,7 +32,7 @@ pub struct Communicator {
     is_revoked: AtomicBool,
     is_aborted: AtomicBool,
     is_finalized: AtomicBool,
-    links: Mutex<Option<Arc<Links>>>,
+    links: Mutex<Option<Arc<RankLinks>>>,
     /// The groups that were launched, and those of them that have ended.
     launched: AtomicU64,
     ended: AtomicU64,
@@ -66,7 +66,7 @@ impl Communicator {
             launched: AtomicU64::new(0),
             ended: AtomicU64::new(0),
             running: AtomicU64::new(0),
-            _guard: Counter::Communicators.hold(),
+            _guard: Counter::Communicators.count_while_guard_lives(),
         });
         let handle = new_handle();
         lock(&COMMUNICATORS).insert(handle, communicator.clone());
@@ -110,11 +110,11 @@ impl Communicator {
         let change = |code| (code == 0 || code == IN_PROGRESS.0).then_some(error.0);
         // A former error stays.
         let _ = self.state.fetch_update(SeqCst, SeqCst, change);
-        announce();
+        wake_all_waits();
     }
 
     /// Returns the links, as long as the communicator is not at its end.
-    pub fn links(&self) -> Option<Arc<Links>> {
+    pub fn links(&self) -> Option<Arc<RankLinks>> {
         lock(&self.links).clone()
     }
 
@@ -134,18 +134,18 @@ impl Communicator {
         self.ended.fetch_add(1, SeqCst);
         self.running.fetch_sub(1, SeqCst);
         Counter::NcclGroups.add(1);
-        announce();
+        wake_all_waits();
     }
 
     /// Waits until groups must stop.
     pub fn wait_for_stop(&self) {
-        let _guard = Counter::NcclHangs.hold();
-        announce();
+        let _guard = Counter::NcclHangs.count_while_guard_lives();
+        wake_all_waits();
         wait_until(|| self.is_stopped());
     }
 
     /// Runs the slow part of a call: at once on a blocking communicator, else on a thread, in progress until it ends.
-    pub fn progress(
+    pub fn run_slow_call(
         self: &Arc<Self>,
         body: impl FnOnce(&Arc<Self>) -> NcclAnswer + Send + 'static,
     ) -> NcclAnswer {
@@ -168,7 +168,7 @@ impl Communicator {
                 Ok(()) => drop(own.state.compare_exchange(IN_PROGRESS.0, 0, SeqCst, SeqCst)),
                 Err(error) => own.fail(error),
             }
-            announce();
+            wake_all_waits();
         });
         spawned.map_err(|_| SYSTEM_ERROR)?;
         Err(IN_PROGRESS)
@@ -177,11 +177,12 @@ impl Communicator {
     /// Meets the other ranks.
     fn connect(&self) -> NcclAnswer {
         let is_stopped = || self.is_aborted.load(SeqCst) || is_lost();
-        if Setting::NcclInitHang.strikes() {
+        if Setting::NcclInitHang.count_use_and_strikes_now() {
             wait_until(is_stopped);
             return Err(INVALID_USAGE);
         }
-        let links = meet(&self.id, self.rank, self.ranks, &is_stopped)?.ok_or(INVALID_USAGE)?;
+        let links =
+            connect_to_all_ranks(&self.id, self.rank, self.ranks, &is_stopped)?.ok_or(INVALID_USAGE)?;
         let links = Arc::new(links);
         *lock(&self.links) = Some(links.clone());
         if is_stopped() {
@@ -258,8 +259,8 @@ pub extern "C" fn ncclCommRevoke(handle: usize, flags: c_int) -> c_int {
             return Err(INVALID_ARGUMENT);
         }
         communicator.is_revoked.store(true, SeqCst);
-        announce();
-        communicator.progress(|own| {
+        wake_all_waits();
+        communicator.run_slow_call(|own| {
             wait_until(|| own.running.load(SeqCst) == 0);
             Ok(())
         })
@@ -278,7 +279,7 @@ pub extern "C" fn ncclCommAbort(handle: usize) -> c_int {
         if let Some(links) = links {
             links.shut_down();
         }
-        announce();
+        wake_all_waits();
     }))
 }
 
@@ -287,7 +288,7 @@ pub extern "C" fn ncclCommAbort(handle: usize) -> c_int {
 pub extern "C" fn ncclCommFinalize(handle: usize) -> c_int {
     code_of(Communicator::find_ready(handle).and_then(|communicator| {
         communicator.is_finalized.store(true, SeqCst);
-        communicator.progress(|own| {
+        communicator.run_slow_call(|own| {
             own.drain();
             Ok(())
         })
@@ -314,7 +315,7 @@ pub extern "C" fn ncclCommDestroy(handle: usize) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommRegister(handle: usize, at: u64, len: usize, to: *mut *mut c_void) -> c_int {
     code_of(Communicator::find_ready(handle).and_then(|_| {
-        crate::device_memory::resolve(at, len).ok_or(INVALID_ARGUMENT)?;
+        crate::device_memory::find_usable_pieces(at, len).ok_or(INVALID_ARGUMENT)?;
         // SAFETY: the caller passes a place for a handle.
         unsafe { write_out(to, new_handle() as *mut c_void) }
     }))

@@ -9,12 +9,12 @@ use super::communicator::Communicator;
 use super::link::{Link, LinkFailure};
 use super::operation::{Operation, OperationKind};
 use super::reduction::reduce;
-use super::rendezvous::Links;
+use super::rendezvous::RankLinks;
 use super::{INVALID_USAGE, NcclError, REMOTE_ERROR};
-use crate::device_memory::{Piece, resolve};
+use crate::device_memory::{UsablePiece, find_usable_pieces};
 use crate::error::{Answer, CudaError, ILLEGAL_ADDRESS};
 use crate::settings::Setting;
-use crate::stream::Turn;
+use crate::stream::ExecuteOrDiscard;
 use crate::wait::lock;
 
 const HEADER_LEN: usize = 16;
@@ -22,7 +22,7 @@ const ACCEPTED: u8 = 1;
 const REFUSED: u8 = 0;
 
 /// Why a message did not arrive.
-enum Failure {
+enum MessageFailure {
     Link(LinkFailure),
     /// The asynchronous error of the communicator.
     Nccl(NcclError),
@@ -30,32 +30,32 @@ enum Failure {
     Cuda(CudaError),
 }
 
-impl From<LinkFailure> for Failure {
+impl From<LinkFailure> for MessageFailure {
     fn from(failure: LinkFailure) -> Self {
         Self::Link(failure)
     }
 }
 
 /// One group of one communicator.
-struct Exchange<'a> {
+struct GroupExecution<'a> {
     communicator: &'a Communicator,
-    links: &'a Links,
+    links: &'a RankLinks,
     batch: &'a [Operation],
     /// For each operation, what each rank contributed to a reduction.
     parts: Vec<Mutex<Vec<Vec<u8>>>>,
 }
 
 /// Executes a group. A failed group waits until its communicator is revoked or aborted.
-pub fn run(batch: &[Operation], number: u64, turn: Turn) -> Answer {
+pub fn run(batch: &[Operation], number: u64, turn: ExecuteOrDiscard) -> Answer {
     let communicator = &*batch[0].communicator;
     communicator.begin_group(number);
     let mut answer = Ok(());
-    if turn == Turn::Execute && !communicator.is_stopped() {
-        if Setting::NcclHang.strikes() || communicator.has_failed() {
+    if turn == ExecuteOrDiscard::Execute && !communicator.is_stopped() {
+        if Setting::NcclHang.count_use_and_strikes_now() || communicator.has_failed() {
             communicator.wait_for_stop();
         } else if let Some(links) = communicator.links() {
             let parts = batch.iter().map(|_| Mutex::new(vec![Vec::new(); communicator.ranks])).collect();
-            answer = Exchange { communicator, links: &links, batch, parts }.run();
+            answer = GroupExecution { communicator, links: &links, batch, parts }.run();
             if communicator.has_failed() && answer.is_ok() && !communicator.is_stopped() {
                 communicator.wait_for_stop();
             }
@@ -66,17 +66,17 @@ pub fn run(batch: &[Operation], number: u64, turn: Turn) -> Answer {
 }
 
 /// Returns the bytes of device memory.
-fn reach(at: u64, len: usize) -> Result<Vec<Piece>, Failure> {
+fn usable_device_bytes(at: u64, len: usize) -> Result<Vec<UsablePiece>, MessageFailure> {
     if len == 0 {
         return Ok(Vec::new());
     }
-    resolve(at, len).ok_or(Failure::Cuda(ILLEGAL_ADDRESS))
+    find_usable_pieces(at, len).ok_or(MessageFailure::Cuda(ILLEGAL_ADDRESS))
 }
 
 /// Copies device memory to the host.
-fn read_device(at: u64, len: usize) -> Result<Vec<u8>, Failure> {
+fn read_device(at: u64, len: usize) -> Result<Vec<u8>, MessageFailure> {
     let mut bytes = Vec::with_capacity(len);
-    for piece in reach(at, len)? {
+    for piece in usable_device_bytes(at, len)? {
         // SAFETY: the piece is mapped while it is held.
         bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(piece.address as *const u8, piece.len) });
     }
@@ -84,9 +84,9 @@ fn read_device(at: u64, len: usize) -> Result<Vec<u8>, Failure> {
 }
 
 /// Copies from the host to device memory.
-fn write_device(at: u64, bytes: &[u8]) -> Result<(), Failure> {
+fn write_device(at: u64, bytes: &[u8]) -> Result<(), MessageFailure> {
     let mut rest = bytes;
-    for piece in reach(at, bytes.len())? {
+    for piece in usable_device_bytes(at, bytes.len())? {
         let (part, after) = rest.split_at(piece.len);
         // SAFETY: the piece is mapped while it is held.
         unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), piece.address as *mut u8, part.len()) };
@@ -95,9 +95,9 @@ fn write_device(at: u64, bytes: &[u8]) -> Result<(), Failure> {
     Ok(())
 }
 
-impl Exchange<'_> {
+impl GroupExecution<'_> {
     fn run(&self) -> Answer {
-        let outcomes: Vec<Result<(), Failure>> = std::thread::scope(|scope| {
+        let outcomes: Vec<Result<(), MessageFailure>> = std::thread::scope(|scope| {
             let peers = || (0..self.communicator.ranks).filter(|peer| *peer != self.communicator.rank);
             let sends = peers().map(|peer| scope.spawn(move || self.note(self.send_all(peer))));
             let receives = peers().map(|peer| scope.spawn(move || self.note(self.receive_all(peer))));
@@ -106,32 +106,32 @@ impl Exchange<'_> {
         });
         for outcome in outcomes {
             match outcome {
-                Err(Failure::Cuda(error)) => return Err(error),
+                Err(MessageFailure::Cuda(error)) => return Err(error),
                 Err(_) => return Ok(()),
                 Ok(()) => {}
             }
         }
         match self.note(self.finish()) {
-            Err(Failure::Cuda(error)) => Err(error),
+            Err(MessageFailure::Cuda(error)) => Err(error),
             _ => Ok(()),
         }
     }
 
     /// Makes a failure the communicator's asynchronous error, as soon as it is met.
-    fn note(&self, outcome: Result<(), Failure>) -> Result<(), Failure> {
+    fn note(&self, outcome: Result<(), MessageFailure>) -> Result<(), MessageFailure> {
         match outcome {
-            Err(Failure::Link(LinkFailure::PeerGone)) if Setting::NcclSilentDeath.is_on() => {
+            Err(MessageFailure::Link(LinkFailure::PeerGone)) if Setting::NcclSilentDeath.is_on() => {
                 self.communicator.wait_for_stop();
             }
-            Err(Failure::Link(LinkFailure::PeerGone)) => self.communicator.fail(REMOTE_ERROR),
-            Err(Failure::Nccl(error)) => self.communicator.fail(error),
+            Err(MessageFailure::Link(LinkFailure::PeerGone)) => self.communicator.fail(REMOTE_ERROR),
+            Err(MessageFailure::Nccl(error)) => self.communicator.fail(error),
             _ => {}
         }
         outcome
     }
 
     /// Sends the messages of the group to one peer.
-    fn send_all(&self, peer: usize) -> Result<(), Failure> {
+    fn send_all(&self, peer: usize) -> Result<(), MessageFailure> {
         let Some(link) = &self.links.outgoing[peer] else { return Ok(()) };
         for operation in self.batch {
             match operation.kind {
@@ -144,14 +144,14 @@ impl Exchange<'_> {
         Ok(())
     }
 
-    fn send(&self, link: &Link, operation: &Operation) -> Result<(), Failure> {
+    fn send(&self, link: &Link, operation: &Operation) -> Result<(), MessageFailure> {
         let is_stopped = || self.communicator.is_stopped();
-        let pieces = reach(operation.from, operation.bytes)?;
-        link.write(&header(operation), &is_stopped)?;
+        let pieces = usable_device_bytes(operation.from, operation.bytes)?;
+        link.write(&message_header(operation), &is_stopped)?;
         let mut reply = [REFUSED];
         link.read(&mut reply, &is_stopped)?;
         if reply != [ACCEPTED] {
-            return Err(Failure::Nccl(INVALID_USAGE));
+            return Err(MessageFailure::Nccl(INVALID_USAGE));
         }
         for piece in pieces {
             // SAFETY: the piece is mapped while it is held. Streams may write to it meanwhile, as on a device.
@@ -162,14 +162,14 @@ impl Exchange<'_> {
     }
 
     /// Receives the messages of the group from one peer.
-    fn receive_all(&self, peer: usize) -> Result<(), Failure> {
+    fn receive_all(&self, peer: usize) -> Result<(), MessageFailure> {
         let Some(link) = &self.links.incoming[peer] else { return Ok(()) };
         let is_stopped = || self.communicator.is_stopped();
         for (index, operation) in self.batch.iter().enumerate() {
             match operation.kind {
                 OperationKind::Receive { peer: from } if from == peer => {
-                    let pieces = reach(operation.to, operation.bytes)?;
-                    self.agree(link, operation)?;
+                    let pieces = usable_device_bytes(operation.to, operation.bytes)?;
+                    self.check_peer_message_matches(link, operation)?;
                     for piece in pieces {
                         let at = piece.address as *mut u8;
                         // SAFETY: the piece is mapped while it is held. Streams may use it meanwhile, as on a device.
@@ -177,7 +177,7 @@ impl Exchange<'_> {
                     }
                 }
                 OperationKind::AllReduce(_) => {
-                    self.agree(link, operation)?;
+                    self.check_peer_message_matches(link, operation)?;
                     let mut part = vec![0; operation.bytes];
                     link.read(&mut part, &is_stopped)?;
                     lock(&self.parts[index])[peer] = part;
@@ -189,19 +189,19 @@ impl Exchange<'_> {
     }
 
     /// Compares the next message of a peer with an operation.
-    fn agree(&self, link: &Link, operation: &Operation) -> Result<(), Failure> {
+    fn check_peer_message_matches(&self, link: &Link, operation: &Operation) -> Result<(), MessageFailure> {
         let is_stopped = || self.communicator.is_stopped();
         let mut announced = [0; HEADER_LEN];
         link.read(&mut announced, &is_stopped)?;
-        let is_equal = announced == header(operation);
+        let is_equal = announced == message_header(operation);
         link.write(&[if is_equal { ACCEPTED } else { REFUSED }], &is_stopped)?;
-        if is_equal { Ok(()) } else { Err(Failure::Nccl(INVALID_USAGE)) }
+        if is_equal { Ok(()) } else { Err(MessageFailure::Nccl(INVALID_USAGE)) }
     }
 
     /// Does what needs no peer: own messages, and the results of reductions.
-    fn finish(&self) -> Result<(), Failure> {
+    fn finish(&self) -> Result<(), MessageFailure> {
         if self.communicator.is_stopped() {
-            return Err(Failure::Link(LinkFailure::Stopped));
+            return Err(MessageFailure::Link(LinkFailure::Stopped));
         }
         let own = self.communicator.rank;
         let of_kind = |kind| self.batch.iter().filter(move |operation| operation.kind == kind);
@@ -221,7 +221,7 @@ impl Exchange<'_> {
 }
 
 /// Returns the properties that sender and receiver must have in common: kind, type, size.
-fn header(operation: &Operation) -> [u8; HEADER_LEN] {
+fn message_header(operation: &Operation) -> [u8; HEADER_LEN] {
     let kind: u32 = match operation.kind {
         OperationKind::Send { .. } | OperationKind::Receive { .. } => 0,
         OperationKind::AllReduce(reduction) => 1 + reduction as u32,

@@ -99,7 +99,7 @@ fn launch(operations: Vec<Operation>) -> NcclAnswer {
     for batch in batches {
         let communicator = batch[0].communicator.clone();
         let number = communicator.next_group();
-        let launched = communicator.progress(move |own| {
+        let launched = communicator.run_slow_call(move |own| {
             if !own.is_blocking {
                 wait_until(|| !Setting::NcclHoldLaunches.is_on() || own.is_stopped());
             }

@@ -12,7 +12,7 @@ use crate::stream::Stream;
 const SIZES: [usize; 12] = [1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1];
 
 /// The arguments that all operations have.
-struct Target {
+struct OperationArguments {
     count: usize,
     datatype: c_int,
     communicator: usize,
@@ -21,7 +21,7 @@ struct Target {
 
 /// Adds an operation to the thread's group.
 fn add(
-    target: &Target,
+    target: &OperationArguments,
     from: u64,
     to: u64,
     kind: impl FnOnce(&Communicator) -> NcclAnswer<OperationKind>,
@@ -55,7 +55,7 @@ pub extern "C" fn ncclSend(
     communicator: usize,
     stream: usize,
 ) -> c_int {
-    let target = Target { count, datatype, communicator, stream };
+    let target = OperationArguments { count, datatype, communicator, stream };
     add(&target, from, 0, |communicator| Ok(OperationKind::Send { peer: peer_of(communicator, peer)? }))
 }
 
@@ -69,7 +69,7 @@ pub extern "C" fn ncclRecv(
     communicator: usize,
     stream: usize,
 ) -> c_int {
-    let target = Target { count, datatype, communicator, stream };
+    let target = OperationArguments { count, datatype, communicator, stream };
     add(&target, 0, to, |communicator| Ok(OperationKind::Receive { peer: peer_of(communicator, peer)? }))
 }
 
@@ -88,7 +88,7 @@ pub extern "C" fn ncclAllReduce(
     communicator: usize,
     stream: usize,
 ) -> c_int {
-    let target = Target { count, datatype, communicator, stream };
+    let target = OperationArguments { count, datatype, communicator, stream };
     add(&target, from, to, |_| {
         let reduction =
             Reduction::of(operation).filter(|_| is_reducible(datatype)).ok_or(INVALID_ARGUMENT)?;

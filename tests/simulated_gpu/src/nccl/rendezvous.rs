@@ -21,14 +21,14 @@ pub struct UniqueId([u8; ID_LEN]);
 
 /// The sockets of a communicator.
 #[derive(Debug)]
-pub struct Links {
+pub struct RankLinks {
     /// By which this rank sends to each other one.
     pub outgoing: Vec<Option<Link>>,
     /// By which this rank receives from each other one.
     pub incoming: Vec<Option<Link>>,
 }
 
-impl Links {
+impl RankLinks {
     /// Ends all links, so that the peers notice.
     pub fn shut_down(&self) {
         self.outgoing.iter().chain(&self.incoming).flatten().for_each(Link::shut_down);
@@ -49,12 +49,12 @@ impl UniqueId {
 }
 
 /// The first message of a rank that dials.
-struct Hello {
+struct RankGreeting {
     rank: usize,
     ranks: usize,
 }
 
-impl Hello {
+impl RankGreeting {
     fn to_bytes(&self) -> [u8; 16] {
         let mut bytes = [0; 16];
         bytes[..8].copy_from_slice(&(self.rank as u64).to_le_bytes());
@@ -70,17 +70,17 @@ impl Hello {
 
 /// Meets the other ranks. Returns `None` if it was stopped before all were there. A rank that does not come is awaited without
 /// a limit. Two processes of one rank, or ranks that disagree on their number, are error 5.
-pub fn meet(
+pub fn connect_to_all_ranks(
     id: &UniqueId,
     rank: usize,
     ranks: usize,
     is_stopped: &dyn Fn() -> bool,
-) -> NcclAnswer<Option<Links>> {
+) -> NcclAnswer<Option<RankLinks>> {
     let address = id.address(rank).map_err(|_| SYSTEM_ERROR)?;
     let listener = UnixListener::bind_addr(&address).map_err(|_| INVALID_USAGE)?;
     listener.set_nonblocking(true).map_err(|_| SYSTEM_ERROR)?;
     let none = || (0..ranks).map(|_| None).collect();
-    let mut links = Links { outgoing: none(), incoming: none() };
+    let mut links = RankLinks { outgoing: none(), incoming: none() };
     let is_complete = |side: &[Option<Link>]| side.iter().filter(|link| link.is_some()).count() + 1 == ranks;
     while !is_complete(&links.outgoing) || !is_complete(&links.incoming) {
         if is_stopped() {
@@ -88,11 +88,11 @@ pub fn meet(
         }
         for peer in (0..ranks).filter(|peer| *peer != rank) {
             if links.outgoing[peer].is_none() {
-                links.outgoing[peer] = dial(id, peer, &Hello { rank, ranks }, is_stopped)?;
+                links.outgoing[peer] = dial(id, peer, &RankGreeting { rank, ranks }, is_stopped)?;
             }
         }
         while let Ok((socket, _)) = listener.accept() {
-            if let Some((peer, link)) = greet(socket, ranks, is_stopped)? {
+            if let Some((peer, link)) = read_rank_greeting(socket, ranks, is_stopped)? {
                 let place = links.incoming.get_mut(peer).filter(|_| peer != rank).ok_or(INVALID_USAGE)?;
                 *place = Some(link);
             }
@@ -106,7 +106,7 @@ pub fn meet(
 fn dial(
     id: &UniqueId,
     peer: usize,
-    hello: &Hello,
+    hello: &RankGreeting,
     is_stopped: &dyn Fn() -> bool,
 ) -> NcclAnswer<Option<Link>> {
     let address = id.address(peer).map_err(|_| SYSTEM_ERROR)?;
@@ -116,7 +116,7 @@ fn dial(
 }
 
 /// Reads the greeting of a rank that dialled; `None` if it ended meanwhile.
-fn greet(
+fn read_rank_greeting(
     socket: UnixStream,
     ranks: usize,
     is_stopped: &dyn Fn() -> bool,
@@ -127,7 +127,7 @@ fn greet(
         Ok(()) => {}
         Err(LinkFailure::Stopped | LinkFailure::PeerGone) => return Ok(None),
     }
-    let hello = Hello::of_bytes(bytes);
+    let hello = RankGreeting::of_bytes(bytes);
     if hello.ranks != ranks {
         return Err(INVALID_USAGE);
     }

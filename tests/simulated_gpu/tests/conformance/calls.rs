@@ -9,23 +9,24 @@ use cudarc::driver::sys::{
 
 use super::Answers;
 use crate::driver::{
-    CUevent, CUstream, address, allocate, contents, copy, fill, free, launch, new_event, new_stream, pinned,
-    query, query_event, record, store, synchronize, try_allocate, use_device, wait_event,
+    CUevent, CUstream, address, allocate, allocate_pinned, contents, copy, fill, free, launch_host_function,
+    new_event, new_stream, query, query_event, record, synchronize, try_allocate, use_device, wait_event,
+    write_device_bytes,
 };
 
 /// Set when the function on the held stream may return.
 static IS_OPEN: AtomicBool = AtomicBool::new(false);
 
-unsafe extern "C" fn hold(_: *mut c_void) {
+unsafe extern "C" fn wait_until_open(_: *mut c_void) {
     while !IS_OPEN.load(SeqCst) {
         std::thread::yield_now();
     }
 }
 
 /// Holds a stream until `IS_OPEN` is set.
-fn close(stream: CUstream) {
+fn hold_stream_until_open(stream: CUstream) {
     IS_OPEN.store(false, SeqCst);
-    launch(stream, hold, &IS_OPEN);
+    launch_host_function(stream, wait_until_open, &IS_OPEN);
 }
 
 fn create_stream(flags: u32) -> CUresult {
@@ -114,7 +115,7 @@ pub fn streams(answers: &mut Answers) {
         answers.note("cuStreamSynchronize", synchronize(stream));
         let mut capture = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE;
         answers.note("cuStreamIsCapturing", (sys::cuStreamIsCapturing(stream, &raw mut capture), capture));
-        close(stream);
+        hold_stream_until_open(stream);
         answers.note("cuStreamQuery while work is left", query(stream));
         answers.note("cuStreamDestroy while work is left", sys::cuStreamDestroy_v2(stream));
         IS_OPEN.store(true, SeqCst);
@@ -152,7 +153,7 @@ pub fn events(answers: &mut Answers) {
     answers.note("cuEventQuery", query_event(event));
     answers.note("cuEventElapsedTime", elapsed(timed, timed));
     answers.note("cuEventElapsedTime without timing", elapsed(timed, event));
-    close(stream);
+    hold_stream_until_open(stream);
     answers.note("cuEventRecord behind work", record(event, stream));
     answers.note("cuEventRecord with timing behind work", record(timed, stream));
     answers.note("cuEventQuery of it", query_event(event));
@@ -193,7 +194,7 @@ pub fn memory(answers: &mut Answers) {
         (answer, value)
     };
     use PointerAttribute as A;
-    let (at, host, heap) = (allocate(4096), pinned(4096), vec![0u8; 4096]);
+    let (at, host, heap) = (allocate(4096), allocate_pinned(4096), vec![0u8; 4096]);
     answers.note("memory type of device memory", attribute(A::CU_POINTER_ATTRIBUTE_MEMORY_TYPE, at + 100));
     answers.note(
         "memory type of page-locked memory",
@@ -244,16 +245,16 @@ pub fn host_memory(answers: &mut Answers) {
         answers.note_open("cuMemHostUnregister of an inner address", sys::cuMemHostUnregister(pointer(8192)));
         // Not noted: it depends on the answer before.
         let _ = sys::cuMemHostUnregister(pointer(4096));
-        let allocated = pinned(4096).as_mut_ptr().cast();
+        let allocated = allocate_pinned(4096).as_mut_ptr().cast();
         answers.note_open("cuMemHostUnregister of an allocation", sys::cuMemHostUnregister(allocated));
     }
 }
 
 pub fn copies(answers: &mut Answers) {
     answers.section("copies");
-    let (stream, at, other, host) = (new_stream(), allocate(8192), allocate(8192), pinned(8192));
+    let (stream, at, other, host) = (new_stream(), allocate(8192), allocate(8192), allocate_pinned(8192));
     let mut heap = vec![3u8; 8192];
-    store(at, &[5; 8192]);
+    write_device_bytes(at, &[5; 8192]);
     answers.note("cuMemcpyAsync between allocations", copy(other, at, 8192, stream));
     answers.note("cuMemcpyAsync to the host", copy(address(host), other, 8192, stream));
     answers.note("cuStreamSynchronize", synchronize(stream));
@@ -282,7 +283,7 @@ pub fn copies(answers: &mut Answers) {
 
 pub fn values(answers: &mut Answers) {
     answers.section("values of streams");
-    let (stream, words, heap) = (new_stream(), pinned(8), [0u32; 2]);
+    let (stream, words, heap) = (new_stream(), allocate_pinned(8), [0u32; 2]);
     // SAFETY: addresses are checked by the library.
     unsafe {
         let write = |at, flags| sys::cuStreamWriteValue32_v2(stream, at, 7, flags);

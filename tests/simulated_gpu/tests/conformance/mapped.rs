@@ -5,9 +5,10 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use cudarc::driver::sys;
 
 use super::Answers;
-use crate::driver::{contents, copy, fill, new_stream, store, synchronize};
+use crate::driver::{contents, copy, fill, new_stream, synchronize, write_device_bytes};
 use crate::sharing::{
-    allow, create_physical, export, map, map_anywhere, memory_handle_answer, properties, reserve, try_import,
+    create_physical, export, make_accessible, map, map_anywhere, memory_handle_answer, properties, reserve,
+    try_import,
 };
 
 pub fn mappings(answers: &mut Answers) {
@@ -33,14 +34,14 @@ pub fn mappings(answers: &mut Answers) {
     answers.note("the addresses are granular", at % step == 0);
     answers.note("cuMemMap of half of it", map(at, len / 2, handle));
     answers.note("cuMemMap of more than the allocation", map(at, 2 * len, handle));
-    answers.note("cuMemSetAccess before cuMemMap", allow(at, len));
+    answers.note("cuMemSetAccess before cuMemMap", make_accessible(at, len));
     answers.note("cuMemMap", map(at, len, handle));
     answers.note("cuMemMap of the same addresses", map(at, len, handle));
     answers.note_open("cuMemsetD8Async before cuMemSetAccess", fill(at, 1, 4, stream));
-    answers.note("cuMemSetAccess", allow(at, len));
+    answers.note("cuMemSetAccess", make_accessible(at, len));
     answers.note("cuMemMap beside it", map(at + step, len, create_physical(len)));
-    answers.note("cuMemSetAccess of both", allow(at, 2 * len));
-    store(at + step - 2, &[1, 2, 3, 4]);
+    answers.note("cuMemSetAccess of both", make_accessible(at, 2 * len));
+    write_device_bytes(at + step - 2, &[1, 2, 3, 4]);
     answers.note("contents across both", contents(at + step - 2, 4));
     let again = map_anywhere(handle, len);
     answers.note("contents of a second mapping", contents(again + step - 2, 2));

@@ -7,8 +7,8 @@ use cudarc::driver::sys;
 
 use super::{Answers, REAL, load};
 use crate::driver::{
-    OK, SHARED, allocate, contents, fill, free, new_event, new_stream, query_event, record, store,
-    synchronize, use_device, wait_event,
+    OK, SHARED, allocate, contents, fill, free, new_event, new_stream, query_event, record, synchronize,
+    use_device, wait_event, write_device_bytes,
 };
 use crate::isolation::{PeerProcess, read};
 use crate::sharing::{
@@ -18,7 +18,7 @@ use crate::sharing::{
 pub fn handles(answers: &mut Answers) {
     answers.section("handles for other processes");
     let at = allocate(4 << 20);
-    store(at, &[1; 4096]);
+    write_device_bytes(at, &[1; 4096]);
     let (handle, event) = (memory_handle(at), new_event(SHARED));
     answers.note_open("cuIpcOpenMemHandle of one's own", try_open_memory(handle).map(drop));
     answers.note_open("cuIpcOpenEventHandle of one's own", try_open_event(event_handle(event)).map(drop));

@@ -4,7 +4,7 @@
 
 use super::*;
 use crate::protocol::frame::{FrameKind, Header, flag};
-use crate::protocol::link::fuzzing::peer_held_bytes;
+use crate::protocol::link::fuzzing::bytes_held_for_peer;
 use crate::protocol::link::launch_definition::LaunchDefinition;
 use crate::protocol::link::*;
 
@@ -35,12 +35,14 @@ const KINDS: [FrameKind; 23] = [
 ];
 
 /// Returns a link with a few launches, for a peer that breaks the protocol.
-fn victim(random: &mut fastrand::Rng) -> LinkSide<usize> {
+fn link_with_launches(random: &mut fastrand::Rng) -> LinkSide<usize> {
     let terms = LinkTerms { chunk: CHUNK, fetch: random.bool(), lasting: random.bool() };
     let mut link = LinkSide::new(member(0), member(1), terms, LaunchNumbers::default());
     for token in 0..4 {
-        let definition =
-            link.define(LaunchDefinition::new(vec![entry(1, 0, 90, 1, 0), entry(2, 1, 120, 2, 0)]));
+        let definition = link.send_definition(LaunchDefinition::new(vec![
+            transfer_entry(1, 0, 90, 1, 0),
+            transfer_entry(2, 1, 120, 2, 0),
+        ]));
         let (source, destination, class) = (true, random.bool(), PriorityClass::Normal);
         let at = link.numbers.take_next(0);
         assert!(link.launch(LaunchParameters {
@@ -58,12 +60,14 @@ fn victim(random: &mut fastrand::Rng) -> LinkSide<usize> {
 
 #[test]
 fn a_peer_that_knows_no_rules_makes_a_link_neither_panic_nor_grow() {
-    let list =
-        |here| LaunchDefinition::new(vec![entry(1, 0, 90, 1, here), entry(2, 1, 120, 2, here)]).encode();
+    let list = |here| {
+        LaunchDefinition::new(vec![transfer_entry(1, 0, 90, 1, here), transfer_entry(2, 1, 120, 2, here)])
+            .encode()
+    };
     let mut violations = 0;
     for seed in 0..3000 {
         let mut random = fastrand::Rng::with_seed(seed);
-        let mut link = victim(&mut random);
+        let mut link = link_with_launches(&mut random);
         let mut number = 0;
         for _ in 0..random.usize(1..300) {
             let kind = KINDS[random.usize(0..KINDS.len())];
@@ -106,13 +110,15 @@ fn a_peer_that_knows_no_rules_makes_a_link_neither_panic_nor_grow() {
                     let _launch = token;
                 }
                 number -= 1;
-            } else if link.receive(&header, payload).is_err() {
+            } else if link.receive_control_frame(&header, payload).is_err() {
                 violations += 1;
                 break;
             }
             for output in link.take_outputs() {
                 match output {
-                    LinkOutput::StoppedByPeer(token, _) => drop(link.confirm_quiescence((0, token as u64))),
+                    LinkOutput::StoppedByPeer(token, _) => {
+                        _ = link.announce_group_quiescence((0, token as u64));
+                    }
                     LinkOutput::Fetch(token, _) | LinkOutput::Inline(token, _) if random.bool() => {
                         link.announce_received((0, token as u64))
                     }
@@ -120,20 +126,23 @@ fn a_peer_that_knows_no_rules_makes_a_link_neither_panic_nor_grow() {
                     _ => {}
                 }
             }
-            while random.bool() && link.next_control(true).is_some() {}
+            while random.bool() && link.next_control_frame(true).is_some() {}
             while random.bool() && link.next_chunk(1).is_some() {}
             link.assert_invariants();
         }
-        assert!(peer_held_bytes(&link) < 4 << 20, "seed {seed}: {} bytes", peer_held_bytes(&link));
+        assert!(bytes_held_for_peer(&link) < 4 << 20, "seed {seed}: {} bytes", bytes_held_for_peer(&link));
     }
     assert!(violations > 1000);
 }
 
 /// The frames of one round of a flood.
-type Flood = Box<dyn FnMut(u64, Header) -> Vec<(Header, Vec<u8>)>>;
+type FloodRoundFrames = Box<dyn FnMut(u64, Header) -> Vec<(Header, Vec<u8>)>>;
 
 /// Sends frames of one kind until the link refuses one, at most 1.1 million rounds.
-fn flood(lasting: bool, mut next: impl FnMut(u64, Header) -> Vec<(Header, Vec<u8>)>) -> (usize, bool) {
+fn flood_link_until_refused(
+    lasting: bool,
+    mut next: impl FnMut(u64, Header) -> Vec<(Header, Vec<u8>)>,
+) -> (usize, bool) {
     let mut link: LinkSide<usize> = LinkSide::new(
         member(0),
         member(1),
@@ -146,9 +155,9 @@ fn flood(lasting: bool, mut next: impl FnMut(u64, Header) -> Vec<(Header, Vec<u8
         for (mut header, payload) in next(round, Header::new(FrameKind::Ping, member(1), member(0))) {
             control += 1;
             header.control = control;
-            let refused = link.receive(&header, payload).is_err();
+            let refused = link.receive_control_frame(&header, payload).is_err();
             if round % (1 << 17) == 0 || refused {
-                most = most.max(peer_held_bytes(&link));
+                most = most.max(bytes_held_for_peer(&link));
             }
             if refused {
                 return (most, true);
@@ -156,17 +165,17 @@ fn flood(lasting: bool, mut next: impl FnMut(u64, Header) -> Vec<(Header, Vec<u8
             link.take_outputs();
         }
     }
-    (most.max(peer_held_bytes(&link)), false)
+    (most.max(bytes_held_for_peer(&link)), false)
 }
 
 #[test]
 fn whatever_a_peer_sends_without_end_takes_only_so_much_memory() {
     const BOUND: usize = 400 << 20;
-    let small = LaunchDefinition::new(vec![entry(1, 1, 4000, 1, 1)]).encode();
+    let small = LaunchDefinition::new(vec![transfer_entry(1, 1, 4000, 1, 1)]).encode();
     let wide: Vec<u8> =
-        LaunchDefinition::new((0..1000).map(|key| entry(key, 1, 10, 1, 1)).collect()).encode();
+        LaunchDefinition::new((0..1000).map(|key| transfer_entry(key, 1, 10, 1, 1)).collect()).encode();
     let of = |kind, header: Header| Header { kind, ..header };
-    let floods: [(&str, Flood); 6] = [
+    let floods: [(&str, FloodRoundFrames); 6] = [
         ("pings", Box::new(move |_, header| vec![(header, Vec::new()); 4])),
         (
             "definitions of nothing",
@@ -190,8 +199,8 @@ fn whatever_a_peer_sends_without_end_takes_only_so_much_memory() {
                 let index = n as u32 + 1;
                 let define = (Header { index, ..of(FrameKind::Define, header) }, wide.clone());
                 let go = (Header { index, sequence: n, ..of(FrameKind::Go, header) }, Vec::new());
-                let undefine = (Header { index, ..of(FrameKind::Undefine, header) }, Vec::new());
-                vec![define, go, undefine]
+                let withdraw_definition = (Header { index, ..of(FrameKind::Undefine, header) }, Vec::new());
+                vec![define, go, withdraw_definition]
             }),
         ),
         (
@@ -208,7 +217,7 @@ fn whatever_a_peer_sends_without_end_takes_only_so_much_memory() {
         ),
     ];
     for (what, next) in floods {
-        let (most, refused) = flood(what.len() % 2 == 0, next);
+        let (most, refused) = flood_link_until_refused(what.len() % 2 == 0, next);
         println!("{what}: at most {} KiB, refused: {refused}", most >> 10);
         assert!(most < BOUND && refused, "{what}: {most} bytes, refused: {refused}");
     }

@@ -18,7 +18,7 @@ fn member(task: u32) -> MemberId {
     MemberId::of_own_job(TaskId(task), Incarnation::new(u64::from(task) + 70).unwrap())
 }
 
-fn entry(key: u64, from: u32, bytes: u64, fingerprint: u64, here: u32) -> DefinitionEntry {
+fn transfer_entry(key: u64, from: u32, bytes: u64, fingerprint: u64, here: u32) -> DefinitionEntry {
     DefinitionEntry {
         key: TransferKey(key),
         from: DeviceId(from),

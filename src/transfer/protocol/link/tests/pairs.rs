@@ -12,7 +12,8 @@ fn what_has_come_of_a_long_stream_is_told_in_parts() {
     let mut sides = [0, 1].map(|me| {
         let mut link: LinkSide<usize> =
             LinkSide::new(member(me), member(1 - me), terms, LaunchNumbers::default());
-        let definition = link.define(LaunchDefinition::new(vec![entry(1, 0, total, 1, me)]));
+        let definition =
+            link.send_definition(LaunchDefinition::new(vec![transfer_entry(1, 0, total, 1, me)]));
         let (source, destination, class) = (true, true, PriorityClass::Normal);
         let at = link.numbers.take_next(0);
         assert!(link.launch(LaunchParameters {
@@ -29,9 +30,9 @@ fn what_has_come_of_a_long_stream_is_told_in_parts() {
     fn exchange(sides: &mut [LinkSide<usize>; 2]) {
         for _ in 0..4 {
             for side in 0..2 {
-                while let Some(frame) = sides[side].next_control(true) {
+                while let Some(frame) = sides[side].next_control_frame(true) {
                     assert!(Header::decode(&frame.header.encode()).is_ok(), "it is too long to be sent");
-                    sides[1 - side].receive(&frame.header, frame.payload).unwrap();
+                    sides[1 - side].receive_control_frame(&frame.header, frame.payload).unwrap();
                     for output in sides[1 - side].take_outputs() {
                         if let LinkOutput::CloseLane(lane) = output {
                             sides[1 - side].report_received_chunks(lane);
@@ -62,12 +63,14 @@ fn what_has_come_of_a_long_stream_is_told_in_parts() {
 }
 
 /// Delivers control frames until neither side has any.
-fn talk(links: &mut [LinkSide<u32>; 2]) {
+fn deliver_control_frames(links: &mut [LinkSide<u32>; 2]) {
     let mut silent = 0;
     for side in (0..2).cycle() {
-        match links[side].next_control(true) {
+        match links[side].next_control_frame(true) {
             Some(frame) => {
-                links[1 - side].receive(&frame.header, frame.payload).expect("nobody breaks a rule");
+                links[1 - side]
+                    .receive_control_frame(&frame.header, frame.payload)
+                    .expect("nobody breaks a rule");
                 silent = 0;
             }
             None if silent == 2 => return,
@@ -83,7 +86,7 @@ fn sides_stay_in_step_when_their_connection_breaks_between_two_launches() {
     let connect = || {
         [0, 1].map(|me| {
             let mut link = LinkSide::new(member(me), member(1 - me), terms, numbers[me as usize].clone());
-            assert_eq!(link.define(LaunchDefinition::new(vec![entry(1, 0, 10, 1, me)])), 1);
+            assert_eq!(link.send_definition(LaunchDefinition::new(vec![transfer_entry(1, 0, 10, 1, me)])), 1);
             link
         })
     };
@@ -102,21 +105,21 @@ fn sides_stay_in_step_when_their_connection_breaks_between_two_launches() {
     };
     let mut first = connect();
     assert_eq!(launch(&mut first[0], 100), Some(0));
-    talk(&mut first);
+    deliver_control_frames(&mut first);
     assert_eq!(first[0].take_launches(), [100], "it fails with the connection");
 
     let mut second = connect();
     assert_eq!(launch(&mut second[1], 200), Some(0));
-    talk(&mut second);
+    deliver_control_frames(&mut second);
     assert!(
         matches!(&second[1].take_outputs()[..], [LinkOutput::StoppedByPeer(200, why)] if why.contains("earlier"))
     );
-    second[1].confirm_quiescence((0, 0));
-    talk(&mut second);
+    second[1].announce_group_quiescence((0, 0));
+    deliver_control_frames(&mut second);
     for side in [0, 1] {
         assert_eq!(launch(&mut second[side], 300), Some(1));
     }
-    talk(&mut second);
+    deliver_control_frames(&mut second);
     assert!(second.iter_mut().all(|link| link.take_outputs().contains(&LinkOutput::Matched(300))));
     second.iter().for_each(LinkSide::assert_invariants);
 }
@@ -126,7 +129,9 @@ fn a_question_that_nobody_answers_changes_nothing() {
     let terms = LinkTerms { chunk: CHUNK, fetch: false, lasting: true };
     let mut link: LinkSide<u32> = LinkSide::new(member(0), member(1), terms, LaunchNumbers::default());
     let said = |link: &mut LinkSide<u32>| {
-        std::iter::from_fn(|| link.next_control(true)).map(|frame| frame.header.kind).collect::<Vec<_>>()
+        std::iter::from_fn(|| link.next_control_frame(true))
+            .map(|frame| frame.header.kind)
+            .collect::<Vec<_>>()
     };
     assert!(link.try_lease());
     link.request_leave();
@@ -136,7 +141,7 @@ fn a_question_that_nobody_answers_changes_nothing() {
     link.request_leave();
     assert_eq!(said(&mut link), [FrameKind::Leave], "it is asked once");
     assert!(link.try_lease() && link.has_requested_leave());
-    let definition = link.define(LaunchDefinition::new(vec![entry(1, 0, 10, 1, 0)]));
+    let definition = link.send_definition(LaunchDefinition::new(vec![transfer_entry(1, 0, 10, 1, 0)]));
     link.release_lease();
     let at = link.numbers.take_next(0);
     let (source, destination, class) = (true, true, PriorityClass::Normal);
@@ -152,7 +157,7 @@ fn a_question_that_nobody_answers_changes_nothing() {
     assert_eq!(said(&mut link), [FrameKind::Define, FrameKind::Go]);
     // The peer agrees late: the connection was used meanwhile.
     let agreed = Header { control: 1, ..Header::new(FrameKind::Agree, member(1), member(0)) };
-    link.receive(&agreed, Vec::new()).unwrap();
+    link.receive_control_frame(&agreed, Vec::new()).unwrap();
     assert_eq!(said(&mut link), [FrameKind::Stay]);
     assert!(link.try_lease() && !link.has_requested_leave() && link.take_outputs().is_empty());
 }
@@ -162,7 +167,7 @@ fn of_a_transfer_that_is_not_prepared_only_the_launch_of_the_sender_wakes_a_wait
     let terms = LinkTerms { chunk: CHUNK, fetch: true, lasting: true };
     for (me, woken) in [(0, WaitersToWake::Everyone), (1, WaitersToWake::Lazy)] {
         let mut link = LinkSide::new(member(me), member(1 - me), terms, LaunchNumbers::default());
-        let definition = link.define(LaunchDefinition::new(vec![entry(1, 0, 10, 1, me)]));
+        let definition = link.send_definition(LaunchDefinition::new(vec![transfer_entry(1, 0, 10, 1, me)]));
         let launching = LaunchParameters {
             token: 1,
             definition,
@@ -174,7 +179,7 @@ fn of_a_transfer_that_is_not_prepared_only_the_launch_of_the_sender_wakes_a_wait
         };
         assert!(link.launch(launching));
         let mut told = Vec::new();
-        while let Some(frame) = link.next_control(true) {
+        while let Some(frame) = link.next_control_frame(true) {
             told.push((frame.header.kind, link.waiters_to_wake(&frame.header)));
         }
         assert_eq!(told, [(FrameKind::Define, WaitersToWake::Lazy), (FrameKind::Go, woken)], "task {me}");

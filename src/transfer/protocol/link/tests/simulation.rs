@@ -3,7 +3,7 @@
 //! Each seed is one scenario. Both sides launch in any order, cancel launches at any moment, and ask to end
 //! connections. Buffers become ready late. Frames on one lane overtake frames on another. Lanes corrupt data and
 //! fail, and the control lane is lost and connected again. A model computes which outcomes each launch may have.
-//! `LINK_SEED=n` replays one scenario. Begin at `Story::perform` and the tests at the end of the file.
+//! `LINK_SEED=n` replays one scenario. Begin at `LinkSimulation::perform_outputs` and the tests at the end of the file.
 
 use super::world::*;
 use super::*;
@@ -11,21 +11,21 @@ use crate::protocol::frame::{CONTROL_MAX, Header};
 use crate::protocol::link::link_side::*;
 use crate::protocol::link::*;
 
-impl Story {
+impl LinkSimulation {
     /// Performs the outputs of a link.
-    pub(super) fn perform(&mut self, side: usize, on: usize) {
+    pub(super) fn perform_outputs(&mut self, side: usize, on: usize) {
         loop {
             let outputs = self.connections[on].links[side].take_outputs();
             if outputs.is_empty() {
                 return self.connections[on].links[side].assert_invariants();
             }
             for output in outputs {
-                self.one(side, on, output);
+                self.perform_output(side, on, output);
             }
         }
     }
 
-    fn one(&mut self, side: usize, on: usize, output: LinkOutput<usize>) {
+    fn perform_output(&mut self, side: usize, on: usize, output: LinkOutput<usize>) {
         match output {
             LinkOutput::Matched(token) => {
                 let launched = &mut self.sides[side].launched[token];
@@ -42,7 +42,7 @@ impl Story {
                 assert_eq!(bytes.len() as u64, launched.receives);
                 launched.arrived = launched.receives;
                 let at = launched.at;
-                self.link(side, token).announce_received(at);
+                self.link_of_launch(side, token).announce_received(at);
             }
             LinkOutput::Fetch(token, definition) => {
                 let launched = &mut self.sides[side].launched[token];
@@ -53,31 +53,37 @@ impl Story {
                     self.sides[side].fetches.push(token);
                 }
             }
-            LinkOutput::Sent(token, _) => self.mark_sent(side, token),
+            LinkOutput::Sent(token, _) => self.check_sent(side, token),
             LinkOutput::StoppedByPeer(token, why) => {
                 assert!(["enough", NEVER, FAILED_EARLIER].contains(&why.as_str()), "{why}");
-                assert!(self.stopping || self.harm_done(token, side), "nobody gave it up: {why}");
-                self.peer_is_quiet(side, token);
-                self.fail(side, token);
+                assert!(
+                    self.stopping || self.may_be_cancelled_for_damage(token, side),
+                    "nobody gave it up: {why}"
+                );
+                self.record_peer_quiescence(side, token);
+                self.fail_launch(side, token);
             }
             LinkOutput::StopConfirmed(token) => {
                 let launched = &mut self.sides[side].launched[token];
-                assert!(launched.failed || launched.complete(), "a stop that nobody asked for is confirmed");
-                self.peer_is_quiet(side, token);
+                assert!(
+                    launched.failed || launched.is_complete(),
+                    "a stop that nobody asked for is confirmed"
+                );
+                self.record_peer_quiescence(side, token);
             }
             LinkOutput::Differ(token, _) => {
                 let launched = &mut self.sides[side].launched[token];
                 assert!(!self.plans[launched.plan].same && launched.arrived == 0 && !launched.matched);
                 launched.differs = true;
                 launched.peer_quiet = true;
-                self.fail(side, token);
+                self.fail_launch(side, token);
             }
-            LinkOutput::Damaged(token, _) => self.give_up(side, token),
-            LinkOutput::Over(token) => self.over(side, token),
+            LinkOutput::Damaged(token, _) => self.cancel_launch(side, token),
+            LinkOutput::Over(token) => self.mark_launch_over(side, token),
             LinkOutput::CloseLane(id) => {
-                let open = |lane: &Lane| lane.id == id && lane.open[side];
+                let open = |lane: &SimulatedLane| lane.id == id && lane.open[side];
                 if let Some(at) = self.connections[on].lanes.iter().position(open) {
-                    self.notice(side, on, at);
+                    self.detect_lane_loss(side, on, at);
                 }
                 self.connections[on].links[side].report_received_chunks(id);
             }
@@ -90,8 +96,8 @@ impl Story {
                 );
             }
             LinkOutput::Ended => {
-                while self.say(side, on) {}
-                self.end(side, on);
+                while self.send_control_frame(side, on) {}
+                self.end_connection(side, on);
             }
             LinkOutput::Refused => self.left[1] += 1,
             LinkOutput::Stays => self.left[2] += 1,
@@ -100,7 +106,7 @@ impl Story {
     }
 
     /// Records that all that a launch sends has been received.
-    fn mark_sent(&mut self, side: usize, token: usize) {
+    fn check_sent(&mut self, side: usize, token: usize) {
         let launched = &mut self.sides[side].launched[token];
         launched.sent = true;
         let (at, sends) = (launched.at, launched.sends);
@@ -109,14 +115,14 @@ impl Story {
     }
 
     /// Returns whether the other side may have cancelled a launch because a chunk arrived damaged twice.
-    fn harm_done(&self, token: usize, side: usize) -> bool {
+    fn may_be_cancelled_for_damage(&self, token: usize, side: usize) -> bool {
         let at = self.sides[side].launched[token].at;
         self.sides[1 - side].launched.iter().any(|other| other.at == at && other.failed)
     }
 
     /// One end of a lane detects that the lane is lost.
-    fn notice(&mut self, side: usize, on: usize, at: usize) {
-        let Between { lanes, links, .. } = &mut self.connections[on];
+    fn detect_lane_loss(&mut self, side: usize, on: usize, at: usize) {
+        let SimulatedConnection { lanes, links, .. } = &mut self.connections[on];
         let lane = &mut lanes[at];
         lane.whole = false;
         lane.open[side] = false;
@@ -129,10 +135,10 @@ impl Story {
     }
 
     /// A side sends one control frame. Returns whether it had one.
-    fn say(&mut self, side: usize, on: usize) -> bool {
-        let Between { links, control, said, ended, .. } = &mut self.connections[on];
+    fn send_control_frame(&mut self, side: usize, on: usize) -> bool {
+        let SimulatedConnection { links, control, said, ended, .. } = &mut self.connections[on];
         let Some(wire) = control.as_mut().filter(|_| !ended[side]) else { return false };
-        let Some(frame) = links[side].next_control(true) else { return false };
+        let Some(frame) = links[side].next_control_frame(true) else { return false };
         let header = &frame.header;
         if header.control != 0 {
             let told = (header.kind, (header.channel, header.sequence), header.index, frame.payload.clone());
@@ -146,13 +152,13 @@ impl Story {
 
     /// A side receives one control frame, or learns that the other side closed the connection. Returns
     /// whether it did.
-    fn hear(&mut self, side: usize, on: usize) -> bool {
-        let Between { links, control, said, heard, ended, .. } = &mut self.connections[on];
+    fn receive_control_frame(&mut self, side: usize, on: usize) -> bool {
+        let SimulatedConnection { links, control, said, heard, ended, .. } = &mut self.connections[on];
         let Some(wire) = control else { return false };
         let Some(frame) = wire[side].pop_front() else {
             let closed = ended[1 - side] && !ended[side];
             if closed {
-                self.end(side, on);
+                self.end_connection(side, on);
             }
             return closed;
         };
@@ -162,19 +168,19 @@ impl Story {
         let bytes = frame.header.encode();
         let header = Header::decode(&bytes).unwrap();
         let told = (header.kind, (header.channel, header.sequence), header.index, frame.payload.clone());
-        links[side].receive(&header, frame.payload).expect("the peer keeps to the protocol");
-        let now = links[side].last_received_control();
+        links[side].receive_control_frame(&header, frame.payload).expect("the peer keeps to the protocol");
+        let now = links[side].last_received_control_number();
         if now != heard[side] {
             assert_eq!(now, heard[side] + 1, "frames are heard in order");
             assert_eq!(said[1 - side][&now], told);
             heard[side] = now;
         }
-        self.perform(side, on);
+        self.perform_outputs(side, on);
         true
     }
 
     fn send_chunk(&mut self, side: usize, on: usize, at: usize) -> bool {
-        let Between { links, lanes, .. } = &mut self.connections[on];
+        let SimulatedConnection { links, lanes, .. } = &mut self.connections[on];
         let lane = &mut lanes[at];
         if !lane.open[side] {
             return false;
@@ -189,8 +195,8 @@ impl Story {
         true
     }
 
-    fn land(&mut self, side: usize, on: usize, at: usize) -> bool {
-        let Between { links, lanes, .. } = &mut self.connections[on];
+    fn receive_chunk_step(&mut self, side: usize, on: usize, at: usize) -> bool {
+        let SimulatedConnection { links, lanes, .. } = &mut self.connections[on];
         let (link, lane) = (&mut links[side], &mut lanes[at]);
         if !lane.open[side] {
             return false;
@@ -206,7 +212,7 @@ impl Story {
                 assert!(launched.landed.insert(u64::from(header.index)), "a chunk is accepted twice");
                 launched.arrived += u64::from(header.len);
             }
-            self.perform(side, on);
+            self.perform_outputs(side, on);
             return true;
         }
         let Some((header, damaged)) = lane.wire[side].front().copied() else { return false };
@@ -225,7 +231,7 @@ impl Story {
         true
     }
 
-    fn fetch(&mut self, side: usize) -> bool {
+    fn finish_one_fetch(&mut self, side: usize) -> bool {
         let here = &mut self.sides[side];
         if here.fetches.is_empty() {
             return false;
@@ -235,38 +241,39 @@ impl Story {
         launched.fetching = false;
         let (at, on) = (launched.at, launched.on);
         if launched.failed {
-            self.quiet(side, token);
+            self.announce_quiescence_if_possible(side, token);
         } else if self.random.u8(0..3) == 0 {
-            self.link(side, token).request_push(at);
+            self.link_of_launch(side, token).request_push(at);
         } else {
             launched.arrived = launched.receives;
-            self.link(side, token).announce_received(at);
+            self.link_of_launch(side, token).announce_received(at);
         }
-        self.perform(side, on);
+        self.perform_outputs(side, on);
         true
     }
 
-    fn lose_control(&mut self, on: usize) {
+    fn lose_control_lane(&mut self, on: usize) {
         if !self.lasting {
             self.connections[on].control = None;
         }
     }
 
-    fn mend_control(&mut self, on: usize) {
-        let Between { links, control, ended, .. } = &mut self.connections[on];
+    fn reconnect_control_lane(&mut self, on: usize) {
+        let SimulatedConnection { links, control, ended, .. } = &mut self.connections[on];
         if control.is_some() {
             return;
         }
         match *ended {
             [false, false] => {
-                let heard = [links[0].last_received_control(), links[1].last_received_control()];
+                let heard =
+                    [links[0].last_received_control_number(), links[1].last_received_control_number()];
                 links[0].resend_control_after(heard[1]);
                 links[1].resend_control_after(heard[0]);
                 *control = Some(Default::default());
             }
             [true, true] => {}
             // The side that reconnects learns that the other side does not know the connection any more.
-            [over, _] => self.end(usize::from(over), on),
+            [over, _] => self.end_connection(usize::from(over), on),
         }
     }
 
@@ -279,12 +286,12 @@ impl Story {
         launched.ready.0 |= source;
         launched.ready.1 |= destination;
         let (at, on) = (launched.at, launched.on);
-        self.link(side, token).announce_buffers_ready(at, source, destination);
-        self.perform(side, on);
+        self.link_of_launch(side, token).announce_buffers_ready(at, source, destination);
+        self.perform_outputs(side, on);
         true
     }
 
-    fn any_launched(&mut self, side: usize) -> Option<usize> {
+    fn pick_random_launch(&mut self, side: usize) -> Option<usize> {
         let count = self.sides[side].launched.len();
         (count > 0).then(|| self.random.usize(0..count))
     }
@@ -297,11 +304,11 @@ impl Story {
             self.left[3] += usize::from(
                 asked == 1 && self.connections[on].links.iter().all(LinkSide::has_requested_leave),
             );
-            self.perform(side, on);
+            self.perform_outputs(side, on);
         }
     }
 
-    fn step(&mut self) {
+    fn perform_random_step(&mut self) {
         let side = self.random.usize(0..2);
         // One of the newest connections: little happens on older ones.
         let last = self.connections.len().min(3);
@@ -309,24 +316,24 @@ impl Story {
         let lane = self.random.usize(0..self.connections[on].lanes.len());
         match self.random.u8(0..100) {
             0..10 => drop(self.launch(side)),
-            10..12 if self.leaving => self.undefine(side),
+            10..12 if self.leaving => self.withdraw_definition(side),
             12..18 => {
-                if let Some(token) = self.any_launched(side) {
+                if let Some(token) = self.pick_random_launch(side) {
                     self.make_ready(side, token);
                 }
             }
-            18 if self.leaving => self.lull(),
+            18 if self.leaving => self.finish_launches_and_ask_to_leave(),
             19..21 if self.leaving => self.ask_to_leave(side),
-            21..23 if self.leaving => self.kept(side),
-            18..41 => drop(self.say(side, on)),
-            41..60 => drop(self.hear(side, on)),
+            21..23 if self.leaving => self.toggle_random_lease(side),
+            18..41 => drop(self.send_control_frame(side, on)),
+            41..60 => drop(self.receive_control_frame(side, on)),
             60..70 => drop(self.send_chunk(side, on, lane)),
-            70..86 => drop(self.land(side, on, lane)),
-            86..90 => drop(self.fetch(side)),
+            70..86 => drop(self.receive_chunk_step(side, on, lane)),
+            86..90 => drop(self.finish_one_fetch(side)),
             90..93 if self.stopping => {
-                if let Some(token) = self.any_launched(side) {
-                    self.give_up(side, token);
-                    self.perform(side, self.sides[side].launched[token].on);
+                if let Some(token) = self.pick_random_launch(side) {
+                    self.cancel_launch(side, token);
+                    self.perform_outputs(side, self.sides[side].launched[token].on);
                 }
             }
             93..95 if self.harm => {
@@ -337,45 +344,45 @@ impl Story {
             95..97 => {
                 let lost = &self.connections[on].lanes[lane];
                 if !lost.whole && lost.open[side] {
-                    self.notice(side, on, lane);
+                    self.detect_lane_loss(side, on, lane);
                 }
             }
             97 if self.connections[on].lanes.len() < 40 => self.open_lane(on),
-            98 if self.harm => self.lose_control(on),
-            99 => self.mend_control(on),
+            98 if self.harm => self.lose_control_lane(on),
+            99 => self.reconnect_control_lane(on),
             _ => {}
         }
         self.connections[on].links[side].assert_invariants();
     }
 
     /// Delivers one of each thing in flight to a side or on it. Returns whether there was any.
-    fn pass(&mut self, side: usize) -> bool {
+    fn deliver_everything_once(&mut self, side: usize) -> bool {
         let mut moved = false;
         for on in 0..self.connections.len() {
             for lane in 0..self.connections[on].lanes.len() {
                 let lost = &self.connections[on].lanes[lane];
                 if !lost.whole && lost.open[side] {
-                    self.notice(side, on, lane);
+                    self.detect_lane_loss(side, on, lane);
                     moved = true;
                 }
                 moved |= self.send_chunk(side, on, lane);
-                moved |= self.land(side, on, lane);
+                moved |= self.receive_chunk_step(side, on, lane);
             }
-            moved |= self.say(side, on);
-            moved |= self.hear(side, on);
+            moved |= self.send_control_frame(side, on);
+            moved |= self.receive_control_frame(side, on);
         }
         for token in 0..self.sides[side].launched.len() {
             moved |= self.make_ready(side, token);
         }
-        self.fetch(side) || moved
+        self.finish_one_fetch(side) || moved
     }
 
     /// Both sides launch what the other has launched, and wait until it has arrived. Then one of them, or
     /// both, asks to end the connection.
-    fn lull(&mut self) {
+    fn finish_launches_and_ask_to_leave(&mut self) {
         for side in 0..2 {
             while !self.sides[side].defined.is_empty() {
-                self.undefine(side);
+                self.withdraw_definition(side);
             }
             while let Some(on) = self.sides[side].kept.pop() {
                 self.connections[on].links[side].release_lease();
@@ -386,8 +393,8 @@ impl Story {
             if count[0] != count[1] {
                 self.launch(usize::from(count[1] < count[0]));
             }
-            self.pass(0);
-            self.pass(1);
+            self.deliver_everything_once(0);
+            self.deliver_everything_once(1);
         }
         let side = self.random.usize(0..2);
         self.ask_to_leave(side);
@@ -397,14 +404,14 @@ impl Story {
     }
 
     /// Lets everything in flight end, without further faults.
-    fn settle(&mut self) {
+    fn finish_everything(&mut self) {
         self.harm = false;
         for side in 0..2 {
             while let Some(on) = self.sides[side].kept.pop() {
                 self.connections[on].links[side].release_lease();
             }
             while !self.sides[side].defined.is_empty() {
-                self.undefine(side);
+                self.withdraw_definition(side);
             }
         }
         for _round in 0..10_000 {
@@ -412,13 +419,13 @@ impl Story {
             for side in 0..2 {
                 moved |= self.launch(side);
                 for on in 0..self.connections.len() {
-                    self.mend_control(on);
+                    self.reconnect_control_lane(on);
                     if !self.connections[on].lanes.iter().any(|lane| lane.whole && lane.open == [true; 2]) {
                         self.open_lane(on);
                     }
                 }
-                moved |= self.pass(side);
-                let Side { planned, taken, .. } = &self.sides[side];
+                moved |= self.deliver_everything_once(side);
+                let SimulatedSide { planned, taken, .. } = &self.sides[side];
                 moved |= !taken.is_empty() || planned.values().any(|list| !list.is_empty());
             }
             if !moved {
@@ -428,16 +435,16 @@ impl Story {
         panic!("it does not come to rest");
     }
 
-    fn check(&self) {
+    fn check_final_state(&self) {
         for (side, here) in self.sides.iter().enumerate() {
             let there = &self.sides[1 - side];
             for launched in &here.launched {
                 let other = there.launched.iter().find(|other| other.at == launched.at).unwrap();
-                assert!(launched.complete() != launched.failed, "{side} {:?} has no outcome", launched.at);
+                assert!(launched.is_complete() != launched.failed, "{side} {:?} has no outcome", launched.at);
                 if self.plans[launched.plan].same && !self.stopping && !launched.failed {
-                    assert!(other.complete());
+                    assert!(other.is_complete());
                 }
-                if launched.complete() {
+                if launched.is_complete() {
                     assert_eq!(launched.on, other.on, "{:?} is on two connections", launched.at);
                 }
                 if launched.failed {
@@ -450,7 +457,7 @@ impl Story {
             for between in self.connections.iter().filter(|between| !between.ended[side]) {
                 let link = &between.links[side];
                 assert_eq!(link.in_flight_count(), 0);
-                assert!(link.groups.is_empty() && !link.has_chunks() && link.partial.is_none());
+                assert!(link.groups.is_empty() && !link.has_chunks_to_send() && link.partial.is_none());
                 assert!(
                     !link.has_left() && !link.has_requested_leave(),
                     "the end of a connection is not decided"
@@ -463,26 +470,26 @@ impl Story {
     }
 }
 
-/// Plays the scenario of a seed. Returns the counts of [`Story::left`].
-fn tell(seed: u64) -> [usize; 4] {
-    let mut story = Story::new(seed);
+/// Plays the scenario of a seed. Returns the counts of [`LinkSimulation::left`].
+fn run_scenario(seed: u64) -> [usize; 4] {
+    let mut story = LinkSimulation::new(seed);
     for _ in 0..story.random.usize(20..600) {
-        story.step();
+        story.perform_random_step();
     }
-    story.settle();
-    story.check();
+    story.finish_everything();
+    story.check_final_state();
     story.left
 }
 
 #[test]
 fn whatever_happens_between_two_links_every_launch_ends_as_it_should() {
     if let Ok(seed) = std::env::var("LINK_SEED") {
-        println!("{:?}", tell(seed.parse().unwrap()));
+        println!("{:?}", run_scenario(seed.parse().unwrap()));
         return;
     }
     let mut left = [0; 4];
     for seed in 0..2500 {
-        match std::panic::catch_unwind(|| tell(seed)) {
+        match std::panic::catch_unwind(|| run_scenario(seed)) {
             Ok(some) => left.iter_mut().zip(some).for_each(|(all, some)| *all += some),
             Err(panic) => {
                 println!("replay with LINK_SEED={seed}");

@@ -1,0 +1,119 @@
+//! The extractors of the handlers: they parse the job and the item in the path, the query, a JSON body, or a form.
+//! If parsing fails, the answer is a problem document.
+//!
+//! `body.rs` reads the bodies. Begin at `JobPath`, then `QueryParams`.
+
+use axum::Json;
+use axum::extract::rejection::JsonRejection;
+use axum::extract::{FromRequest, FromRequestParts, Path, Query, RawPathParams, Request};
+use axum::http::request::Parts;
+use serde::de::DeserializeOwned;
+
+use super::{AppState, Problem};
+use crate::coordination::{CommandReason, JobId, JobName, JobReader, OperatorCommand};
+use crate::service::{ActorContext, JobOperation};
+
+/// The JSON body of a request. Types refuse unknown fields.
+pub(super) struct JsonBody<T>(pub T);
+
+impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for JsonBody<T> {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
+        match Json::<T>::from_request(request, state).await {
+            Ok(Json(body)) => Ok(Self(body)),
+            Err(rejection @ JsonRejection::MissingJsonContentType(_)) => {
+                let detail = "the body must be JSON: send it with the header content-type: application/json";
+                Err(Problem::bad_body(rejection.status(), detail))
+            }
+            Err(rejection) => Err(Problem::bad_body(rejection.status(), rejection.body_text())),
+        }
+    }
+}
+
+/// The query parameters of a request. Types refuse unknown parameters.
+pub(super) struct QueryParams<T>(pub T);
+
+impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for QueryParams<T> {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
+        match Query::<T>::from_request_parts(parts, state).await {
+            Ok(Query(params)) => Ok(Self(params)),
+            Err(rejection) => Err(Problem::bad_query(rejection.body_text())),
+        }
+    }
+}
+
+/// The job that the path names.
+pub(super) struct JobPath {
+    pub id: JobId,
+    pub name: JobName,
+}
+
+impl JobPath {
+    /// A command upon this job.
+    pub(super) fn job_operation<'a>(
+        &'a self,
+        by: &'a ActorContext,
+        reason: CommandReason,
+        command: OperatorCommand,
+    ) -> JobOperation<'a> {
+        JobOperation { job: self.id, name: &self.name, by, reason, command, subject: None }
+    }
+}
+
+impl AppState {
+    /// Reads a part of a job.
+    pub(super) fn read_job<T>(
+        &self,
+        job: &JobPath,
+        look: impl FnOnce(JobReader<'_>) -> T,
+    ) -> Result<T, Problem> {
+        let seen = self.engine.read(|core, _| core.job(job.id).map(look));
+        seen.ok_or_else(|| Problem::no_such_job(job.name.as_str(), Vec::new()))
+    }
+}
+
+impl FromRequestParts<AppState> for JobPath {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, site: &AppState) -> Result<Self, Problem> {
+        let params = RawPathParams::from_request_parts(parts, site).await;
+        let params = params.map_err(|error| Problem::bad_path(error.body_text()))?;
+        let name = params.iter().find(|(key, _)| *key == "job").map_or("", |(_, value)| value);
+        site.engine.read_under_lock(|core| match (core.job_named(name), name.parse()) {
+            (Some(id), Ok(name)) => Ok(Self { id, name }),
+            _ => Err(Problem::no_such_job(name, core.jobs().map(|(_, name)| name.clone()).collect())),
+        })
+    }
+}
+
+/// The path segment after the job.
+pub(super) struct ItemInJobPath<T>(pub T);
+
+impl<T: DeserializeOwned + Send> FromRequestParts<AppState> for ItemInJobPath<T> {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, site: &AppState) -> Result<Self, Problem> {
+        match Path::<(String, T)>::from_request_parts(parts, site).await {
+            Ok(Path((_, item))) => Ok(Self(item)),
+            Err(rejection) => Err(Problem::bad_path(rejection.body_text())),
+        }
+    }
+}
+
+/// The fields of a form. Unknown fields are ignored, because every form carries some that the middleware
+/// reads.
+pub(super) struct FormBody<T>(pub T);
+
+impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for FormBody<T> {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
+        match axum::Form::<T>::from_request(request, state).await {
+            Ok(axum::Form(fields)) => Ok(Self(fields)),
+            Err(rejection) => Err(Problem::bad_body(rejection.status(), rejection.body_text())),
+        }
+    }
+}
