@@ -18,10 +18,10 @@ use super::coordination_client::CoordinationClient;
 use super::engine_record;
 use super::error::AgentError;
 use super::followed_jobs::PeerJobs;
+use super::launch_queue::WaitingLaunches;
 use super::live_engines::ClusterRoster;
 use super::report_state::ReportState;
 use super::retry::RetryBudget;
-use super::waiting_launches::WaitingLaunches;
 use crate::transfer::{
     DeviceId, MemberId, MemberInfo, Membership, PeerJob, PeerJobAccess, TaskId, TransferEngine,
 };

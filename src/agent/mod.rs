@@ -16,7 +16,7 @@
 //! | `task_states.rs`, `live_engines.rs` | the task states; the connected tasks with the engine records that each worker publishes (`engine_record.rs`) |
 //! | `roster.rs` | turns the task states into the engine's membership |
 //! | `peer_jobs.rs`, `followed_jobs.rs` | the tasks of other jobs that the program names as peers of its transfers |
-//! | `waiting_launches.rs` | launches that wait until the engines of their peers are members |
+//! | `waiting_launches.rs`, `launch_queue.rs` | launches that wait until the engines of their peers are members |
 //! | `unregistered_access.rs` | which tasks have registered, for a process that has not |
 //! | `task_claim.rs` | asks the service which task this process is |
 //! | `retry.rs` | repeats calls while the service is unreachable |
@@ -56,6 +56,7 @@ mod error;
 mod followed_jobs;
 mod heartbeat;
 mod join;
+mod launch_queue;
 mod live_engines;
 mod live_set;
 mod metrics;

@@ -9,18 +9,17 @@
 //!   not come. So both sides count the same launches. It lets go of its memory at once.
 //! - At most [`WAITING_MAX`] launches of an engine wait. They end with the engine's agent or attachment.
 
-use std::collections::HashMap;
 use std::num::NonZeroUsize;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::engine_host::EngineHost;
 use super::error::AgentError;
+use super::launch_queue::lock;
 use crate::transfer::{
     DeferredLaunch, LaunchOptions, Membership, PeerTask, ReservedLaunch, TransferError, TransferHandle,
     TransferSpec,
@@ -34,27 +33,6 @@ const WAIT_AT_A_TIME: Duration = Duration::from_secs(3600);
 
 /// The transfers of a launch, as soon as it is known which devices its peers have.
 type NamedTransfers = Box<dyn FnOnce(&Membership) -> Result<Vec<TransferSpec>, String> + Send>;
-
-/// The launches of an engine that wait for their peers.
-#[derive(Default)]
-pub(super) struct WaitingLaunches {
-    count: AtomicUsize,
-    queue: Mutex<LaunchQueue>,
-}
-
-#[derive(Default)]
-struct LaunchQueue {
-    /// Of each peer, the last launch that waits for it. The channel closes when that launch has its place.
-    last: HashMap<PeerTask, watch::Receiver<()>>,
-    tasks: JoinSet<()>,
-}
-
-impl WaitingLaunches {
-    /// Ends all that wait.
-    pub(super) fn stop(&self) {
-        *lock(&self.queue) = LaunchQueue::default();
-    }
-}
 
 /// A launch whose transfers are named later, when the memory that they send is known, and which may wait for its peers.
 /// If it is dropped before that, it fails.
@@ -94,7 +72,7 @@ impl EngineHost {
     pub fn can_launch_with(&self, peers: &[PeerTask]) -> bool {
         if self.waiting_launches.count.load(Ordering::Acquire) > 0 {
             let queue = lock(&self.waiting_launches.queue);
-            if peers.iter().any(|peer| is_waited_for(&queue, peer)) {
+            if peers.iter().any(|peer| queue.is_waited_for(peer)) {
                 return false;
             }
         }
@@ -165,10 +143,6 @@ impl EngineHost {
         queue.tasks.spawn_on(waiting.take_place(Box::new(channel)), &self.peer_jobs.runtime);
         Ok(PendingLaunch { transfer, state })
     }
-}
-
-fn is_waited_for(queue: &LaunchQueue, peer: &PeerTask) -> bool {
-    queue.last.get(peer).is_some_and(|last| last.has_changed().is_ok())
 }
 
 impl PendingLaunch {
@@ -335,10 +309,17 @@ impl WaitingLaunch {
 
 impl Drop for WaitingLaunch {
     fn drop(&mut self) {
-        // The engine ends, unless the launch has its place.
-        self.state.fail(&TransferError::Closed);
-        let deferred = lock(&self.state.parts).deferred.take();
-        drop(deferred);
+        let (deferred, named) = {
+            let mut parts = lock(&self.state.parts);
+            let deferred = parts.deferred.take();
+            let named = if deferred.is_some() { parts.named.take() } else { None };
+            (deferred, named)
+        };
+        // The engine ends, or the launch has failed and can have no place.
+        if let Some(deferred) = deferred {
+            deferred.fail(&TransferError::Closed);
+        }
+        drop(named);
         self.host.waiting_launches.count.fetch_sub(1, Ordering::AcqRel);
     }
 }
@@ -348,8 +329,4 @@ async fn wait_for_earlier(earlier: &mut [watch::Receiver<()>]) {
     for launch in earlier {
         while launch.changed().await.is_ok() {}
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

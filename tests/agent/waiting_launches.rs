@@ -11,6 +11,7 @@ use muster::transfer::{
 };
 
 use crate::attachment::{OTHER, PATIENCE, attach_engine, start_job_with_registered_client};
+use crate::harness::MusterServer;
 
 const BYTES: usize = 1000;
 
@@ -49,6 +50,13 @@ async fn receive(attached: &AttachedEngine, key: u8) -> Result<LaunchStats, Tran
     outcome
 }
 
+/// Attaches the engine of task 1, and waits until it knows that of task 0.
+async fn attach_task_1(server: &MusterServer) -> AttachedEngine {
+    let attached = attach_engine(server, 77).await.unwrap();
+    attached.host().wait_for_engines(&[TaskId(0)], PATIENCE).await.unwrap();
+    attached
+}
+
 async fn outcome(transfer: TransferHandle) -> Result<LaunchStats, TransferError> {
     tokio::time::timeout(PATIENCE, transfer).await.expect("it has an outcome")
 }
@@ -82,7 +90,7 @@ async fn launches_take_their_places_in_the_order_of_the_requests_when_the_peer_h
     let unnamed = reserve(host, PATIENCE).unwrap();
     assert!(first.outcome().is_none());
 
-    let attached = attach_engine(&server, 77).await.unwrap();
+    let attached = attach_task_1(&server).await;
     assert_eq!(receive(&attached, 1).await.map(|moved| moved.received), Ok(BYTES as u64));
     assert_eq!(outcome(first).await.map(|moved| moved.sent), Ok(BYTES as u64));
     for gone in [2, 3, 4] {
@@ -139,7 +147,7 @@ async fn whatever_becomes_of_launches_that_wait_those_after_them_keep_their_numb
     for (transfer, _) in transfers.iter().zip(&fates).filter(|(_, fate)| **fate == Fate::Late) {
         outcome(transfer.clone()).await.expect_err("it is late");
     }
-    let attached = attach_engine(&server, 77).await.unwrap();
+    let attached = attach_task_1(&server).await;
     for ((key, fate), transfer) in (1_u8..).zip(&fates).zip(transfers) {
         let received = receive(&attached, key).await;
         let expected = *fate == Fate::Launched;

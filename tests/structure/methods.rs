@@ -56,8 +56,12 @@ impl Methods {
     }
 }
 
+/// Methods of the standard library that files call, and whose names methods of this project have too.
+const STANDARD: [&str; 1] = ["join"];
+
 /// Returns the pairs of files of which the first calls a method that the second adds to a type of another file. A
-/// name that several files define is left out, because its calls do not say which of them they mean.
+/// name that several files define, or the standard library too, is left out, because its calls do not say which of
+/// them they mean.
 pub fn calls_between(files: &BTreeMap<&str, &Methods>) -> BTreeSet<(String, String)> {
     let mut defined: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for (file, methods) in files {
@@ -67,7 +71,8 @@ pub fn calls_between(files: &BTreeMap<&str, &Methods>) -> BTreeSet<(String, Stri
     }
     let mut added: BTreeMap<&str, &str> = BTreeMap::new();
     for (file, methods) in files {
-        added.extend(methods.added().filter(|name| defined[name].len() == 1).map(|name| (name, *file)));
+        let is_clear = |name: &&str| defined[name].len() == 1 && !STANDARD.contains(name);
+        added.extend(methods.added().filter(is_clear).map(|name| (name, *file)));
     }
     let mut all = BTreeSet::new();
     for (from, methods) in files {
