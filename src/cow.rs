@@ -154,8 +154,8 @@ impl<K: Ord + Clone, V: Clone, const N: usize, W: EntryWeight<K, V>> CowMap<K, V
         (chunk, self.chunks.get(chunk).map_or(Err(0), search))
     }
 
-    /// As [`locate`](Self::locate), for changes, which are mostly at the ends: it looks there first. To read a key that may
-    /// be anywhere, these looks would cost more than they save.
+    /// As [`locate`](Self::locate), for insertions and removals, which are mostly at the ends: it looks there first. To
+    /// read a key that may be anywhere, these looks would cost more than they save.
     fn locate_from_ends<Q: Ord + ?Sized>(&self, key: &Q) -> (usize, Result<usize, usize>)
     where
         K: Borrow<Q>,

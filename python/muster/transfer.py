@@ -8,11 +8,12 @@ A Peer is a process of another job of the same server: `engine.send(array, to=Pe
 key="weights")`. Each of the two jobs must name the other in its setting `transfers-with`, and each of the two
 processes must name the other.
 
-Transfers are matched by their order. The n-th send to a process is received by that process's n-th receive from
-this one, and both must have the same key. Transfers in the other direction do not count. Likewise, the n-th
-`transfer()` with a process matches its n-th `transfer()` with this one. If the keys differ, the error is
-OrderMismatch. If the shapes or dtypes differ, it is LayoutMismatch. After a transfer has failed, or after
-`cancel()` has returned, no byte is written to its memory.
+Transfers are matched by their order. The n-th send to a process is received by that process's n-th receive from this
+one, and both must have the same key. Transfers in the other direction do not count. Likewise, the n-th `transfer()`
+with a process matches its n-th `transfer()` with this one. If the keys differ, the error is OrderMismatch. If the
+shapes or dtypes differ, it is LayoutMismatch. A transfer that fails or is cancelled counts, too, also before the
+other process has attached: the one that it was to match fails there. After a transfer has failed, or after `cancel()`
+has returned, no byte is written to its memory.
 """
 
 from __future__ import annotations
@@ -86,6 +87,8 @@ class Transfer:
             PeerDead, PeerJobRefused, StaleIncarnation, Cancelled, Stalled, LayoutMismatch, OrderMismatch, TransferError: it has
                 failed.
             ArrayDeleted, ComputationFailed: an array that was to be sent has no contents.
+            SettingsError, ArrayMemoryError: the request cannot be carried out, or its memory is in use. It was made before the
+                peer had attached or the array was computed; otherwise the call that requests it raises them.
             Deadline: its own deadline has passed, and it has failed; or `timeout` has, and it goes on.
         """
         return Stats(*self._wait(timeout))
@@ -385,7 +388,9 @@ class Engine:
             launch.find_memory()
             self._native.launch_reserved(reserved, launch.requests)
 
-        def fail(error: Exception) -> None:
+        def fail(error: BaseException) -> None:
+            if reserved.transfer().done():
+                return
             launch.failure = error if isinstance(error, MusterError) else MusterError(f"the array cannot be sent: {error}")
             reserved.fail(str(error))
 

@@ -124,7 +124,7 @@ impl DefinitionEvent {
     }
 }
 
-/// Numbers that a thread takes, in the order in which they were put in.
+/// The numbers of events that are over, which a thread takes in the order in which they were put in.
 #[pyclass(frozen, module = "muster._native")]
 pub struct EventQueue {
     put: Sender<u64>,
@@ -155,7 +155,8 @@ impl EventQueue {
     /// thread is not the main one.
     fn next(&self, py: Python<'_>) -> PyResult<u64> {
         let next = py.detach(|| self.next.lock().unwrap_or_else(PoisonError::into_inner).recv());
-        next.map_err(|_| new_exception(py, "MusterError", "the queue has no senders", &[]))
+        // The queue itself has a sender.
+        next.map_err(|_| new_exception(py, "MusterError", "the queue is gone", &[]))
     }
 }
 

@@ -9,10 +9,12 @@ use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use muster::agent::{AgentConfig, AgentError, AttachedEngine, EngineHost, PendingLaunch, TransferAccess};
+use muster::agent::{
+    AgentConfig, AgentError, AttachedEngine, EngineHost, PendingLaunch, TransferAccess, WaitStatus,
+};
 use muster::clock;
 use muster::transfer::{
     DeviceId, Incarnation, LaunchOptions, LaunchStats, Membership, PeerTask, PemCertificates, PrepareError,
@@ -116,7 +118,13 @@ impl Engine {
         if host.can_launch_with(&peers) {
             return Ok(());
         }
-        let known = wait(py, async move { host.wait_for_peers(&peers, limit).await })?;
+        let known = wait(py, async move {
+            host.wait_for_peers(&peers, limit).await?;
+            let earlier = host.wait_for_earlier_launches(&peers);
+            let late =
+                |_| AgentError::TimedOut { call: "launches that wait for places with the same tasks", limit };
+            tokio::time::timeout(limit, earlier).await.map_err(late)
+        })?;
         known.map_err(|error| agent_error(py, &error))
     }
 
@@ -145,8 +153,8 @@ impl Engine {
             };
             let size = (size(true), size(false));
             let pending = reserve(py, host, peers, (named.len(), size), options, channel)?;
-            let transfer = Transfer::of_pending(&pending, limit);
-            py.detach(|| pending.launch(host, move |membership| specs(named, here, membership)));
+            let transfer = Transfer::of_pending(host, &pending, options);
+            py.detach(|| pending.launch(host.engine(), move |membership| specs(named, here, membership)));
             return Ok(transfer);
         }
         let engine = host.engine();
@@ -159,7 +167,7 @@ impl Engine {
         if let Some(Err(error @ (TransferError::Prepare(_) | TransferError::Memory(_)))) = handle.outcome() {
             return Err(transfer_error(py, &error));
         }
-        Ok(Transfer { handle, limit, wait_failure: None })
+        Ok(Transfer { handle, limit, wait: None })
     }
 
     fn named_transfers(&self, py: Python<'_>, requests: &[Request<'_>]) -> PyResult<Vec<NamedTransfer>> {
@@ -324,8 +332,9 @@ impl Engine {
             transfers.iter().filter(|transfer| transfer.0 == outgoing).map(|transfer| transfer.3).sum::<u64>()
         };
         let size = (transfers.len(), (bytes(true), bytes(false)));
-        let pending = reserve(py, self.live_host(py)?, peers, size, options, channel)?;
-        let transfer = Transfer::of_pending(&pending, transfer_limit(options));
+        let host = self.live_host(py)?;
+        let pending = reserve(py, host, peers, size, options, channel)?;
+        let transfer = Transfer::of_pending(host, &pending, options);
         Ok(Reserved { launch: ProcessOwned::new(Mutex::new(Some(pending))), transfer })
     }
 
@@ -341,7 +350,7 @@ impl Engine {
         let launch = lock(reserved.launch.get(py)?).take();
         py.detach(move || {
             if let Some(launch) = launch {
-                launch.launch(host, move |membership| specs(named, here, membership));
+                launch.launch(host.engine(), move |membership| specs(named, here, membership));
             }
         });
         Ok(())
@@ -441,7 +450,7 @@ impl Prepared {
             let text = "these prepared transfers are closed: prepare them again";
             return Err(new_exception(py, "TransferError", text, &[("reason", "dropped")]));
         };
-        Ok(Transfer { handle, limit: self.limit, wait_failure: None })
+        Ok(Transfer { handle, limit: self.limit, wait: None })
     }
 
     /// Lets go of what was prepared. Launches in flight go on.
@@ -486,21 +495,43 @@ pub struct Transfer {
     handle: TransferHandle,
     /// A time within which it is over, by its deadline.
     limit: Duration,
-    /// Says why its peers could not be waited for, if that was its end; none if they were there.
-    wait_failure: Option<Arc<WaitFailure>>,
+    /// The wait for its peers; none if it was launched at once.
+    wait: Option<PeerWait>,
 }
 
-type WaitFailure = dyn Fn() -> Option<AgentError> + Send + Sync;
+/// The wait of transfers for their peers.
+#[derive(Clone)]
+struct PeerWait {
+    host: Weak<EngineHost>,
+    status: WaitStatus,
+    deadline: Duration,
+}
+
+impl PeerWait {
+    /// Returns why the peers were not there, if that is why the transfers failed with this error.
+    fn reason(&self, error: &TransferError) -> Option<AgentError> {
+        match error {
+            TransferError::Cancelled { .. } => None,
+            TransferError::Deadline { .. } => {
+                let missing = self.status.missing_peers();
+                self.host.upgrade()?.missing_peers_error(&missing, self.deadline)
+            }
+            _ => self.status.failure(),
+        }
+    }
+}
 
 impl Transfer {
-    fn of_pending(launch: &PendingLaunch, limit: Duration) -> Self {
-        let wait_failure: Arc<WaitFailure> = Arc::new(launch.wait_failure());
-        Self { handle: launch.transfer().clone(), limit, wait_failure: Some(wait_failure) }
+    fn of_pending(host: &Arc<EngineHost>, launch: &PendingLaunch, options: LaunchOptions) -> Self {
+        let deadline = options.deadline.unwrap_or_default();
+        let wait = PeerWait { host: Arc::downgrade(host), status: launch.wait_status(), deadline };
+        Self { handle: launch.transfer().clone(), limit: transfer_limit(options), wait: Some(wait) }
     }
 
     /// Returns the exception for a failure.
     fn exception(&self, py: Python<'_>, error: &TransferError) -> PyErr {
-        match self.wait_failure.as_ref().and_then(|failure| failure()) {
+        let reason = self.wait.as_ref().and_then(|wait| wait.reason(error));
+        match reason {
             Some(error) => agent_error(py, &error),
             None => transfer_error(py, error),
         }

@@ -152,10 +152,7 @@ impl EngineHost {
         if known {
             return Ok(());
         }
-        let absent = tasks.iter().filter(|task| !roster.membership.peers.contains_key(task));
-        let (connected, gone) =
-            absent.map(|task| task.0).partition(|task| roster.lives.contains_key(&TaskId(*task)));
-        Err(AgentError::EnginesMissing { job: PeerJob::OWN, limit, connected, gone })
+        Err(roster.engines_missing(PeerJob::OWN, tasks, limit))
     }
 
     pub(super) fn is_leaving(&self) -> bool {

@@ -108,6 +108,15 @@ pub enum AgentError {
         /// The tasks that are not connected.
         gone: Vec<u32>,
     },
+    /// Too many launches wait for the engines of their peers.
+    #[error(
+        "{bound} launches wait for tasks that have not attached their engines, the most at a time, those included that were \
+         cancelled or came too late: wait until the tasks have attached"
+    )]
+    TooManyWaitingLaunches {
+        /// The most launches that may wait.
+        bound: usize,
+    },
     /// The engine record of a task is unusable.
     #[error("the engine of task {task}{job} cannot be used: {why}")]
     EngineUnusable {

@@ -54,6 +54,16 @@ impl ClusterRoster {
     }
 }
 
+impl ClusterRoster {
+    /// Returns the error for those of these tasks, of this roster's job, whose engines are not known within `limit`.
+    pub(super) fn engines_missing(&self, job: PeerJob, tasks: &[TaskId], limit: Duration) -> AgentError {
+        let absent = tasks.iter().filter(|task| !self.membership.peers.contains_key(task));
+        let (connected, gone) =
+            absent.map(|task| task.0).partition(|task| self.lives.contains_key(&TaskId(*task)));
+        AgentError::EnginesMissing { job, limit, connected, gone }
+    }
+}
+
 /// Returns a number that identifies a set of incarnations.
 pub(crate) fn hash_members(members: &[MemberId]) -> u64 {
     let parts: Vec<u64> =

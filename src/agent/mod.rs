@@ -16,7 +16,7 @@
 //! | `task_states.rs`, `live_engines.rs` | the task states; the connected tasks with the engine records that each worker publishes (`engine_record.rs`) |
 //! | `roster.rs` | turns the task states into the engine's membership |
 //! | `peer_jobs.rs`, `followed_jobs.rs` | the tasks of other jobs that the program names as peers of its transfers |
-//! | `waiting_launches.rs`, `launch_queue.rs` | launches that wait until the engines of their peers are members |
+//! | `waiting_launches.rs`, `pending_launch.rs`, `launch_queue.rs` | launches that wait until the engines of their peers are members |
 //! | `unregistered_access.rs` | which tasks have registered, for a process that has not |
 //! | `task_claim.rs` | asks the service which task this process is |
 //! | `retry.rs` | repeats calls while the service is unreachable |
@@ -61,6 +61,7 @@ mod live_engines;
 mod live_set;
 mod metrics;
 mod peer_jobs;
+mod pending_launch;
 mod preemption;
 mod report_state;
 mod retry;
@@ -90,11 +91,11 @@ pub use engine_host::EngineHost;
 pub use engine_record::EngineRecordError;
 pub use error::AgentError;
 pub use live_engines::ClusterRoster;
+pub use pending_launch::{PendingLaunch, WaitStatus};
 pub use transfer_access::{TransferAccess, check_credentials_if_exposed};
 pub use unregistered_access::{
     TaskPresence, UnregisteredJobClient, list_task_presences, query_admission_refusal,
 };
-pub use waiting_launches::PendingLaunch;
 
 pub(crate) use live_engines::hash_members;
 pub use task_claim::{GrantedTask, claim_task, own_claimant_id};

@@ -83,6 +83,20 @@ impl EngineHost {
         }
         Ok(())
     }
+
+    /// Returns the error for those of these tasks of a job whose engines are not known within `limit`.
+    pub(super) fn engines_missing(&self, job: PeerJob, tasks: &[TaskId], limit: Duration) -> AgentError {
+        if job.is_own() {
+            return self.roster.borrow().engines_missing(job, tasks, limit);
+        }
+        let followed = self.peer_jobs.followed.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = followed.jobs.get(&job).map(|of_job| of_job.known.borrow());
+        match state.as_deref() {
+            Some(PeerJobState::Tasks(roster)) => roster.engines_missing(job, tasks, limit),
+            Some(PeerJobState::Refused(error)) => error.clone(),
+            _ => ClusterRoster::default().engines_missing(job, tasks, limit),
+        }
+    }
 }
 
 /// Follows a job, if it is not followed yet, and wants these tasks of it.
@@ -139,13 +153,10 @@ fn check_engines_usable(
     if let Some((task, why)) = unusable {
         return Err(AgentError::EngineUnusable { job, task, why });
     }
-    let absent = tasks.iter().filter(|task| !roster.membership.peers.contains_key(task));
-    let (connected, gone): (Vec<u32>, Vec<u32>) =
-        absent.map(|task| task.0).partition(|task| roster.lives.contains_key(&TaskId(*task)));
-    if connected.is_empty() && gone.is_empty() {
+    if tasks.iter().all(|task| roster.membership.peers.contains_key(task)) {
         return Ok(());
     }
-    Err(AgentError::EnginesMissing { job, limit, connected, gone })
+    Err(roster.engines_missing(job, &tasks.iter().copied().collect::<Vec<_>>(), limit))
 }
 
 /// Follows a job until the service refuses it, or the engine is gone.

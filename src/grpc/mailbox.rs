@@ -44,9 +44,9 @@ impl Mailbox {
     }
 
     /// Posts a message, and wakes the task if it sleeps.
-    pub(super) fn post(&self, note: MailboxMessage) {
+    pub(super) fn post(&self, message: MailboxMessage) {
         let mut state = self.lock();
-        state.messages.push(note);
+        state.messages.push(message);
         let sleeper = if std::mem::take(&mut state.is_asleep) { state.sleeper.take() } else { None };
         drop(state);
         if let Some(sleeper) = sleeper {
@@ -132,7 +132,7 @@ mod tests {
 
         assert_eq!(mailbox.take_messages().len(), 3);
         mailbox.post(MailboxMessage::Stop);
-        assert!(!mailbox.try_sleep(&task), "there is a note to read");
+        assert!(!mailbox.try_sleep(&task), "there is a message to read");
         assert!(matches!(mailbox.take_messages()[..], [MailboxMessage::Stop]));
         assert_eq!(woken(), 1);
     }

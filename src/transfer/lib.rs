@@ -93,7 +93,7 @@ pub use engine::config::EngineConfig;
 pub use engine::handle::{Batch, BytesByTransport, ConnectionStatus, TransferEngine};
 pub use engine::prepare_future::PrepareFuture;
 pub use engine::prepared_transfers::{LaunchOptions, PreparedTransfers, TransferSpec};
-pub use engine::reserved_launch::{DeferredLaunch, ReservedLaunch};
+pub use engine::reserved_launch::ReservedLaunch;
 pub use engine::resharding::{ReshardArray, ReshardError, ReshardStats, ShardBuffers};
 #[cfg(feature = "faults")]
 pub use io::wire::FaultInjector;

@@ -21,7 +21,7 @@ fn agent_config(server: &MusterServer, task: u32) -> AgentConfig {
 }
 
 /// Registers task 1, as JAX's client does.
-async fn register_task_1(server: &MusterServer, incarnation: u64) -> CoordinationServiceClient<Channel> {
+pub async fn register_task_1(server: &MusterServer, incarnation: u64) -> CoordinationServiceClient<Channel> {
     let channel = Endpoint::from_shared(format!("http://{}", server.grpc)).unwrap().connect_lazy();
     let mut client = CoordinationServiceClient::new(channel);
     let request = pb::RegisterTaskRequest { incarnation, source_task_id: 1 };

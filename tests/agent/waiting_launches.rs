@@ -4,13 +4,13 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster::agent::{Agent, AgentError, AttachedEngine, EngineHost, PendingLaunch};
+use muster::agent::{Agent, AgentConfig, AgentError, AttachedEngine, EngineHost, PendingLaunch};
 use muster::transfer::{
     Buffer, DeviceId, LaunchOptions, LaunchStats, PeerTask, TaskId, TransferError, TransferHandle,
     TransferKey, TransferSpec,
 };
 
-use crate::attachment::{OTHER, PATIENCE, attach_engine, start_job_with_registered_client};
+use crate::attachment::{OTHER, PATIENCE, attach_engine, register_task_1, start_job_with_registered_client};
 use crate::harness::MusterServer;
 
 const BYTES: usize = 1000;
@@ -31,7 +31,7 @@ fn reserve(host: &Arc<EngineHost>, deadline: Duration) -> Result<PendingLaunch, 
 /// Names the buffer: bytes of this value, under this key.
 fn name(host: &EngineHost, launch: PendingLaunch, key: u8) -> TransferHandle {
     let transfer = launch.transfer().clone();
-    launch.launch(host, move |_| {
+    launch.launch(host.engine(), move |_| {
         let source = Buffer::foreign(vec![key; BYTES]);
         Ok(vec![TransferSpec::send(source.full_span(), DeviceId(0), OTHER, TransferKey(key.into()))])
     });
@@ -72,13 +72,13 @@ async fn launches_take_their_places_in_the_order_of_the_requests_when_the_peer_h
     assert!(!host.can_launch_with(&peers()));
     let first = name(host, reserve(host, PATIENCE).unwrap(), 1);
     let late = reserve(host, Duration::from_millis(50)).unwrap();
-    let why = late.wait_failure();
+    let status = late.wait_status();
     let late = name(host, late, 2);
     assert!(matches!(outcome(late).await, Err(TransferError::Deadline { moved: 0, total: 1000 })));
+    let missing = host.missing_peers_error(&status.missing_peers(), Duration::from_millis(50));
     assert!(
-        matches!(why(), Some(AgentError::EnginesMissing { connected, .. }) if connected == [1]),
-        "{:?}",
-        why()
+        matches!(&missing, Some(AgentError::EnginesMissing { connected, .. }) if connected == &[1]),
+        "{missing:?}"
     );
     let cancelled = name(host, reserve(host, PATIENCE).unwrap(), 3);
     let proof = cancelled.cancel("not wanted");
@@ -170,4 +170,47 @@ async fn launches_that_wait_are_bounded_and_end_with_the_engine() {
     for transfer in waiting {
         outcome(transfer).await.expect_err("the engine is gone");
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_absent_peer_delays_no_launch_with_another_one() {
+    let server = MusterServer::start(&["--tasks", "3", "--recoverable"]);
+    let (first, second, _client) = tokio::join!(
+        Agent::join(AgentConfig::new(server.grpc.to_string(), 0)),
+        Agent::join(AgentConfig::new(server.grpc.to_string(), 2)),
+        register_task_1(&server, 77),
+    );
+    let (first, second) = (first.unwrap(), second.unwrap());
+    let (host, live) = (first.host(), PeerTask::from(TaskId(2)));
+    host.wait_for_engines(&[TaskId(2)], PATIENCE).await.unwrap();
+    second.host().wait_for_engines(&[TaskId(0)], PATIENCE).await.unwrap();
+    let device = muster::agent::device_id_of_task(TaskId(2), 0);
+    let two = NonZeroUsize::new(2).unwrap();
+    let both = vec![TaskId(1).into(), live];
+    let limit = options(Duration::from_millis(100));
+    let late = host.reserve_launch(both, two, (2 * BYTES as u64, 0), limit, |_| 0).unwrap();
+    assert!(host.can_launch_with(&[live]), "its place is taken");
+    let transfer = late.transfer().clone();
+    late.launch(host.engine(), move |_| {
+        let send = |to, key| {
+            let source = Buffer::foreign(vec![0; BYTES]);
+            TransferSpec::send(source.full_span(), DeviceId(0), to, TransferKey(key))
+        };
+        Ok(vec![send(OTHER, 1), send(device, 2)])
+    });
+    outcome(transfer).await.expect_err("task 1 does not attach");
+    // The launch after it finds its match, and the one that matches the late one is told.
+    let source = Buffer::foreign(vec![7; BYTES]);
+    let send = TransferSpec::send(source.full_span(), DeviceId(0), device, TransferKey(3));
+    let sent = host.engine().transfer(&[], vec![send], LaunchOptions::default());
+    let receive = |key| {
+        let target = Buffer::foreign(vec![0; BYTES]);
+        let spec = TransferSpec::receive(target.full_span(), DeviceId(0), device, TransferKey(key));
+        second.engine().transfer(&[], vec![spec], LaunchOptions::default())
+    };
+    outcome(receive(2)).await.expect_err("its match does not come");
+    outcome(receive(3)).await.unwrap();
+    outcome(sent).await.unwrap();
+    first.stop_without_leaving().await;
+    second.stop_without_leaving().await;
 }

@@ -241,15 +241,16 @@ fn every_kind_of_error_of_rust_has_its_status() {
         kinds.extend(enum_variants("src/transfer/base/error.rs", name));
     }
     assert!(kinds.len() > 40, "{kinds:?}");
-    // Those of calls that C does not have: claims of a task id, attached engines, reserved launches, other jobs, and memory that is only read or
+    // Those of calls that C does not have: claims of a task id, attached engines, reserved launches and those that wait, other jobs, and memory that is only read or
     // exported. The last two of the agent are MUSTER_STATUS_NO_ENGINE and MUSTER_STATUS_TIMED_OUT.
-    const NOT_IN_C: [&str; 13] = [
+    const NOT_IN_C: [&str; 14] = [
         "AgentError::NoTask",
         "AgentError::EngineExists",
         "AgentError::EngineUnusable",
         "AgentError::EnginesMissing",
         "AgentError::PeerJobRefused",
         "AgentError::NoSuchPeerJob",
+        "AgentError::TooManyWaitingLaunches",
         "TransferError::JobRefused",
         "PrepareError::JobRefused",
         "PrepareError::UnknownPeerDevice",

@@ -7,7 +7,6 @@ Begin at `launch_when_defined()`.
 from __future__ import annotations
 
 import itertools
-import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +23,7 @@ class _Waiting:
 
     __slots__ = ("arrays", "events", "fail", "launch", "left")
 
-    def __init__(self, arrays: list[Any], launch: Callable[[], None], fail: Callable[[Exception], None]) -> None:
+    def __init__(self, arrays: list[Any], launch: Callable[[], None], fail: Callable[[BaseException], None]) -> None:
         self.arrays = arrays
         self.launch = launch
         self.fail = fail
@@ -39,7 +38,7 @@ class _Launcher:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._process: int | None = None
+        self._is_running = False
         self._queue = _native.EventQueue()
         self._waiting: dict[int, _Waiting] = {}
         self._numbers = itertools.count()
@@ -47,40 +46,40 @@ class _Launcher:
     def add(self, waiting: _Waiting) -> None:
         calls_of_jax.register()
         with self._lock:
+            if not self._is_running:
+                threading.Thread(target=self._run, name="muster-undefined", daemon=True).start()
+                self._is_running = True
             number = next(self._numbers)
             self._waiting[number] = waiting
-            # A forked process has no such thread.
-            if self._process != os.getpid():
-                self._process = os.getpid()
-                self._queue = _native.EventQueue()
-                threading.Thread(target=self._run, args=(self._queue,), name="muster-undefined", daemon=True).start()
             self._queue.put(number)
 
-    def _run(self, queue: _native.EventQueue) -> None:
+    def _run(self) -> None:
         while True:
-            number = queue.next()
+            number = self._queue.next()
+            # Events of a launch that has failed may still come.
             waiting = self._waiting.get(number)
-            if waiting is not None:
-                try:
-                    is_over = self._go_on(queue, number, waiting)
-                except Exception as error:
-                    waiting.fail(error)
-                    is_over = True
-                # Events of a launch that has failed may still come.
-                if is_over:
-                    del self._waiting[number]
+            if waiting is not None and self._goes_on_or_fails(number, waiting):
+                del self._waiting[number]
             # The next launch may be long in coming.
             del waiting
 
-    def _go_on(self, queue: _native.EventQueue, number: int, waiting: _Waiting) -> bool:
+    def _goes_on_or_fails(self, number: int, waiting: _Waiting) -> bool:
         """Does what is next for a launch. Returns whether that was the last."""
+        try:
+            return self._go_on(number, waiting)
+        except BaseException as error:
+            # Its frames would keep the arrays.
+            waiting.fail(error.with_traceback(None))
+            return True
+
+    def _go_on(self, number: int, waiting: _Waiting) -> bool:
         if waiting.events is None:
             with calls_of_jax:
                 events = waiting.events = [when_defined(array) for array in waiting.arrays]
             waiting.arrays = []
             waiting.left = len(events)
             for event in events:
-                queue.put_when_over(event.native, number)
+                self._queue.put_when_over(event.native, number)
             return not events
         waiting.left -= 1
         if waiting.left > 0:
@@ -92,7 +91,7 @@ class _Launcher:
         return True
 
 
-def launch_when_defined(arrays: list[Any], launch: Callable[[], None], fail: Callable[[Exception], None]) -> None:
+def launch_when_defined(arrays: list[Any], launch: Callable[[], None], fail: Callable[[BaseException], None]) -> None:
     """Calls `launch` when all of these arrays are defined, or `fail` with the reason if one of them cannot be. It returns at
     once; the call is made on another thread."""
     _launcher.add(_Waiting(arrays, launch, fail))

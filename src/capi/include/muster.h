@@ -492,6 +492,15 @@ muster_status muster_join(const struct muster_join_options *options,
                           const struct muster_cancellation *cancellation,
                           struct muster_agent **agent);
 
+// Frees bytes and empties them; does nothing if they are empty or NULL.
+muster_status muster_bytes_free(struct muster_bytes *bytes);
+
+// Frees members and empties them; does nothing if they are empty or NULL.
+muster_status muster_members_free(struct muster_members *members);
+
+// Frees entries and empties them; does nothing if they are empty or NULL.
+muster_status muster_entries_free(struct muster_entries *entries);
+
 // Returns the version of the binary interface. It must be the header's `MUSTER_ABI_VERSION`.
 uint32_t muster_abi_version(void);
 
@@ -601,15 +610,6 @@ muster_status muster_transfer_cancel(const struct muster_transfer *transfer,
 
 // Frees a transfer. It goes on, and keeps its memory in use until it is over.
 muster_status muster_transfer_free(struct muster_transfer *transfer);
-
-// Frees bytes and empties them; does nothing if they are empty or NULL.
-muster_status muster_bytes_free(struct muster_bytes *bytes);
-
-// Frees members and empties them; does nothing if they are empty or NULL.
-muster_status muster_members_free(struct muster_members *members);
-
-// Frees entries and empties them; does nothing if they are empty or NULL.
-muster_status muster_entries_free(struct muster_entries *entries);
 
 // Makes a cancellation, to be passed to waits.
 muster_status muster_cancellation_new(struct muster_cancellation **cancellation);

@@ -21,7 +21,7 @@ use super::prepare::{TransferRequest, prepare_transfers};
 use super::prepare_future::PrepareFuture;
 use super::prepared_transfers::{LaunchOptions, TransferSpec};
 use super::request_check::check_equal_lengths;
-use super::reserved_launch::{DeferredLaunch, ReservedLaunch, current_members, prepare_and_launch};
+use super::reserved_launch::{ReservedLaunch, current_members, prepare_and_launch};
 use super::reserved_launch_number::ReservedLaunchNumber;
 use super::shared::EngineShared;
 use crate::base::buffer_definition::BufferDefinitionEvent;
@@ -179,8 +179,9 @@ impl TransferEngine {
         transfer
     }
 
-    /// Takes the places of a launch in the order of its channel now, for transfers whose memory is known later:
-    /// `count` transfers with these tasks, which send and receive so many bytes. Its deadline runs from now.
+    /// Takes the places of a launch in the order of its channel now, for transfers whose memory is known later. The launch
+    /// has `count` transfers, and sends and receives so many bytes. It has a place with each of these tasks that is a
+    /// member. Its deadline runs from now.
     pub fn reserve(
         &self,
         peers: &[PeerTask],
@@ -193,11 +194,12 @@ impl TransferEngine {
         ReservedLaunch::new(shared, launch, &current_members(shared, peers), options)
     }
 
-    /// Requests a launch with peers that are not members yet: `count` transfers, which send and receive so many bytes.
-    /// Its deadline runs from now.
-    pub fn defer(&self, count: NonZeroUsize, (sent, received): (u64, u64)) -> DeferredLaunch {
-        let shared = &self.0.shared;
-        DeferredLaunch::new(shared, Launch::new(&shared.launch_metrics, count.get(), sent, received))
+    /// Takes the place of a launch with a peer, and tells the peer that it does not come. Nothing happens if the peer is not
+    /// a member.
+    pub fn skip_launch(&self, peer: PeerTask, channel: u32) {
+        for member in current_members(&self.0.shared, &[peer]) {
+            drop(ReservedLaunchNumber::take(&self.0.shared, member, channel));
+        }
     }
 
     /// Sends buffers, each from the first device of this task to its destination, with their

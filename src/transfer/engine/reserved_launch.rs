@@ -1,9 +1,8 @@
 //! A launch whose transfers are named later, when the memory that they send is known.
 //!
-//! A [`ReservedLaunch`] takes its number with each peer at the start. So the launches of both sides match, even if
-//! other launches are requested in the meantime. If it is dropped before its transfers are named, its peers are
-//! told. A [`DeferredLaunch`] is requested before its peers are members, and takes its numbers when they are. Begin
-//! at [`ReservedLaunch::launch`].
+//! The launch takes its number with each peer at the start, or when the peer becomes a member. So the launches of both
+//! sides match, even if other launches are requested in the meantime. If the launch is dropped before its transfers
+//! are named, its peers are told. Begin at [`ReservedLaunch::launch`].
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -20,70 +19,14 @@ use crate::base::sync::lock;
 use crate::launch::outcome::Launch;
 use crate::launch::transfer::TransferHandle;
 
-/// A launch whose peers are not members yet. It has no place in the order of its channel. Its clock runs, but its
-/// deadline is not checked before it is reserved. If it is dropped before that, it fails.
-#[must_use = "the launch fails when this is dropped"]
-pub struct DeferredLaunch {
-    shared: Arc<EngineShared>,
-    /// None once it is reserved.
-    launch: Option<Arc<Launch>>,
-}
-
-impl std::fmt::Debug for DeferredLaunch {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("DeferredLaunch").finish_non_exhaustive()
-    }
-}
-
-impl DeferredLaunch {
-    /// Creates it, and starts its clock. `launch` has at least one transfer.
-    pub(super) fn new(shared: &Arc<EngineShared>, launch: Arc<Launch>) -> Self {
-        launch.start_clock();
-        Self { shared: Arc::clone(shared), launch: Some(launch) }
-    }
-
-    /// Returns the handle of the transfers.
-    ///
-    /// # Panics
-    /// Never: only `reserve` takes the launch, and consumes this.
-    #[must_use]
-    pub fn transfer(&self) -> TransferHandle {
-        let launch = self.launch.as_ref().expect("it is not reserved");
-        TransferHandle::new(Arc::clone(launch), self.shared.here().task)
-    }
-
-    /// Takes its places in the order of its channel, because its peers are members now. If the launch is over
-    /// already, the peers are told that it does not come.
-    ///
-    /// # Panics
-    /// Never, as [`transfer`](Self::transfer).
-    pub fn reserve(mut self, peers: &[PeerTask], options: LaunchOptions) -> ReservedLaunch {
-        let launch = self.launch.take().expect("it is not reserved");
-        ReservedLaunch::new(&self.shared, launch, &current_members(&self.shared, peers), options)
-    }
-
-    /// Fails the transfers. It can be reserved even so, so that the launches after it keep their numbers.
-    pub fn fail(&self, error: &TransferError) {
-        if let Some(launch) = &self.launch {
-            launch.fail_all(error);
-        }
-    }
-}
-
-impl Drop for DeferredLaunch {
-    fn drop(&mut self) {
-        self.fail(&TransferError::Dropped);
-    }
-}
-
 /// Returns the current incarnations of those of these tasks that are members.
 pub(super) fn current_members(shared: &EngineShared, peers: &[PeerTask]) -> BTreeSet<MemberId> {
     let membership = shared.membership();
     peers.iter().filter_map(|task| membership.current_member(*task)).collect()
 }
 
-/// A launch that has its places in the order of its channel, and whose transfers are not named yet. If it is dropped
-/// before that, the launch fails.
+/// A launch that has its places in the order of its channel, or those with the peers that are members, and whose
+/// transfers are not named yet. If it is dropped before that, the launch fails.
 #[must_use = "the launch fails when this is dropped"]
 pub struct ReservedLaunch {
     shared: Arc<EngineShared>,
@@ -130,6 +73,29 @@ impl ReservedLaunch {
     #[must_use]
     pub fn transfer(&self) -> TransferHandle {
         TransferHandle::new(Arc::clone(&self.launch), self.shared.here().task)
+    }
+
+    /// Names the peer of a launch that has no place yet, for metrics and reports.
+    pub fn set_peer_for_metrics(&self, peer: PeerTask) {
+        self.launch.set_peer_for_metrics(peer);
+    }
+
+    /// Takes the place with a peer that has become a member. If the launch is over, the peer is told that it does not
+    /// come.
+    pub fn add_place(&mut self, peer: PeerTask, channel: u32) {
+        self.options.channel = channel;
+        let peers = current_members(&self.shared, &[peer]);
+        let taken = peers.iter().map(|peer| ReservedLaunchNumber::take(&self.shared, *peer, channel));
+        let taken: Vec<_> = taken.collect();
+        let unused = match lock(&self.tickets).as_mut() {
+            Some(tickets) => {
+                tickets.extend(taken);
+                Vec::new()
+            }
+            None => taken,
+        };
+        // The peers are told without the lock.
+        drop(unused);
     }
 
     /// Launches these transfers, as many as were reserved, when `dependencies` have completed. A launch that is over
