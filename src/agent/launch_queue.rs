@@ -4,12 +4,12 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use super::pending_launch::PendingState;
+use super::pending_launch::{PendingState, lock};
 use crate::transfer::{PeerTask, TransferError};
 
 /// The launches of an engine that wait for a place.
@@ -59,8 +59,4 @@ impl LaunchQueue {
         self.last.retain(|_, last| last.has_changed().is_ok());
         self.launches.retain(|launch| launch.strong_count() > 0);
     }
-}
-
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -4,10 +4,9 @@
 //! It is launched when it has its transfers and a place with each peer, whichever comes last. Begin at [`PendingLaunch`].
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::error::AgentError;
-use super::launch_queue::lock;
 use crate::transfer::{
     Membership, PeerTask, ReservedLaunch, TransferEngine, TransferError, TransferHandle, TransferSpec,
 };
@@ -191,4 +190,8 @@ impl PendingState {
         let named = lock(&self.parts).named.take();
         drop(named);
     }
+}
+
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

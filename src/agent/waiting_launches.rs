@@ -20,8 +20,7 @@ use tokio::sync::watch;
 
 use super::engine_host::EngineHost;
 use super::error::AgentError;
-use super::launch_queue::lock;
-use super::pending_launch::{PendingLaunch, PendingState};
+use super::pending_launch::{PendingLaunch, PendingState, lock};
 use crate::transfer::{LaunchOptions, Membership, PeerTask};
 
 /// The most launches of an engine that wait for their peers.
