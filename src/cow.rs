@@ -102,6 +102,24 @@ fn append_chunk<K: Clone, V: Clone>(chunk: &mut Arc<Chunk<K, V>>, next: Arc<Chun
     chunk.entries.extend(next.entries);
 }
 
+impl<K: Ord, V> Chunk<K, V> {
+    /// Returns whether its first key is this one or before it.
+    fn begins_at_or_before<Q: Ord + ?Sized>(&self, key: &Q) -> bool
+    where
+        K: Borrow<Q>,
+    {
+        self.first().is_some_and(|(first, _)| first.borrow() <= key)
+    }
+
+    /// Returns the index of a key, or the index at which it would be inserted.
+    fn search<Q: Ord + ?Sized>(&self, key: &Q) -> Result<usize, usize>
+    where
+        K: Borrow<Q>,
+    {
+        self.binary_search_by(|(found, _)| found.borrow().cmp(key))
+    }
+}
+
 impl<K, V> Deref for Chunk<K, V> {
     type Target = [(K, V)];
 
@@ -147,11 +165,8 @@ impl<K: Ord + Clone, V: Clone, const N: usize, W: EntryWeight<K, V>> CowMap<K, V
     where
         K: Borrow<Q>,
     {
-        let begins_at_or_before =
-            |chunk: &Arc<Chunk<K, V>>| chunk.first().is_some_and(|(k, _)| k.borrow() <= key);
-        let chunk = self.chunks.partition_point(begins_at_or_before).saturating_sub(1);
-        let search = |entries: &Arc<Chunk<K, V>>| entries.binary_search_by(|(k, _)| k.borrow().cmp(key));
-        (chunk, self.chunks.get(chunk).map_or(Err(0), search))
+        let chunk = self.chunks.partition_point(|chunk| chunk.begins_at_or_before(key)).saturating_sub(1);
+        (chunk, self.chunks.get(chunk).map_or(Err(0), |chunk| chunk.search(key)))
     }
 
     /// As [`locate`](Self::locate), for insertions and removals, which are mostly at the ends: it looks there first. To
@@ -160,21 +175,17 @@ impl<K: Ord + Clone, V: Clone, const N: usize, W: EntryWeight<K, V>> CowMap<K, V
     where
         K: Borrow<Q>,
     {
-        let begins_at_or_before =
-            |chunk: &Arc<Chunk<K, V>>| chunk.first().is_some_and(|(k, _)| k.borrow() <= key);
         // The common cases: a key of the last chunk, because keys ascend, or of the first one, because the oldest are removed.
         let chunk = match &*self.chunks {
-            [.., last] if begins_at_or_before(last) => self.chunks.len() - 1,
-            [_, second, ..] if begins_at_or_before(second) => {
-                self.chunks.partition_point(begins_at_or_before).saturating_sub(1)
-            }
+            [.., last] if last.begins_at_or_before(key) => self.chunks.len() - 1,
+            [_, second, ..] if second.begins_at_or_before(key) => return self.locate(key),
             _ => 0,
         };
         let place = self.chunks.get(chunk).map_or(Err(0), |entries| {
             // The common case: a key after all others of the chunk.
             match entries.last() {
                 Some((last, _)) if last.borrow() < key => Err(entries.len()),
-                _ => entries.binary_search_by(|(k, _)| k.borrow().cmp(key)),
+                _ => entries.search(key),
             }
         });
         (chunk, place)

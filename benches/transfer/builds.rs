@@ -20,7 +20,7 @@ pub struct Builds<'a> {
 /// The name of a figure, and how to get it.
 type Measure = (&'static str, fn(&Figure) -> Option<f64>);
 
-/// What a pair of measurements is compared by. Each is a time or a time per byte, so less is better.
+/// The figures by which a pair of measurements is compared. Each is a time or a time per byte, so less is better.
 const MEASURES: [Measure; 3] = [
     ("time of a byte", |figure| Some(1.0 / figure.gbytes_per_second)),
     ("one way, p50", |figure| figure.p50_us),

@@ -72,9 +72,9 @@ impl NamedTransfer {
         })
     }
 
-    /// Returns the bytes that it moves.
-    pub fn bytes(&self) -> u64 {
-        self.span.len() as u64
+    /// Returns whether it sends, and its bytes.
+    pub fn direction_and_bytes(&self) -> (bool, u64) {
+        (self.outgoing, self.span.len() as u64)
     }
 
     /// Returns the transfer as the engine of `here` takes it.
@@ -112,6 +112,16 @@ pub fn specs(
     membership: &Membership,
 ) -> Result<Vec<TransferSpec>, String> {
     named.into_iter().map(|transfer| transfer.spec(here, membership)).collect()
+}
+
+/// Returns the bytes that transfers send and those that they receive; of each, whether it sends, and its bytes.
+pub fn sent_and_received(transfers: impl Iterator<Item = (bool, u64)>) -> (u64, u64) {
+    transfers.fold(
+        (0, 0),
+        |(sent, received), (outgoing, bytes)| {
+            if outgoing { (sent + bytes, received) } else { (sent, received + bytes) }
+        },
+    )
 }
 
 fn no_device(task: PeerTask) -> String {

@@ -27,7 +27,7 @@ use super::buffer::Buffer;
 use super::cluster_env::{TlsPaths, tls_files};
 use super::errors::{agent_error, new_exception, transfer_error};
 use super::launch_request::{
-    LaunchChannel, NamedTransfer, Options, Request, launch_options, peer_task, specs,
+    LaunchChannel, NamedTransfer, Options, Request, launch_options, peer_task, sent_and_received, specs,
 };
 use super::process_owned::ProcessOwned;
 use super::reshard::{ArrayToReshard, reshard};
@@ -139,19 +139,13 @@ impl Engine {
         let options = launch_options(py, given)?;
         let host = self.live_host(py)?;
         let here = host.here();
-        let (peers, channel) = peers_and_channel(py, requests, single, options.channel)?;
+        let peers = requests.iter().map(|request| request.peer(py)).collect::<PyResult<Vec<_>>>()?;
+        let outgoing = requests.first().is_some_and(|request| request.outgoing);
+        let channel = LaunchChannel::new(options.channel, single, outgoing, peers.first().copied());
         let named = self.named_transfers(py, requests)?;
         let limit = transfer_limit(options);
         if !host.can_launch_with(&peers) {
-            let size = |outgoing| {
-                requests
-                    .iter()
-                    .zip(&named)
-                    .filter(|(request, _)| request.outgoing == outgoing)
-                    .map(|(_, transfer)| transfer.bytes())
-                    .sum::<u64>()
-            };
-            let size = (size(true), size(false));
+            let size = sent_and_received(named.iter().map(NamedTransfer::direction_and_bytes));
             let pending = reserve(py, host, peers, (named.len(), size), options, channel)?;
             let transfer = Transfer::of_pending(host, &pending, options);
             py.detach(|| pending.launch(host.engine(), move |membership| specs(named, here, membership)));
@@ -179,21 +173,6 @@ impl Engine {
 /// Returns the time within which a launch is over, by its deadline.
 fn transfer_limit(options: LaunchOptions) -> Duration {
     options.deadline.unwrap_or_default() + options.stall + GRACE
-}
-
-/// Returns the distinct peers of a launch, and its channel.
-fn peers_and_channel(
-    py: Python<'_>,
-    requests: &[Request<'_>],
-    single: bool,
-    channel: u32,
-) -> PyResult<(Vec<PeerTask>, LaunchChannel)> {
-    let mut peers = requests.iter().map(|request| request.peer(py)).collect::<PyResult<Vec<_>>>()?;
-    let outgoing = requests.first().is_some_and(|request| request.outgoing);
-    let channel = LaunchChannel::new(channel, single, outgoing, peers.first().copied());
-    peers.sort_unstable();
-    peers.dedup();
-    Ok((peers, channel))
 }
 
 /// Takes the place of a launch in the order of its channel, now or when its peers are members.
@@ -328,10 +307,8 @@ impl Engine {
         let peers = transfers.iter().map(peer).collect::<PyResult<Vec<PeerTask>>>()?;
         let outgoing = transfers.first().is_some_and(|transfer| transfer.0);
         let channel = LaunchChannel::new(options.channel, single, outgoing, peers.first().copied());
-        let bytes = |outgoing| {
-            transfers.iter().filter(|transfer| transfer.0 == outgoing).map(|transfer| transfer.3).sum::<u64>()
-        };
-        let size = (transfers.len(), (bytes(true), bytes(false)));
+        let bytes = sent_and_received(transfers.iter().map(|transfer| (transfer.0, transfer.3)));
+        let size = (transfers.len(), bytes);
         let host = self.live_host(py)?;
         let pending = reserve(py, host, peers, size, options, channel)?;
         let transfer = Transfer::of_pending(host, &pending, options);

@@ -76,8 +76,8 @@ mod unregistered_access;
 mod waiting_launches;
 
 use std::future::Future;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -101,6 +101,7 @@ pub(crate) use live_engines::hash_members;
 pub use task_claim::{GrantedTask, claim_task, own_claimant_id};
 
 use crate::transfer::{Incarnation, MemberId, TaskId, TransferEngine};
+use pending_launch::lock;
 use retry::RetryBudget;
 use shared::AgentShared;
 
@@ -403,8 +404,4 @@ impl Agent {
             error = self.wait_for_end() => Err(error),
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }

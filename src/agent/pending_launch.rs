@@ -63,7 +63,7 @@ impl PendingLaunch {
         &self.state.transfer
     }
 
-    /// Returns what is known of the wait for the peers. It outlives this.
+    /// Returns how far the wait for the peers has come, now and later. It outlives this.
     #[must_use]
     pub fn wait_status(&self) -> WaitStatus {
         WaitStatus(Arc::clone(&self.state))
@@ -95,7 +95,7 @@ impl Drop for PendingLaunch {
     }
 }
 
-/// What is known of the wait of a launch for its peers.
+/// The wait of a launch for its peers, as far as it has come.
 #[derive(Clone)]
 pub struct WaitStatus(Arc<PendingState>);
 

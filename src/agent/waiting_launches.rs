@@ -74,6 +74,9 @@ impl EngineHost {
         }
         let own = self.here().peer_task();
         peers.retain(|peer| *peer != own);
+        // A launch has one place with a peer, however many of its transfers go there.
+        peers.sort_unstable();
+        peers.dedup();
         let absent = self.absent_peers(&peers);
         let options = LaunchOptions { channel: self.engine.with_membership(&channel), ..options };
         let first = peers.first().copied();

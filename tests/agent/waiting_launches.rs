@@ -107,7 +107,7 @@ async fn launches_take_their_places_in_the_order_of_the_requests_when_the_peer_h
     agent.stop_without_leaving().await;
 }
 
-/// What becomes of a launch that waits.
+/// The end of a launch that waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
     Launched,
@@ -170,6 +170,33 @@ async fn launches_that_wait_are_bounded_and_end_with_the_engine() {
     for transfer in waiting {
         outcome(transfer).await.expect_err("the engine is gone");
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn several_transfers_to_one_absent_peer_have_one_place() {
+    let (server, agent, _client) = start_job_with_registered_client().await;
+    let host = agent.host();
+    let twice = [peers(), peers()].concat();
+    let two = NonZeroUsize::new(2).unwrap();
+    let both = host.reserve_launch(twice, two, (2 * BYTES as u64, 0), options(PATIENCE), |_| 0).unwrap();
+    let transfer = both.transfer().clone();
+    both.launch(host.engine(), |_| {
+        let source = Buffer::foreign(vec![1; BYTES]);
+        let send = |key| TransferSpec::send(source.full_span(), DeviceId(0), OTHER, TransferKey(key));
+        Ok(vec![send(1), send(2)])
+    });
+    let next = name(host, reserve(host, PATIENCE).unwrap(), 3);
+    let attached = attach_task_1(&server).await;
+    let targets = [1, 2].map(|key| (key, Buffer::foreign(vec![0; BYTES])));
+    let receive_both = targets.iter().map(|(key, target)| {
+        TransferSpec::receive(target.full_span(), DeviceId(0), OTHER, TransferKey(*key))
+    });
+    let received = attached.host().engine().transfer(&[], receive_both.collect(), LaunchOptions::default());
+    outcome(received).await.unwrap();
+    outcome(transfer).await.unwrap();
+    receive(&attached, 3).await.unwrap();
+    outcome(next).await.unwrap();
+    agent.stop_without_leaving().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

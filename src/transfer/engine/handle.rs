@@ -130,7 +130,7 @@ impl TransferEngine {
     /// Calls `read` with the current membership, which does not change meanwhile: `read` is short, and calls no method of
     /// the engine.
     pub fn with_membership<T>(&self, read: impl FnOnce(&Membership) -> T) -> T {
-        read(&self.0.shared.membership.read().unwrap_or_else(PoisonError::into_inner))
+        self.0.shared.with_membership(read)
     }
 
     /// Prepares transfers: finds or makes the connections, and announces the transfers to the peers. Dropping
@@ -197,9 +197,9 @@ impl TransferEngine {
     /// Takes the place of a launch with a peer, and tells the peer that it does not come. Nothing happens if the peer is not
     /// a member.
     pub fn skip_launch(&self, peer: PeerTask, channel: u32) {
-        for member in current_members(&self.0.shared, &[peer]) {
-            drop(ReservedLaunchNumber::take(&self.0.shared, member, channel));
-        }
+        let member = self.with_membership(|membership| membership.current_member(peer));
+        // An unused number tells the peer.
+        drop(member.map(|member| ReservedLaunchNumber::take(&self.0.shared, member, channel)));
     }
 
     /// Sends buffers, each from the first device of this task to its destination, with their

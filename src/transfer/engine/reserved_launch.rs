@@ -21,8 +21,9 @@ use crate::launch::transfer::TransferHandle;
 
 /// Returns the current incarnations of those of these tasks that are members.
 pub(super) fn current_members(shared: &EngineShared, peers: &[PeerTask]) -> BTreeSet<MemberId> {
-    let membership = shared.membership();
-    peers.iter().filter_map(|task| membership.current_member(*task)).collect()
+    shared.with_membership(|membership| {
+        peers.iter().filter_map(|task| membership.current_member(*task)).collect()
+    })
 }
 
 /// A launch that has its places in the order of its channel, or those with the peers that are members, and whose
@@ -84,17 +85,16 @@ impl ReservedLaunch {
     /// come.
     pub fn add_place(&mut self, peer: PeerTask, channel: u32) {
         self.options.channel = channel;
-        let peers = current_members(&self.shared, &[peer]);
-        let taken = peers.iter().map(|peer| ReservedLaunchNumber::take(&self.shared, *peer, channel));
-        let taken: Vec<_> = taken.collect();
+        let member = self.shared.with_membership(|membership| membership.current_member(peer));
+        let taken = member.map(|member| ReservedLaunchNumber::take(&self.shared, member, channel));
         let unused = match lock(&self.tickets).as_mut() {
             Some(tickets) => {
                 tickets.extend(taken);
-                Vec::new()
+                None
             }
             None => taken,
         };
-        // The peers are told without the lock.
+        // The peer is told without the lock.
         drop(unused);
     }
 

@@ -143,7 +143,12 @@ impl EngineShared {
 
     /// Returns the current membership.
     pub(super) fn membership(&self) -> Membership {
-        self.membership.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.with_membership(Membership::clone)
+    }
+
+    /// Calls `read` with the current membership, which does not change meanwhile.
+    pub(super) fn with_membership<T>(&self, read: impl FnOnce(&Membership) -> T) -> T {
+        read(&self.membership.read().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Blocks until `ask` returns a value for the membership; none if `time` passes or the engine ends
