@@ -1,9 +1,10 @@
 //! One typed configuration for every subcommand that runs a server.
 //!
 //! The value of a setting is taken from the first of these that has one: its flag, its environment variable, the
-//! file, the default. This holds for every setting: a flag or a variable applies to every job, even to one that has
-//! its own value in the file. Flags, the environment and the file may each declare jobs. If several of them declare
-//! the same job, the number of its tasks is taken in the same order. Begin at [`Config`], then `load.rs`.
+//! file, the default. So a flag or a variable applies to every job, even to one that has its own value in the file.
+//! In the file, the table of a job comes before the top level. Bounds have neither flags nor variables. Flags, the
+//! environment and the file may each declare jobs. If several of them declare the same job, the number of its tasks
+//! is taken in the same order. Begin at [`Config`], then `load.rs`.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};

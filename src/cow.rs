@@ -1,5 +1,5 @@
-//! Copy-on-write tables. A copy shares its chunks with the original; a chunk is copied when either of them changes
-//! it. [`CowMap`] is an ordered map, [`CowVec`] a vector of fixed length.
+//! Copy-on-write tables. [`CowMap`] is an ordered map, and [`CowVec`] is a vector of fixed length. A copy of a table
+//! shares its chunks with the original. A shared chunk is copied when the original or the copy changes it.
 //!
 //! A reader takes a copy of a table and reads it while the original changes. Taking the copy costs one pointer for
 //! each chunk. While a copy is held, a writer copies each chunk that it changes, but only the first time. Begin at

@@ -5,19 +5,19 @@
 //! `lock.rs`, `waiting_calls.rs`, `event_history.rs`, `drop_thread.rs`.
 //!
 //! - *One lock, on the caller's thread.* Each caller applies its input on its own thread, under a lock that is held
-//!   only for the transition. A transition takes about a microsecond. A queue to a thread that owns the state would
-//!   cost two wake-ups for each call. An answer that is known at once needs no queue and no wake-up. Answers to
-//!   waiting calls go to the [`AnswerInbox`] of their connection after the lock is released.
+//!   only for the transition. A transition takes about a microsecond. If one thread owned the state, a queue to it
+//!   would cost two wake-ups for each call. Here, an answer that is known at once needs no queue and no wake-up.
+//!   Answers to waiting calls go to the [`AnswerInbox`] of their connection after the lock is released.
 //! - *Readers copy.* [`Engine::read`] copies one pointer for each job under the lock, releases the lock, and then
-//!   runs its closure on the copy. So pages, scrapes and listings do not delay clients. Only
-//!   [`Engine::read_under_lock`] reads under the lock; it is meant for single entries.
-//! - *Time.* A tokio task sleeps until the state machine's next deadline ([`Engine::run_timers`]). If this task
-//!   could not run for more than a second, for example because the process was stopped, heartbeats may wait unread.
-//!   The driver then applies [`Input::DriverLagged`] first, so that no task fails because of them.
-//! - *Freeing.* Memory that the state machine no longer needs is freed after the lock is released, large amounts on
-//!   a separate thread (`drop_thread.rs`).
-//! - *Observers* (counters, traces, timelines) receive each event under the lock. So they must be quick, and must
-//!   neither block nor call the driver.
+//!   runs its closure on the copy. So pages, scrapes and listings do not delay clients. [`Engine::read_under_lock`]
+//!   runs its closure under the lock; it is meant for single entries.
+//! - *Time.* A tokio task sleeps until the state machine's next deadline ([`Engine::run_timers`]). If this task runs
+//!   more than a second late, for example because the process was stopped, heartbeats may wait unread. The driver
+//!   then applies [`Input::DriverLagged`] first, so that no task fails because of them.
+//! - *Freeing.* Memory that the state machine no longer needs is freed after the lock is released, large amounts on a
+//!   separate thread (`drop_thread.rs`).
+//! - *Observers* (counters, traces, timelines) receive each event and each ended barrier under the lock. So they must
+//!   be quick, and must neither block nor call the driver.
 //! - *Measurement.* Only one in 64 of the inputs that concern one task or one key is timed under the lock. Every
 //!   other input and every read is timed.
 

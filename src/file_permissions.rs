@@ -1,6 +1,7 @@
-//! Checks whether other users of the host can read or replace a private file.
+//! Checks whether other users of the host can read, change or replace a private file.
 //!
-//! Begin at `check_private_file_permissions`.
+//! This module does not change permissions: it returns the command that does. Begin at
+//! `check_private_file_permissions`.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;

@@ -1,8 +1,8 @@
-//! Reloads files that have changed, such as certificates and tokens.
+//! Decides when to check whether files such as certificates and tokens have changed.
 //!
-//! It uses no timer and no signal: the arrival of a client triggers a check, at most once a second, on a thread
-//! of its own. That client waits for the check, at most 250 ms; other clients do not wait. If a file cannot be
-//! used, the former contents stay in force. Begin at [`FileCheckSchedule::run_check_if_due`].
+//! This module uses no timer and no signal. The arrival of a client starts a check on a separate thread, at most once
+//! a second. That client waits for the check, at most 250 ms; other clients do not wait. The caller reads the files.
+//! If a file cannot be used, the caller keeps the former contents. Begin at [`FileCheckSchedule::run_check_if_due`].
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;

@@ -1,8 +1,8 @@
 //! Properties of every decoder that reads bytes from outside.
 //!
 //! This module is only for tests. Each property is a function that takes any bytes and panics if the property does
-//! not hold. The fuzz targets (`tests/fuzz`) search for bytes that violate a property. The tests in this file run
-//! every file of their corpus, and damaged copies of these files. Begin at [`fuzz_targets`].
+//! not hold. The fuzz targets (`tests/fuzz`) search for bytes that violate a property. The tests in this file run the
+//! properties on every file of their corpus, and on damaged copies of these files. Begin at [`fuzz_targets`].
 
 use prost::Message as _;
 

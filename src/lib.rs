@@ -1,17 +1,18 @@
 //! Muster: the coordination and transfer plane for multi-controller training and inference. `ARCHITECTURE.md` has a
-//! map of the code, the flows and the invariants.
+//! map of the code, the flows and the invariants. Begin there.
 //!
 //! | module | what it owns |
 //! | --- | --- |
 //! | [`coordination`] | the state machine: all rules of coordination, without IO |
 //! | [`engine`] | the driver of the state machine: one lock, the clock, events |
 //! | [`grpc`] | the gRPC port, for JAX clients of both wire generations |
+//! | `http2` | HTTP/2 for servers, without IO |
 //! | [`http`] | the HTTP port, for people and tools |
 //! | [`cli`], [`config`] | the command line, and one typed configuration |
 //! | [`tls`] | TLS for both ports, and the reasons of failed handshakes |
-//! | [`telemetry`] | logs, metrics and traces, written from the engine's effects |
-//! | [`agent`] | the native worker: a task of a job that owns a transfer engine |
-//! | [`transfer`] | the transfer engine: moves buffers between tasks; it is a separate library |
+//! | [`telemetry`] | logs, metrics and traces, written from effects and from measurements |
+//! | [`agent`] | runs a transfer engine: in a native worker, or for a task that another client has registered |
+//! | [`transfer`] | the transfer engine: moves buffers between tasks; it is a crate of its own |
 //! | [`host_checks`] | checks of a host for fast transfers |
 //! | [`service::findings`] | detectors: conclusions from measurements |
 //! | [`service::reports`] | transfer reports of native workers |
@@ -19,8 +20,11 @@
 //! | [`proto`] | the wire messages |
 //! | `fuzzing` | the properties that decoders of untrusted input must have; only for tests and fuzzing |
 //! | `cow` | copy-on-write tables, so that readers need no lock |
-//! | [`clock`] | the only code that reads clocks and draws random numbers |
+//! | [`clock`] | the only code that reads the system's clocks and draws random numbers |
+//! | [`text`] | escaping of text from outside; durations and numbers for people |
+//! | `file_permissions`, `file_watch` | checks of the permissions of private files; checks for changed files |
 //! | [`meter`], [`sample_range`] | counters and timings of hot paths; medians of benchmarks |
+//! | `test_pattern` | reproducible bytes by which transfers are checked |
 #![warn(clippy::too_many_lines)]
 
 pub mod agent;

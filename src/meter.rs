@@ -1,8 +1,8 @@
-//! Counters and timings of hot paths, sharded by thread.
+//! Counters and timings of hot paths.
 //!
 //! `telemetry::metrics` names and exports the metrics. In a build without the cargo feature `metrics`, every type
-//! here is empty but has the same methods, so callers need no condition. `BENCHMARKS.md` shows how much time such a
-//! build saves. Begin at `enabled.rs`.
+//! here measures nothing but has the same methods, so callers need no `cfg`. `BENCHMARKS.md` shows how much time such
+//! a build saves. Begin at `enabled.rs`.
 
 #[cfg(not(feature = "metrics"))]
 mod disabled;

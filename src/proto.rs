@@ -1,7 +1,8 @@
 //! The wire messages, generated from `proto/`, and one hand-written message that is decoded without allocating.
 //!
-//! `grpc` and `coordination` interpret the messages. A request about 4,096 tasks repeats one job name 4,096 times, and
-//! only the presence of the name matters, so [`CoordinatedTask`] keeps no string.
+//! `grpc` and `coordination` interpret the messages. [`CoordinatedTask`] is the hand-written one. A request about
+//! 4,096 tasks contains the same job name 4,096 times. Only the presence of the name matters, so `CoordinatedTask`
+//! keeps no string. Begin at [`CoordinatedTask`].
 
 use prost::bytes::{Buf, BufMut};
 use prost::encoding::{self, DecodeContext, WireType};

@@ -1,6 +1,7 @@
-//! The median, minimum and maximum of repeated measurements: what every benchmark reports.
+//! Summarizes repeated measurements by their median and a range. The benchmarks report this summary.
 //!
-//! Begin at [`SampleRange::of`].
+//! The range goes from minimum to maximum ([`SampleRange::of`]), or is the 95 % confidence interval of the median
+//! ([`SampleRange::of_median`]). Begin at [`SampleRange::of`].
 
 use serde::Serialize;
 

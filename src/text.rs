@@ -1,10 +1,10 @@
 //! Makes text from outside safe to show, and formats durations and numbers for people.
 //!
-//! [`is_hidden_character`] is the only list of hidden characters: those that are invisible, control a terminal, or change the
-//! direction of text. Every output escapes the characters of this list: the command line ([`escape_to_one_line`]),
-//! the log (`telemetry::log`), pages (`http::pages::HtmlEscaper`) and JSON on a terminal ([`escape_json`]). Only
-//! this module formats durations and numbers for people ([`format_approximate_duration`], [`format_micros`],
-//! [`format_bytes`], [`format_ranges`]). Begin at [`escape_to_one_line`] and [`UntrustedText`].
+//! [`is_hidden_character`] is the only list of hidden characters: those that are invisible, control a terminal, or
+//! change the direction of text. Every output escapes the characters of this list: the command line
+//! ([`escape_to_one_line`]), the log (`telemetry::log`), pages (`http::pages::HtmlEscaper`) and JSON on a terminal
+//! ([`escape_json`]). Only this module formats durations and numbers for people ([`format_approximate_duration`],
+//! [`format_micros`], [`format_bytes`], [`format_ranges`]). Begin at [`escape_to_one_line`] and [`UntrustedText`].
 
 mod duration;
 mod numbers;

@@ -1,5 +1,7 @@
 //! TLS for both ports and for clients: modes, certificates, handshakes, and the reasons of failed handshakes.
 //!
+//! Begin at [`TransportPolicy`] for servers, and at [`dial()`] for clients.
+//!
 //! | file | what it owns |
 //! | --- | --- |
 //! | `transport_policy.rs` | the transport of a new connection: plaintext, TLS, or refusal |
@@ -14,7 +16,7 @@
 //! | `certificate_authority.rs` | trial certificates, for `muster tls new` |
 //!
 //! A JAX client never reports that TLS prevents its connection: it retries until its deadline and reports only
-//! the deadline. So the server must show the reason.
+//! the deadline. The server must therefore show the reason.
 
 mod acceptor;
 pub mod certificate_authority;

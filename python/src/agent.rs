@@ -1,8 +1,8 @@
 //! The native worker for Python: one incarnation of a task, without JAX.
 //!
-//! It has the calls of `muster::agent::Agent`; `transfer.rs` has its transfer engine. Threads of the agent send the
-//! heartbeats. So a task does not miss its heartbeats while Python threads compute for long or hold the GIL. Begin
-//! at [`Agent::join`].
+//! [`Agent`] has the calls of `muster::agent::Agent`; `transfer.rs` has its transfer engine. Rust threads send the
+//! heartbeats. So a task does not miss its heartbeats while Python threads compute for long or hold the GIL. Begin at
+//! [`Agent::join`].
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -1,7 +1,7 @@
 //! `Buffer`: memory of the transfer engine that Python programs use as arrays, without a copy.
 //!
 //! Every consumer of a Buffer, by DLPack or by the buffer protocol, holds an export of it. Until the consumer drops
-//! the export, the memory stays allocated and no transfer writes it. `muster/_memory.py` makes JAX arrays of
+//! the export, the memory stays allocated and no further transfer writes it. `muster/_memory.py` makes JAX arrays of
 //! Buffers. Begin at [`Buffer`].
 
 use std::sync::LazyLock;

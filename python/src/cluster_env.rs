@@ -1,4 +1,8 @@
-//! Finds which task this process is and where its service is, and asks the service which tasks have registered.
+//! Finds which task this process is, its process identity, and the address of its service. This module also calls the
+//! service: to claim a task id, to list the tasks that have registered, and to learn whether the service refuses a
+//! task.
+//!
+//! `muster::agent::cluster_env` reads the environment. Begin at [`find_place`].
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -1,4 +1,6 @@
 //! Runs the command `muster` in a Python process.
+//!
+//! `muster::cli` parses the arguments. Begin at [`run_command_and_exit`].
 
 use std::ffi::OsString;
 use std::process::ExitCode;

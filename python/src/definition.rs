@@ -1,9 +1,9 @@
 //! Events that complete when arrays of JAX are defined, without a thread that waits for them.
 //!
-//! JAX has no callback for that, so a small computation serves as one. Its inputs are the array and a *token*:
-//! memory that this module lends to JAX. JAX deletes the token when the computation is over. At that moment the
-//! array is defined or has failed. `muster/jax/_arrays.py` dispatches the computations, and asks JAX for failures.
-//! Begin at [`DefinitionEvent`].
+//! JAX does not call back when an array is defined, so a small computation takes the place of a callback. Its inputs
+//! are the array and a *token*: memory that this module lends to JAX. JAX deletes the token when the computation is
+//! over. At that moment the array is defined or has failed. `muster/jax/_arrays.py` dispatches the computations, and
+//! asks JAX for failures. Begin at [`DefinitionEvent`].
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};

@@ -1,9 +1,9 @@
-//! The service as the members of an epoch use it: the states of the tasks, the keys by which the members agree, and
-//! a thread that ends the collectives of this process once the epoch can no longer succeed.
+//! The service as the members of an epoch use it: the states of the tasks, and the keys by which the members agree. A
+//! tokio task ends the collectives of this process once the epoch can no longer succeed.
 //!
-//! An *epoch* is a numbered set of processes that run collectives together (`python/muster/jax/_live.py`). That
-//! file has the rules of the agreement. This module registers no task, because JAX's client has registered the
-//! process. It does not hold the GIL while it waits. Begin at [`EpochClient`].
+//! An *epoch* is a numbered set of processes that run collectives together. `python/muster/jax/_live.py` has the
+//! rules of the agreement, and `gloo.rs` ends the collectives. This module registers no task, because JAX's client
+//! has registered the process. A call releases the GIL while it waits. Begin at [`EpochClient`].
 
 use std::collections::BTreeMap;
 use std::future::Future;

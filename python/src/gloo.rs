@@ -1,22 +1,25 @@
 //! Ends the pending collectives of this process that run over gloo, JAX's collectives on CPU.
 //!
 //! `epoch.rs` decides when to end them. This module needs no GIL, because the thread that waits in a collective may
-//! hold it. Begin at [`end_pending_gloo_collectives`].
+//! hold the GIL. Begin at [`end_pending_gloo_collectives`].
 //!
-//! A collective waits in one of three places, for up to half an hour. Each wait is ended in its own way:
+//! A collective waits in one of three places, for up to half an hour. The module ends each of these waits in its own
+//! way:
 //!
-//! - *It waits for data of a peer.* The module shuts down the connections of this process to its peers for reading,
-//!   and gloo then closes them. The module recognizes a connection of gloo by its addresses: one of its two ends
-//!   has an address that gloo has published below `cpu:gloo/`. The connections stay open for writing until gloo
-//!   closes them. If a send failed before gloo has read the end of the connection, gloo would never end its wait
-//!   for that send. The module does not shut down listening sockets, because gloo aborts the process when one
-//!   fails.
-//! - *It waits for the address of a peer* that died or failed before it published one. The module publishes an
-//!   address of another address family in place of the missing one. Gloo gives up as soon as it reads this address.
-//! - *It waits for a connection from a peer* that published its address and died. The module connects to this
-//!   process's own listener in the name of that peer, and closes the connection.
+//! - *The collective waits for data of a peer.* The module shuts down the connections of this process to its peers
+//!   for reading, and gloo then closes them. The module recognizes a connection of gloo by its addresses: one end of
+//!   the connection has an address that gloo has published below `cpu:gloo/`. The connections stay open for writing
+//!   until gloo closes them. If a send failed before gloo has read the end of the connection, gloo would never end
+//!   its wait for that send. The module does not shut down listening sockets, because gloo aborts the process when
+//!   one fails.
+//! - *The collective waits for the address of a peer* that has published none, because the peer died, failed or is no
+//!   member of the epoch. The module publishes an address of another address family in place of the missing one. Gloo
+//!   gives up as soon as it reads this address.
+//! - *The collective waits for a connection from a peer* that published its address and died. The module connects to
+//!   this process's own listener in the name of that peer, and closes the connection.
 //!
-//! Before the next epoch begins, all addresses are deleted, with those that this module has published.
+//! Before the next epoch begins, one member deletes all addresses of gloo (`_live.py`), also those that this
+//! module has published.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};

@@ -1,8 +1,8 @@
-//! Launches as the Python code requests them, and as the engine takes them.
+//! Converts launch requests of the Python code to transfers of the engine, in two steps.
 //!
-//! A request names a device of its peer, or none for its first one. Which devices a peer has is known when its engine is a
-//! member. So a request becomes a [`NamedTransfer`] first, which needs the GIL, and a [`TransferSpec`] later, which does not.
-//! Begin at [`NamedTransfer::new`].
+//! If a request names no device of its peer, it means the peer's first device. That device is known only when the
+//! peer's engine is a member. The first step makes a [`NamedTransfer`] of the request, and needs the GIL. The second
+//! step makes a [`TransferSpec`] when the peer is a member, and needs no GIL. Begin at [`NamedTransfer::new`].
 
 use muster::agent::EngineHost;
 use muster::transfer::{

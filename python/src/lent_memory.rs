@@ -1,9 +1,10 @@
 //! Returns borrowed memory to the library that lent it.
 //!
-//! The return may need the GIL. If a Python object is the last owner of the memory, its thread has the GIL and returns
-//! the memory at once ([`drop_with_gil`]). If a transfer is the last owner, a thread of the engine drops it. That thread
-//! must neither wait nor take the GIL, so it hands the return over to the thread of this module. No memory is returned
-//! once the interpreter begins to end: it stays allocated until the process ends. Begin at [`LentMemory`].
+//! The return may need the GIL. If a Python object is the last owner of the memory, its thread has the GIL and
+//! returns the memory at once ([`drop_with_gil`]). If a transfer is the last owner, a thread of the engine drops the
+//! memory. That thread must neither wait nor take the GIL. So it hands the return over to the thread of this module.
+//! Once the interpreter begins to end, no memory is returned; the memory then stays allocated until the process ends.
+//! Begin at [`LentMemory`].
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};

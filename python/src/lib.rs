@@ -1,18 +1,18 @@
 //! The extension module `muster._native`: the parts of the library `muster` that the Python package uses.
 //!
-//! It is thin. It has no rule of coordination, and no code that could be written in Python. The package around it
-//! (`python/muster/`) has the public names and their documentation.
+//! The module is thin: it has no rule of coordination, and no code that could be written in Python. The package
+//! around it (`python/muster/`) has the public names and their documentation. Begin at `agent.rs` and `transfer.rs`.
 //!
 //! | file | what it does |
 //! | --- | --- |
-//! | `wait.rs` | the runtime, and the only way to wait: without the GIL, with a deadline, ended by Ctrl-C |
+//! | `wait.rs` | the runtime, and how Python threads wait: without the GIL, ended by Ctrl-C |
 //! | `errors.rs` | errors of the library as exceptions of `muster.errors` |
-//! | `cluster_env.rs` | which task and which host this process is, and which tasks have registered |
+//! | `cluster_env.rs` | the task and the identity of this process; which tasks have registered |
 //! | `agent.rs` | the native worker |
-//! | `epoch.rs` | the service as the members of an epoch use it: task states, keys, and when collectives are ended |
+//! | `epoch.rs` | the service as the members of an epoch use it: task states, keys, the end of collectives |
 //! | `gloo.rs` | ends the collectives of this process that run over gloo |
 //! | `transfer.rs` | the transfer engine of a task, and transfers in flight |
-//! | `launch_request.rs` | launches as the Python code requests them, and as the engine takes them |
+//! | `launch_request.rs` | converts launch requests of the Python code to transfers of the engine |
 //! | `reshard.rs` | arrays that change their sharding across processes |
 //! | `command.rs` | the command line |
 //! | `buffer.rs`, `buffer_protocol.rs`, `dlpack.rs` | memory of the transfer engine that Python uses as arrays |

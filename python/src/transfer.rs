@@ -1,8 +1,8 @@
 //! The transfer engine of a task, and its transfers in flight, for Python.
 //!
 //! The Python code (`muster/transfer.py`) decides which memory an array has, and turns keys and peers of programs
-//! into those of the engine. Nothing in this module waits while it holds the GIL. Begin at [`Engine::attach`] and
-//! [`Engine::transfer`].
+//! into those of the engine. No function of this module waits while its thread holds the GIL. Begin at
+//! [`Engine::attach`] and [`Engine::transfer`].
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -487,14 +487,7 @@ struct PeerWait {
 impl PeerWait {
     /// Returns why the peers were not there, if that is why the transfers failed with this error.
     fn reason(&self, error: &TransferError) -> Option<AgentError> {
-        match error {
-            TransferError::Cancelled { .. } => None,
-            TransferError::Deadline { .. } => {
-                let missing = self.status.missing_peers();
-                self.host.upgrade()?.missing_peers_error(&missing, self.deadline)
-            }
-            _ => self.status.failure(),
-        }
+        self.status.explain(error, self.host.upgrade().as_ref(), self.deadline)
     }
 }
 

@@ -1,7 +1,8 @@
-//! The tokio runtime of the extension module, and its only way to wait.
+//! The tokio runtime of the extension module, and the functions by which Python threads wait for its work.
 //!
-//! A wait releases the GIL. It checks for signals every 50 ms, so Ctrl-C ends it; if it ends early, it cancels its
-//! work. The futures that callers pass have deadlines of their own. No code on the runtime's threads takes the GIL.
+//! A wait releases the GIL. The waiting thread checks for signals every 50 ms, so Ctrl-C ends the wait. If [`wait()`]
+//! ends early, the work is cancelled. The futures that callers pass have deadlines of their own. No code on the
+//! runtime's threads takes the GIL. Begin at [`wait()`].
 
 use std::future::Future;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};

@@ -1,14 +1,14 @@
-//! Attaches a transfer engine to a task that another client of this process has registered, such as JAX's.
+//! Attaches a transfer engine to a task that another client of this process, such as JAX's, has registered.
 //!
 //! An attachment does not register, because a second registration would replace the first. It sends no heartbeats,
 //! holds no error poll and calls no barrier. Begin at [`AttachedEngine::open`].
 //!
-//! - Its calls are of generation A. These calls state no incarnation, so the service answers a process that has not
-//!   registered itself (`unregistered_access.rs`).
-//! - It belongs to one incarnation of its task. It ends as soon as the task states show another incarnation of the
-//!   task, or show that the task is not connected. After that it moves nothing.
-//! - It publishes its engine record and reports its transfers as an agent does, so peers and pages treat both
-//!   alike. An incarnation has only one engine in its life, because its peers read its engine record once.
+//! - The calls of an attachment are of generation A. These calls state no incarnation, so the service answers a
+//!   process that has not registered itself (`unregistered_access.rs`).
+//! - An attachment belongs to one incarnation of its task. It ends as soon as the task states show another
+//!   incarnation of the task, or show that the task is not connected. After that it moves nothing.
+//! - An attachment publishes its engine record and reports its transfers as an agent does, so peers and pages treat
+//!   both alike. An incarnation has only one engine in its life, because its peers read its engine record once.
 
 use std::sync::Arc;
 

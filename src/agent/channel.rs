@@ -1,6 +1,6 @@
 //! Makes the gRPC channel to the service, plain or TLS, and recognizes ports that speak another protocol.
 //!
-//! It does not retry (`retry.rs`). Begin at `create_service_channel`.
+//! This module does not repeat failed calls; `engine_host.rs` does. Begin at `create_service_channel`.
 
 use std::future::Future;
 use std::io;

@@ -1,8 +1,8 @@
-//! Estimates the offset between this host's clock and the service's clock with Cristian's algorithm, from the
-//! answers to transfer reports. Of the last eight answers it uses the one with the shortest round trip. The error
-//! is at most half of that round trip.
+//! Estimates the offset between this host's clock and the service's clock with Cristian's algorithm. Each answer to a
+//! transfer report is a sample. The estimate is the sample with the shortest round trip among the last eight. Its
+//! error is at most half of that round trip.
 //!
-//! It does not correct any clock. Begin at [`ClockSamples`].
+//! The module does not correct any clock. Begin at [`ClockSamples`].
 
 use std::collections::VecDeque;
 use std::time::Duration;

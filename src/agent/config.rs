@@ -19,6 +19,11 @@ pub const fn device_id_of_task(task: TaskId, ordinal: u32) -> DeviceId {
     DeviceId(task.0 * DEVICES_MAX + ordinal)
 }
 
+/// Returns the task to which a device belongs by its id.
+pub const fn task_of_device_id(device: DeviceId) -> TaskId {
+    TaskId(device.0 / DEVICES_MAX)
+}
+
 /// The configuration of an agent.
 #[derive(Debug, Clone)]
 pub struct AgentConfig {

@@ -1,5 +1,5 @@
-//! Makes the calls of the coordination protocol: those of generation C, and those of generation A that need no
-//! registration.
+//! Makes the calls of the coordination protocol: those of generation C, those of generation A that need no
+//! registration, and those about tasks of other jobs.
 //!
 //! The agent retries failed calls; this module does not. Begin at [`CoordinationClient::register`].
 

@@ -1,8 +1,9 @@
-//! The transfer engine of a task, with the state around it: the roster of live tasks, the other jobs that the
-//! program has named, the state of the transfer reports, and the reason if the incarnation has ended.
+//! The transfer engine of a task, with the state around it: the roster of live tasks, the other jobs that the program
+//! has named, the waiting launches, the state of the transfer reports, and the reason if the incarnation has ended.
 //!
 //! An agent and an attachment have one [`EngineHost`] each, and run the background tasks that keep it up to date.
-//! Begin at [`EngineHost::start`], then [`EngineHost::retry_while_service_unreachable`] and [`EngineHost::end_incarnation`].
+//! Begin at [`EngineHost::start`], then [`EngineHost::retry_while_service_unreachable`] and
+//! [`EngineHost::end_incarnation`].
 
 use std::future::Future;
 use std::io;

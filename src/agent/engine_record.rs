@@ -1,6 +1,6 @@
 //! Encodes and decodes the engine record that each worker publishes in the key-value store.
 //!
-//! A record comes from another process: every field is bounded and checked. Begin at `decode`.
+//! A record comes from another process, so every field is bounded and checked. Begin at `decode`.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;

@@ -1,6 +1,7 @@
-//! Sends heartbeats to the service, and holds an error poll, by which this incarnation learns that it has ended.
+//! Sends heartbeats to the service, and holds an error poll. From both, this incarnation learns that it has ended.
 //!
-//! The service alone decides whether the incarnation lives. Begin at [`send_heartbeats`].
+//! The service decides which incarnations live. If the service is unreachable for too long, the agent ends its own
+//! incarnation. Begin at [`send_heartbeats`].
 
 use std::sync::Arc;
 

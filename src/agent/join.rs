@@ -1,5 +1,5 @@
-//! Joins a job: starts the engine, registers, publishes the engine record and the devices, and starts the
-//! background tasks.
+//! Joins a job: starts the engine, registers, publishes the engine record, the devices and the process identity, and
+//! starts the background tasks.
 //!
 //! `mod.rs` has the calls of an agent that has joined. Begin at [`Agent::join`].
 

@@ -1,6 +1,7 @@
-//! The launches of an engine that wait until their peers are members, as the engine's host keeps them.
+//! The queue of an engine's launches that wait until their peers are members.
 //!
-//! `waiting_launches.rs` adds them, and gives them their places. Begin at [`WaitingLaunches`].
+//! `waiting_launches.rs` adds launches, and gives each launch its *places*: its numbers on the channels with its
+//! peers. Begin at [`WaitingLaunches`].
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};

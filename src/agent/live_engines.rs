@@ -1,8 +1,8 @@
-//! The connected tasks of a job, with the engine record of each.
+//! The connected tasks of a job, and the engine records of those that are wanted. The record of an incarnation is
+//! under the key `muster/transfer/<task>/<incarnation>`, and is read once.
 //!
-//! When an incarnation becomes known, its engine record (`muster/transfer/<task>/<incarnation>`) is read, once it is
-//! wanted. `roster.rs` follows the tasks of the own job, and `peer_jobs.rs` those of other jobs. Begin at
-//! [`LiveEngines`].
+//! `roster.rs` follows its own job and wants the records of all tasks. `peer_jobs.rs` follows other jobs and wants
+//! the records of the tasks that the program has named. Begin at [`LiveEngines`].
 
 use std::collections::BTreeMap;
 use std::future::Future;

@@ -1,10 +1,10 @@
-//! Requests the live set together with all other tasks. If the answer takes long, it names the tasks that have not
-//! called yet.
+//! Requests the live set together with all other tasks. If the service does not answer for long, this module names
+//! the tasks that have not called yet. Begin at `agree_on_live_set`.
 //!
-//! The service decides which tasks are live. It answers when all live tasks have called, and does not say which
-//! tasks are missing. So a task that has waited for half a second writes a key into the store, as a mark that it
-//! has called. It deletes the key when the answer arrives. A task that waits longer reads these keys, and names the
-//! live tasks that have none.
+//! The service decides which tasks are live. It answers when all live tasks have called, and does not say which tasks
+//! are missing. So a task that has waited for half a second writes a key into the store, as a mark that it has
+//! called. When the answer arrives, the task deletes its key. A task that has waited for 3 s, or until its timeout,
+//! reads the keys of all tasks, and names the live tasks that have none.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

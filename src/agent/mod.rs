@@ -6,43 +6,48 @@
 //!
 //! | file | what it does |
 //! | --- | --- |
-//! | `cluster_env/` | detects which task this process is, and where the service is: one file for each cluster system |
+//! | `cluster_env/` | detects which task this process is, and where the service is |
+//! | `config.rs`, `error.rs` | the configuration of an agent; its errors |
 //! | `join.rs` | how an agent joins |
 //! | `shared.rs` | the state that an agent and its background tasks share |
 //! | `heartbeat.rs` | heartbeats and the error poll |
 //! | `attachment.rs` | a transfer engine for a task that another client of this process has registered |
-//! | `engine_host.rs` | the transfer engine of an agent or an attachment, with its roster, its reports and its end |
+//! | `engine_host.rs` | the engine of an agent or an attachment, with its roster and its end; repeated calls |
 //! | `channel.rs`, `coordination_client.rs` | the gRPC channel, and the calls of the protocol |
-//! | `task_states.rs`, `live_engines.rs` | the task states; the connected tasks with the engine records that each worker publishes (`engine_record.rs`) |
+//! | `task_states.rs` | the task states |
+//! | `live_engines.rs`, `engine_record.rs` | the connected tasks, and the engine records that they publish |
 //! | `roster.rs` | turns the task states into the engine's membership |
 //! | `peer_jobs.rs`, `followed_jobs.rs` | the tasks of other jobs that the program names as peers of its transfers |
-//! | `waiting_launches.rs`, `pending_launch.rs`, `launch_queue.rs` | launches that wait until the engines of their peers are members |
+//! | `waiting_launches.rs`, `pending_launch.rs` | launches that wait until the engines of their peers are members |
+//! | `launch_queue.rs` | the queue of these launches |
 //! | `unregistered_access.rs` | which tasks have registered, for a process that has not |
 //! | `task_claim.rs` | asks the service which task this process is |
-//! | `retry.rs` | repeats calls while the service is unreachable |
+//! | `retry.rs` | the pauses before repeated calls, and their time limit |
 //! | `live_set.rs` | the live set, and which tasks have not called |
 //! | `topology.rs` | devices, published as JAX publishes them |
 //! | `transfer_access.rs` | which processes may connect to the transfer engine |
 //! | `preemption.rs` | preemption notices, and the step that all tasks agree on |
-//! | `transfer_reports.rs`, `report_state.rs`, `clock_offset.rs` | transfer reports, and the offset of this host's clock |
+//! | `transfer_reports.rs`, `report_state.rs` | transfer reports |
+//! | `clock_offset.rs` | the offset of this host's clock |
 //! | `metrics.rs` | the worker's own metrics |
 //!
 //! - A task is in the engine's membership if it is connected and its engine record, written under its incarnation,
-//!   was read and found usable. The record comes from another process: it is bounded and checked, and it cannot
+//!   was read and found usable. The record comes from another process, so it is bounded and checked, and it cannot
 //!   give a task devices that another task has.
-//! - What the service states about a task decides, not what the network shows. An excluded worker is still
-//!   reachable by the network, but its transfers fail.
-//! - When an incarnation ends, the agent empties the membership before any caller learns of the end. So nothing
-//!   moves in the name of a fenced incarnation.
-//! - If the service is unreachable, every call waits for it, for a limited time. No call waits for an answer
-//!   without a limit. The service decides which tasks are lost, and says so with the first call that it answers.
-//! - If a task is silent, only the service judges it, by its heartbeats. The other tasks wait until then; a barrier
-//!   that times out is cancelled.
+//! - The service's statement about a task counts, not the state of the network. An excluded worker is still reachable
+//!   by the network, but its transfers fail.
+//! - When an incarnation ends, the agent empties the membership before any caller learns of the end. So nothing moves
+//!   in the name of a fenced incarnation.
+//! - If the service is unreachable, a call is repeated for a limited time. If the service is still unreachable then,
+//!   the call fails. If the call is a heartbeat, the error poll or the watch of the task states, the incarnation
+//!   ends.
+//! - If a task is silent, only the service judges it, by its heartbeats. The other tasks wait until then.
 //! - On SIGTERM, a worker tries to leave alone. If the service does not let it leave, the worker raises the
 //!   preemption notice. The protocol does not tell a worker whether the tasks of its job share their fate; only the
 //!   answer to the shutdown call shows it.
 //!
-//! Every wait has a limit, ends when this incarnation ends, and is cancelled by dropping its future.
+//! Every call to the service that the program makes through an [`Agent`] has a limit, ends when this incarnation
+//! ends, and is cancelled by dropping its future. Background tasks wait for changes without a limit.
 
 mod attachment;
 mod channel;
@@ -86,7 +91,7 @@ use tokio::task::JoinSet;
 use tonic::transport::Channel;
 
 pub use attachment::AttachedEngine;
-pub use config::{AgentConfig, AgentTlsFiles, DEVICES_MAX, device_id_of_task};
+pub use config::{AgentConfig, AgentTlsFiles, DEVICES_MAX, device_id_of_task, task_of_device_id};
 pub use engine_host::EngineHost;
 pub use engine_record::EngineRecordError;
 pub use error::AgentError;

@@ -1,13 +1,12 @@
-//! The program names tasks of other jobs as its peers, and this module follows these tasks. All these jobs are on
-//! the same server.
+//! Follows the tasks of other jobs that the program names as its peers. All these jobs are on the same server.
 //!
-//! The service decides by the settings of two jobs whether they may exchange transfers
-//! (`coordination/peer_jobs.rs`), and the engine performs the transfers. Begin at [`EngineHost::wait_for_peers`].
+//! The service decides by the settings of two jobs whether they may exchange transfers (`coordination/peer_jobs.rs`),
+//! and the engine performs the transfers. Begin at [`EngineHost::wait_for_peers`].
 //!
-//! - Until the program names a task of a job, this module asks nothing about the job. It reads the engine records
-//!   of named tasks only. So an engine connects only with tasks that its own program has named.
-//! - The engine's membership has a task of another job exactly while the service says that both jobs allow transfers
-//!   and that the task is connected. The service also states the incarnation of the task.
+//! - Until the program names a task of a job, this module asks nothing about the job. It reads the engine records of
+//!   named tasks only. So an engine connects only with tasks that its own program has named.
+//! - Once the engine record of a named task is read, the task is in the engine's membership. It stays there while the
+//!   service says that both jobs allow transfers and that the same incarnation of the task is connected.
 //! - The service may refuse transfers with a job, at once or later. The engine learns of the refusal before any
 //!   caller does, and ends its connections with that job with the service's reason. When the program names the job
 //!   again, this module asks the service again.

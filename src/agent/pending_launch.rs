@@ -1,7 +1,8 @@
-//! A launch that may wait for its peers, and whose transfers may be named later, as the program and the tokio tasks that wait
-//! for its peers share it.
+//! The state of one launch that may wait for its peers. The program may name the transfers of the launch later. The
+//! program and the tokio tasks that wait for the peers share this state.
 //!
-//! It is launched when it has its transfers and a place with each peer, whichever comes last. Begin at [`PendingLaunch`].
+//! The launch begins when it has its transfers and a place (`launch_queue.rs`) with each peer, whichever comes last.
+//! Begin at [`PendingLaunch`].
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};

@@ -7,8 +7,8 @@
 //! step is the highest written step plus one. Between the notice and the agreement, no task begins another step.
 //!
 //! If all tasks are live, the barrier has the id that JAX uses. At such a barrier the service waits for a lost task
-//! that may come back. So if a task is lost, the live tasks cancel this barrier and call another one, whose id
-//! names their incarnations.
+//! that may come back. So if a task is lost, the live tasks cancel this barrier and call another one, whose id is a
+//! hash of their incarnations.
 
 use std::collections::HashMap;
 use std::sync::Arc;

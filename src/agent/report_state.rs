@@ -1,4 +1,4 @@
-//! The report of a transfer engine: its sums, and the failures that the service has not accepted yet.
+//! The transfer report of an engine: its totals, and the failures that the service has not accepted yet.
 //!
 //! `transfer_reports.rs` sends the reports. Begin at [`ReportState`].
 

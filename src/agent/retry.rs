@@ -1,7 +1,7 @@
-//! Retries calls while the service is unreachable, until a time limit has passed. The pauses between attempts
-//! double from 50 ms to 1 s.
+//! Gives the pauses between attempts at a call while the service is unreachable, until a time limit has passed. The
+//! pauses double from 50 ms to 1 s.
 //!
-//! Begin at [`RetryBudget::sleep_before_retry`].
+//! `engine_host.rs` repeats the calls. Begin at [`RetryBudget::sleep_before_retry`].
 
 use std::time::{Duration, Instant};
 

@@ -1,9 +1,9 @@
 //! Follows the states of all tasks and keeps the roster: the connected tasks and the membership of the transfer
 //! engine.
 //!
-//! The service decides the states of the tasks. When they change ([`RosterSource`]), `live_engines.rs` reads the engine
-//! record of each new incarnation. If the roster changes, this module passes the new membership to the engine.
-//! `peer_jobs.rs` does the same for other jobs. Begin at `follow_task_states`.
+//! The service decides the states of the tasks, and a [`RosterSource`] asks for them. When they change,
+//! `live_engines.rs` reads the engine record of each new incarnation. When the roster changes, this module passes the
+//! new membership to the engine. `peer_jobs.rs` does the same for other jobs. Begin at `follow_task_states`.
 
 use std::sync::Arc;
 

@@ -1,8 +1,8 @@
-//! Asks the service which task this process is. The call (a *claim*) names the host of this process and its place
-//! there.
+//! Asks the service which task this process is. The call (a *claim*) states the process identity: the host of this
+//! process and its number there.
 //!
-//! The service answers every claim at once. If the answer is that the claim must wait, this module repeats the
-//! claim until the caller's deadline. Begin at [`claim_task`].
+//! The service answers every claim at once. If the answer tells the process to wait, this module repeats the claim
+//! until the caller's deadline. Begin at [`claim_task`].
 
 use std::sync::OnceLock;
 use std::time::Duration;

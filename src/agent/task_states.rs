@@ -1,4 +1,4 @@
-//! The states of tasks, as the service reports them, and whether they show an incarnation as connected.
+//! Holds the states of tasks as the service reports them, and says which incarnation of a task is connected.
 //!
 //! `coordination_client.rs` asks for the states. Begin at [`ReportedTaskState`].
 

@@ -1,4 +1,4 @@
-//! Publishes the devices of this task under the key that JAX processes use.
+//! Encodes the devices of this task as JAX processes encode theirs. `join.rs` publishes them. Begin at `encode`.
 //!
 //! The key is `cpu:local_topology/cpu/<task>`, because this worker moves host memory. JAX's process 0 waits for the
 //! devices of every process before it gathers them.

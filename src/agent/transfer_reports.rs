@@ -1,7 +1,7 @@
 //! Reports transfers to the service about once a second, and when the engine ends.
 //!
 //! The transfer engine measures the transfers, `report_state.rs` makes a report of the measurements, and this module
-//! sends it. Begin at `report_periodically`.
+//! sends the report. Begin at `report_periodically`.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,7 +1,7 @@
-//! Asks the service which tasks have registered, without registering.
+//! Follows the task states of a job, and reads and writes its store, without registering.
 //!
-//! It does not retry. Its calls are of generation A. These calls state no incarnation, so the service answers a
-//! process that has not registered. Begin at [`list_task_presences`]; [`UnregisteredJobClient`] follows the tasks.
+//! This module does not retry. Its calls are of generation A. These calls state no incarnation, so the service
+//! answers a process that has not registered. Begin at [`list_task_presences`], then [`UnregisteredJobClient`].
 
 use std::time::Duration;
 

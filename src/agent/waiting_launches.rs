@@ -1,15 +1,17 @@
-//! Launches that are requested before the engines of their peers are members.
+//! Accepts launches before the engines of their peers are members. A program may send to a task that has not attached
+//! its engine yet.
 //!
-//! A program may send to a task that has not attached its engine yet. The launch takes its place in the order of its channel
-//! with each peer that is a member at once, and with the others when they are. No thread waits for that. Begin at
-//! [`EngineHost::reserve_launch`].
+//! The *place* of a launch with a peer is the number of the launch on the channel with this peer. A launch takes its
+//! places with members at once, and each other place when that peer becomes a member. No thread waits for that. Begin
+//! at [`EngineHost::reserve_launch`].
 //!
-//! - The launches with a peer take their places with it in the order in which they were requested, on all channels. A peer that
-//!   is absent delays no place with another peer.
-//! - A launch that fails or is cancelled gives up its places at once. When a peer that it has waited for is a member, it takes
-//!   the place there too, and the peer is told that it does not come. So both sides count the same launches.
-//! - At most [`WAITING_MAX`] launches of an engine wait, those included that are over and whose peers are still absent. They end
-//!   with the agent or attachment of the engine.
+//! - The launches with a peer take their places with it in the order in which they were requested, on all channels.
+//!   An absent peer delays no place with another peer.
+//! - A launch that fails or is cancelled gives up its places at once. When a peer for which it has waited becomes a
+//!   member, the launch takes the place there too, and the engine tells the peer that the launch does not come. So
+//!   both sides count the same launches.
+//! - At most [`WAITING_MAX`] launches of an engine wait. Launches that are over count too, as long as one of their
+//!   peers is absent. All waits end with the agent or attachment of the engine.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -20,8 +22,8 @@ use tokio::sync::watch;
 
 use super::engine_host::EngineHost;
 use super::error::AgentError;
-use super::pending_launch::{PendingLaunch, PendingState, lock};
-use crate::transfer::{LaunchOptions, Membership, PeerTask};
+use super::pending_launch::{PendingLaunch, PendingState, WaitStatus, lock};
+use crate::transfer::{LaunchOptions, Membership, PeerTask, TransferError};
 
 /// The most launches of an engine that wait for their peers.
 pub const WAITING_MAX: usize = 4096;
@@ -141,6 +143,24 @@ impl EngineHost {
         let job = peers.first()?.job;
         let tasks: Vec<_> = peers.iter().filter(|peer| peer.job == job).map(|peer| peer.task).collect();
         Some(self.engines_missing(job, &tasks, limit))
+    }
+}
+
+impl WaitStatus {
+    /// Returns the error of the agent, if that says better than `error`, with which the transfers failed, why their peers were not
+    /// there. `host` is that of the launch, if it still exists, and `limit` the launch's deadline.
+    #[must_use]
+    pub fn explain(
+        &self,
+        error: &TransferError,
+        host: Option<&Arc<EngineHost>>,
+        limit: Duration,
+    ) -> Option<AgentError> {
+        match error {
+            TransferError::Cancelled { .. } => None,
+            TransferError::Deadline { .. } => host?.missing_peers_error(&self.missing_peers(), limit),
+            _ => self.failure(),
+        }
     }
 }
 

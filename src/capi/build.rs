@@ -1,5 +1,5 @@
-//! Sets the linker options of the C library: its name for the dynamic linker, and that it is never unloaded.
-//! Threads of the library run its code until the process ends.
+//! Sets the linker options of the C library: its name for the dynamic linker, and that it is never unloaded, because
+//! threads of the library run its code until the process ends.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

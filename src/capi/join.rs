@@ -1,4 +1,4 @@
-//! The functions of C by which a task joins a job: its options, and `muster_join`.
+//! The C functions by which a task joins a job: its options, and `muster_join`.
 //!
 //! `muster::agent` registers the task. Begin at [`muster_join`].
 

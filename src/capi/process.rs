@@ -1,6 +1,7 @@
-//! The process that uses the library.
+//! Recognizes a process that was forked after its parent had used the library. Such a process has none of the
+//! library's threads.
 //!
-//! Begin at [`check_not_forked`].
+//! `boundary.rs` makes this check before every function of the interface. Begin at [`check_not_forked`].
 
 use std::sync::atomic::{AtomicU32, Ordering};
 

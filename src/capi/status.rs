@@ -1,7 +1,7 @@
 //! The status codes, and the error of the last failed call of each thread.
 //!
-//! Each code stands for one kind of error of the Rust library (`tests/c/language_table.rs` compares them). Begin at
-//! [`CallError`].
+//! Each kind of error of the Rust library that a C program can get has a code. `tests/c/language_table.rs` checks
+//! this. Begin at [`CallError`].
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};

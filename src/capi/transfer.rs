@@ -1,15 +1,14 @@
-//! The functions of C for transfers: requests, prepared transfers, and transfers in flight.
+//! The C functions for transfers: requests, prepared transfers, and transfers in flight.
 //!
 //! `muster::transfer` moves the bytes. Begin at [`muster_transfer_start`].
 
 use std::ffi::c_char;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
-use muster::agent::{DEVICES_MAX, device_id_of_task};
+use muster::agent::{Agent, DEVICES_MAX, device_id_of_task, task_of_device_id};
 use muster::transfer::{
-    BufferLayout, DeviceId, LaunchOptions, LaunchStats, LayoutFingerprint, PreparedTransfers, PriorityClass,
-    TaskId, TransferHandle, TransferKey, TransferSpec,
+    BufferLayout, DeviceId, LaunchOptions, LaunchStats, LayoutFingerprint, PeerJob, PeerTask,
+    PreparedTransfers, PriorityClass, TaskId, TransferKey, TransferSpec,
 };
 
 use super::agent::MusterAgent;
@@ -18,6 +17,7 @@ use super::boundary::{
 };
 use super::buffer::MusterBuffer;
 use super::handles::{self, OpaqueHandle};
+use super::launch::LaunchObject;
 use super::status::{CallError, MusterStatus};
 use super::wait::{self, MusterCancellation, WaitLimits, parse_timeout_ms, timeout_error};
 
@@ -39,7 +39,7 @@ pub struct MusterTransfer {
 }
 
 impl OpaqueHandle for MusterTransfer {
-    type Object = TransferHandle;
+    type Object = LaunchObject;
     const NAME: &'static str = "muster_transfer";
 }
 
@@ -228,6 +228,8 @@ fn decode_spec(spec: &MusterTransferSpec) -> Result<TransferSpec, CallError> {
 /// Launches transfers together and returns at once. They move when the peers have launched theirs with the same keys,
 /// devices and layouts, in the same order on the channel; until both sides agree, no byte moves. `options` may be NULL.
 ///
+/// A peer need not be there yet. If a task has not joined, or joins again, its transfers wait for it, in their order.
+///
 /// A request that is invalid or cannot be carried out makes the transfer fail, and `muster_transfer_wait` says how.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn muster_transfer_start(
@@ -242,11 +244,33 @@ pub unsafe extern "C" fn muster_transfer_start(
         let agent = handles::get(agent)?.get()?;
         // SAFETY: the caller passes an array of this length, and options that its _init function has set.
         let (specs, options) =
-            unsafe { (decode_specs(read_array("specs", specs, specs_len)?)?, read_launch_options(options)?) };
-        let launched = wait::with_signals_blocked(|| agent.engine().transfer(&[], specs, options));
-        place.set(handles::add(Arc::new(launched)));
+            unsafe { (read_array("specs", specs, specs_len)?, read_launch_options(options)?) };
+        place.set(handles::add(Arc::new(start(&agent, specs, options)?)));
         Ok(())
     })
+}
+
+/// Launches transfers, at once or when the engines of their peers are members.
+fn start(
+    agent: &Agent,
+    specs: &[MusterTransferSpec],
+    options: LaunchOptions,
+) -> Result<LaunchObject, CallError> {
+    let decoded = decode_specs(specs)?;
+    let sums = |direction| {
+        specs.iter().filter(move |spec| spec.direction == direction).map(|spec| spec.len as u64).sum()
+    };
+    let bytes = (sums(MUSTER_SEND), sums(MUSTER_RECEIVE));
+    LaunchObject::start(agent, decoded, peers_of(agent, specs), bytes, options)
+}
+
+/// Returns the other tasks of these transfers. A task that the job does not have is left out, since nobody waits for it: the
+/// engine says that it does not know the device.
+fn peers_of(agent: &Agent, specs: &[MusterTransferSpec]) -> Vec<PeerTask> {
+    let far = |spec: &MusterTransferSpec| if spec.direction == MUSTER_SEND { spec.to } else { spec.from };
+    let tasks = specs.iter().map(|spec| task_of_device_id(DeviceId(far(spec))));
+    let others = tasks.filter(|task| task.0 < agent.tasks() && *task != agent.here().task);
+    others.map(|task| PeerTask { job: PeerJob::OWN, task }).collect()
 }
 
 /// Sends a whole buffer from the first device of this task to the first device of another one, with default options.
@@ -290,15 +314,12 @@ fn start_whole_buffer_transfer(
     let (from, to) = if direction == MUSTER_SEND { (near, far) } else { (far, near) };
     let spec =
         MusterTransferSpec { direction, from, to, reserved: 0, key, buffer, offset: 0, len, layout: 0 };
-    let specs = vec![decode_spec(&spec)?];
-    let launched =
-        wait::with_signals_blocked(|| agent.engine().transfer(&[], specs, LaunchOptions::default()));
-    place.set(handles::add(Arc::new(launched)));
+    place.set(handles::add(Arc::new(start(&agent, &[spec], LaunchOptions::default())?)));
     Ok(())
 }
 
 /// Prepares transfers: finds or makes the connections and announces the transfers to the peers, so that each launch only
-/// moves bytes. `options` may be NULL.
+/// moves bytes. If the engine of a peer is not there yet, the call waits for it. `options` may be NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn muster_prepare(
     agent: *const MusterAgent,
@@ -313,13 +334,18 @@ pub unsafe extern "C" fn muster_prepare(
         let place = OutputPointer::new("prepared", prepared)?;
         // SAFETY: the caller passes an array of this length, and options that its _init function has set.
         let (specs, options) =
-            unsafe { (decode_specs(read_array("specs", specs, specs_len)?)?, read_launch_options(options)?) };
+            unsafe { (read_array("specs", specs, specs_len)?, read_launch_options(options)?) };
         let limits = WaitLimits::new(timeout_ms, cancellation)?;
         let time = limits.timeout;
-        let ready = handles::get(agent)?.call_until_freed(limits, move |agent| async move {
-            let preparing = agent.engine().prepare(specs, options);
-            let ready = tokio::time::timeout(time, preparing).await.map_err(|_| timeout_error(time))?;
-            ready.map_err(CallError::from)
+        let object = handles::get(agent)?;
+        let peers = peers_of(&*object.get()?, specs);
+        let specs = decode_specs(specs)?;
+        let ready = object.call_until_freed(limits, move |agent| async move {
+            let preparing = async {
+                agent.host().wait_for_peers(&peers, time).await?;
+                agent.engine().prepare(specs, options).await.map_err(CallError::from)
+            };
+            tokio::time::timeout(time, preparing).await.map_err(|_| timeout_error(time))?
         })?;
         place.set(handles::add(Arc::new(Mutex::new(ready))));
         Ok(())
@@ -337,7 +363,7 @@ pub unsafe extern "C" fn muster_launch(
         let object = handles::get(prepared)?;
         let mut prepared = object.lock().unwrap_or_else(PoisonError::into_inner);
         let launched = wait::with_signals_blocked(|| prepared.launch(&[]));
-        place.set(handles::add(Arc::new(launched)));
+        place.set(handles::add(Arc::new(LaunchObject::without_wait(launched))));
         Ok(())
     })
 }
@@ -365,15 +391,16 @@ pub unsafe extern "C" fn muster_transfer_wait(
         let time = limits.timeout;
         let outcome = match limits.cancellation {
             // This thread helps to move the bytes.
-            None => launched.wait_for(time).ok_or_else(|| transfer_pending_error(time))?,
+            None => launched.transfer().wait_for(time).ok_or_else(|| launched.pending_error(time))?,
             Some(_) => {
-                let launched = TransferHandle::clone(&launched);
+                let launched = Arc::clone(&launched);
                 wait::wait(limits, async move {
-                    tokio::time::timeout(time, launched).await.map_err(|_| transfer_pending_error(time))
+                    let over = tokio::time::timeout(time, launched.transfer().clone()).await;
+                    over.map_err(|_| launched.pending_error(time))
                 })?
             }
         };
-        write_optional_stats(place, outcome?);
+        write_optional_stats(place, outcome.map_err(|error| launched.failure(error))?);
         Ok(())
     })
 }
@@ -388,10 +415,11 @@ pub unsafe extern "C" fn muster_transfer_poll(
     run_interface_function(|| {
         let (over, place) =
             (OutputPointer::new("is_over", is_over)?, OutputPointer::optional("stats", stats)?);
-        let outcome = handles::get(transfer)?.outcome();
+        let launched = handles::get(transfer)?;
+        let outcome = launched.transfer().outcome();
         over.set(outcome.is_some());
         if let Some(outcome) = outcome {
-            write_optional_stats(place, outcome?);
+            write_optional_stats(place, outcome.map_err(|error| launched.failure(error))?);
         }
         Ok(())
     })
@@ -408,15 +436,15 @@ pub unsafe extern "C" fn muster_transfer_poll_one(
     run_interface_function(|| {
         let over = OutputPointer::new("is_over", is_over)?;
         let launched = handles::get(transfer)?;
-        if index >= launched.len() {
-            let len = launched.len();
+        if index >= launched.transfer().len() {
+            let len = launched.transfer().len();
             return Err(CallError::invalid_argument(format!(
                 "index is {index}, and the launch has {len} transfer(s)"
             )));
         }
-        let outcome = launched.outcome_of(index);
+        let outcome = launched.transfer().outcome_of(index);
         over.set(outcome.is_some());
-        Ok(outcome.transpose().map(drop)?)
+        outcome.transpose().map(drop).map_err(|error| launched.failure(error))
     })
 }
 
@@ -436,7 +464,7 @@ pub unsafe extern "C" fn muster_transfer_cancel(
         let limits = WaitLimits::new(timeout_ms, std::ptr::null())?;
         let time = limits.timeout;
         let launched = handles::get(transfer)?;
-        if wait::with_signals_blocked(|| launched.cancel(reason)).wait_for(time) {
+        if wait::with_signals_blocked(|| launched.transfer().cancel(reason)).wait_for(time) {
             return Ok(());
         }
         let text = format!(
@@ -457,12 +485,4 @@ fn write_optional_stats(place: Option<OutputPointer<MusterTransferStats>>, stats
     if let Some(place) = place {
         place.set(MusterTransferStats::from_launch_stats(stats));
     }
-}
-
-fn transfer_pending_error(time: Duration) -> CallError {
-    let text = format!(
-        "the transfer is not over after {} ms, and goes on: wait again, or cancel it",
-        time.as_millis()
-    );
-    CallError::new(MusterStatus::TimedOut, text)
 }

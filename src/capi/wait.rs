@@ -1,9 +1,8 @@
-//! Three things: the tokio runtime of the library, the one function by which calls wait ([`wait`]), and
-//! cancellation.
+//! Three things: the tokio runtime of the library, the function [`wait`], by which most calls wait, and cancellation.
 //!
-//! Work runs on threads of the runtime, which block all signals. So a broken connection raises no SIGPIPE in a
-//! thread of the program, and the program's signal handlers run on its own threads. The calling thread only waits
-//! for the outcome. Begin at [`wait`].
+//! Work runs on threads of the runtime, which block all signals except those of their own faults. So a broken
+//! connection raises no SIGPIPE in a thread of the program, and the program's signal handlers run on its own threads.
+//! The calling thread only waits for the outcome. Begin at [`wait`].
 
 use std::cell::Cell;
 use std::future::Future;

@@ -1,8 +1,9 @@
-//! Configures glibc's allocator to keep freed memory for a few seconds and then to return it to the system.
+//! Makes glibc's allocator keep freed memory for a few seconds, and returns memory to the system that stays unused.
 //!
 //! The kernel clears and maps fresh memory page by page. For the memory of a large value this costs more than
-//! receiving the value. In every run of a job, values are deleted or overwritten, and new values then need memory
-//! again. So the allocator keeps up to 256 MiB of freed memory for about six seconds. Begin at
+//! receiving the value. In every run of a job, values are deleted or overwritten, and new values need memory soon
+//! after. So the allocator keeps the memory of freed values of up to 8 MiB. Memory that stays unused for about six
+//! seconds is returned. If more than 256 MiB are unused, they are returned at the next check. Begin at
 //! [`configure_allocator_and_start_trimming`].
 
 #[cfg(all(target_os = "linux", target_env = "gnu"))]

@@ -1,6 +1,6 @@
-//! Sends requests to a server over HTTP and reads problem documents.
+//! Sends requests to a server over HTTP, and turns the problem documents in its answers into errors.
 //!
-//! `output.rs` prints what the client received. Begin at `Client::connect`, then `Client::send_request`.
+//! `output.rs` prints the answers. Begin at `Client::connect`, then `Client::send_request`.
 
 mod sse;
 

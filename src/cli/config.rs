@@ -1,4 +1,4 @@
-//! Implements `muster config print`.
+//! Implements `muster config print`: prints every setting with its value and its source, as a configuration file.
 //!
 //! `config::effective` formats the settings. Begin at `run`.
 

@@ -1,4 +1,5 @@
-//! Implements `muster demo`: runs a server and four workers, and repeatedly kills and restarts one of the workers.
+//! Implements `muster demo`: runs a server and four workers. The demo kills the workers in turn, one at a time, and
+//! starts each of them again.
 //!
 //! `demo/rounds.rs` controls the sequence, `demo/workers.rs` runs the workers, and `demo/record.rs` decides whether
 //! the demo succeeded. Begin at `run`, then `run_demo`.

@@ -1,6 +1,7 @@
-//! Implements `muster drain`: requests a coordinated save and waits until it is complete.
+//! Implements `muster drain`: requests that all tasks agree on a step and save there.
 //!
-//! Begin at `run`.
+//! With `--wait`, the command waits until the tasks have agreed on a step. The command does not learn whether they
+//! have saved. Begin at `run`.
 
 use std::process::ExitCode;
 use std::time::Duration;

@@ -1,6 +1,7 @@
-//! Implements `muster events`: prints and follows the events of a job.
+//! Implements `muster events`: prints the retained events of a job. With `--follow`, the command goes on with new
+//! events.
 //!
-//! Begin at `run`, then `EventPrinter::print_new_events_forever`.
+//! `client/sse.rs` reads the stream of events. Begin at `run`, then `EventPrinter::print_new_events_forever`.
 
 use std::process::ExitCode;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! Implements `muster hosts`: lists the host to which each task id belongs, and makes the service forget the host
-//! of a task id.
+//! Implements `muster hosts`: lists the host of each task id. With `--forget` or `--forget-all`, the service forgets
+//! the host of one task id, or all hosts.
 //!
 //! Begin at `run`.
 

@@ -1,9 +1,10 @@
-//! The output of subcommands. No other module writes to standard output or standard error.
+//! Prints the output of subcommands. A test in this file names the few other files that may write to standard output
+//! or standard error.
 //!
-//! Subcommands print a [`TerminalText`], not a bare string. Text is escaped when it is added to a `TerminalText`,
-//! so text from a server, a task or a file can neither control the terminal nor begin a new line. JSON keeps its
-//! exact contents: hidden characters are written as JSON escapes. [`print_raw`] is for text that this process
-//! creates and other programs read. Begin at [`TerminalText`], then [`print()`].
+//! Subcommands print a [`TerminalText`], not a bare string. Text is escaped when it is added to a `TerminalText`. So
+//! text from a server, a task or a file can neither control the terminal nor begin a new line. JSON keeps its exact
+//! contents: hidden characters are written as JSON escapes. [`print_raw`] is for text that this process creates and
+//! other programs read. Begin at [`TerminalText`], then [`print()`].
 
 use std::borrow::Cow;
 use std::fmt::Display;

@@ -1,9 +1,9 @@
-//! The command that starts this program again. A launch, the demo and the benchmark use this command to run their
-//! parts as child processes.
+//! The command that starts this program again. `muster launch`, the demo and the benchmark start their child
+//! processes with this command.
 //!
-//! The default is the executable of this process. If this executable is another program, such as a Python
-//! interpreter that has loaded the command line as a library, the process sets the command with [`set_self_exec_words`].
-//! Begin at [`self_exec_words`].
+//! By default, the command is the executable of this process. That executable may be another program, such as a
+//! Python interpreter that has loaded the command line as a library. Such a process sets the command with
+//! [`set_self_exec_words`]. Begin at [`self_exec_words`].
 
 use std::ffi::OsString;
 use std::process::Command;

@@ -1,7 +1,7 @@
-//! Assembles the server of this process (engine, gRPC port, HTTP port, telemetry, findings, audit), and stops its
-//! parts in order.
+//! Assembles the server of this process from the driver, the gRPC port, the HTTP port, telemetry, findings and audit.
 //!
-//! Begin at `RunningServer::start`, then `stop`.
+//! The server stops its parts in a fixed order. The HTTP port stops after the gRPC port, so clients can see the state
+//! until then. Begin at `RunningServer::start`, then `stop`.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

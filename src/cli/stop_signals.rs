@@ -1,7 +1,7 @@
 //! The signals that stop a command: SIGTERM and SIGINT.
 //!
-//! `muster launch` does not use this module: it passes the signals on to its tasks (`launch/supervisor.rs`). Begin
-//! at [`StopSignals::listen`].
+//! `muster launch` does not use this module: the launch passes signals on to its tasks (`launch/supervisor.rs`).
+//! Begin at [`StopSignals::listen`].
 
 use std::process::ExitCode;
 

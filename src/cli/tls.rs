@@ -1,6 +1,6 @@
-//! Implements `muster tls`: creates test certificates and checks real ones.
+//! Implements `muster tls`: creates test certificates, and checks certificates and the TLS of a server.
 //!
-//! TLS itself is in the module `tls`. Begin at `run`, then `check_certificate_files`.
+//! The module `tls` implements TLS itself. Begin at `run`, then `check_certificate_files`.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

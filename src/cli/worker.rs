@@ -1,4 +1,5 @@
-//! Implements `muster worker`, a task without JAX: its flags and its configuration.
+//! Implements `muster worker`, which runs one task without JAX. This file defines the flags and makes the
+//! configuration from them.
 //!
 //! `worker/program.rs` runs the worker. Begin at `run`.
 

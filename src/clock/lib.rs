@@ -1,7 +1,8 @@
-//! Reads the system's clocks and draws random numbers. A lint forbids other crates to read the clocks of `std`. Timeouts
-//! of async code use tokio's clock.
+//! Reads the system's clocks, draws random numbers, and defines the type of timestamps.
 //!
-//! It depends on no other crate of Muster. Begin at [`Clock`], [`monotonic`] and [`random_bytes`].
+//! A lint forbids all other code, except some tests, to call `Instant::now` and `SystemTime::now`. Timeouts of async
+//! code use tokio's clock, not this crate. This crate depends on no other crate of Muster. Begin at [`Clock`],
+//! [`monotonic`] and [`random_bytes`].
 #![warn(clippy::too_many_lines)]
 
 mod timestamp;

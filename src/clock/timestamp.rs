@@ -1,4 +1,6 @@
-//! The type of timestamps in all crates of Muster.
+//! The type of timestamps that the crates of Muster share. The crate root reads the clocks.
+//!
+//! Begin at [`Timestamp`].
 
 use std::fmt;
 use std::time::Duration;

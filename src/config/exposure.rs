@@ -1,4 +1,4 @@
-//! Refuses to serve an address beyond this machine without access control.
+//! Refuses an address that other machines can reach, unless it has access control or a setting permits the exposure.
 //!
 //! `http` and `tls` implement access control. Encryption alone is not access control, because any client can still
 //! connect. Required client certificates are access control. Begin at [`Config::check_access_control`].

@@ -1,6 +1,7 @@
-//! The TLS settings of a listener, and the text about an address without access control.
+//! The TLS settings of a listener, and the error text about an address that other machines can reach without access
+//! control.
 //!
-//! `exposure.rs` checks both. Begin at [`TlsConfig`].
+//! `exposure.rs` makes the checks. Begin at [`TlsConfig`].
 
 use std::fmt;
 use std::net::SocketAddr;

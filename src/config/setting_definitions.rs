@@ -1,8 +1,8 @@
 //! Declares every setting once, with its name, help text, parser and printer.
 //!
-//! Two tables, [`SERVER_SETTINGS`] and [`JOB_SETTINGS`], define all flags, environment variables and keys of the
-//! file, and the output of `--help` and `muster config print`. `load.rs` decides which value takes precedence.
-//! Begin at [`SERVER_SETTINGS`].
+//! Two tables, [`SERVER_SETTINGS`] and [`JOB_SETTINGS`], define the flag, the environment variable and the key of
+//! each setting, and its text in `--help` and in `muster config print`. `load.rs` decides which value takes
+//! precedence. Begin at [`SERVER_SETTINGS`].
 
 use std::path::PathBuf;
 

@@ -1,24 +1,26 @@
-//! The arrival of tasks at barriers: which instance a call joins or begins, and which tasks are members.
+//! Handles the arrival of tasks at barriers: decides which instance a call joins or begins, and which tasks are its
+//! members. Begin at `Run::arrive_at_barrier`.
+//!
 //! `barrier_completion.rs` decides when an instance passes, and `barrier_ends_and_task_removal.rs` ends instances.
 //!
-//! A barrier id is used repeatedly; each use is an instance with a counter. All instances of an id have the members
-//! of the first one. The rules on counters and members are the same as in jaxlib's C++ service, because JAX clients
-//! keep counters too. If a task of the job names other members than the first instance has, or is not a member
-//! itself, the instance fails for every member. Other wrong calls are refused without an effect on other tasks.
-//! These are calls from outside of the job, and two kinds of calls that no JAX client makes: those with a negative
-//! counter, and those with a counter other than 0 at a barrier that has had no instance. Begin at
-//! `Run::arrive_at_barrier`.
+//! A barrier id can be used many times. Each use is an instance with a counter. All instances of an id have the
+//! members of the first one. JAX clients count the instances too, so the rules are those of jaxlib's C++ service:
 //!
-//! If a barrier passes without a task, that task's counter is lower than the counters of the other members. If the
-//! task then calls, it joins the instance in progress despite the lower counter, because a counter mismatch would
-//! fail the instance for all members. It never gets the result of the last instance, because with that result it
-//! would pass alone.
-//!
-//! If a recoverable task took part in the last instance and calls again with counter 0, it gets the result of that
-//! instance again. The first answer may have been lost with the task's connection.
-//!
-//! A caller that hangs up does not count as arrived: its slot becomes empty again. An instance without arrivals is
-//! removed.
+//! - *Members.* If a call names other members than the first instance has, or if its task is not a member, the
+//!   instance that the call joins or begins fails for all its members. If the job does not have the caller's task id,
+//!   the call is refused without an effect on other tasks.
+//! - *Counter.* If the counter of a call does not fit, the call is refused. If an instance is in progress and the
+//!   counter is not negative, this instance then fails for all its members.
+//! - *Repeated call.* If no instance is in progress and a call has the counter of the last instance, the call gets
+//!   the result of that instance again. The first answer may have been lost with the task's connection.
+//! - *Restart.* A restarted process counts from 0. So a recoverable task with counter 0 joins the instance in
+//!   progress, or begins the next one. There is one exception. If instance 0 is the last one that ended, it passed,
+//!   and the same process took part in it, the call counts as a repeated call.
+//! - *Task left behind.* If a barrier passes without a task, the task's counter is lower than the counters of the
+//!   other members. The task still joins the instance in progress, or begins the next one, because a counter mismatch
+//!   would fail the instance for all members. The task never gets the result of the last instance, because with that
+//!   result it would pass alone.
+//! - *Hang-up.* If a caller hangs up, its task is missing again. An instance without arrivals is removed.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,14 +1,16 @@
-//! The completion of barriers: decides when an instance passes, and handles timeouts and cancellations.
+//! Decides when a barrier instance passes, and handles timeouts and cancellations. Begin at
+//! `Run::pass_barrier_if_complete`.
 //!
-//! `barrier_arrival.rs` records arrivals. `barrier_ends_and_task_removal.rs` ends instances, and also handles failed members.
-//! `barrier_stats.rs` measures ended instances. Begin at `Run::pass_barrier_if_complete`.
+//! `barrier_arrival.rs` records arrivals. `barrier_ends_and_task_removal.rs` ends instances, and removes failed tasks
+//! from them. `barrier_stats.rs` measures ended instances.
 //!
-//! An instance does not wait for excused tasks (`exclusion_rules.rs`). A recoverable task may have restarted and
-//! registered again in this run. Two rules keep such a task from blocking the others:
+//! An instance passes when no member is missing. Excused tasks (`exclusion_rules.rs`) are never missing. A
+//! recoverable task may restart and register again in the same run. Two rules prevent that such a task blocks the
+//! others at a barrier that clients name:
 //!
-//! 1. An instance that began before the task registered again does not wait for it.
-//! 2. If all missing members of an instance are unsynced tasks that wait at another instance, the instance passes
-//!    without them.
+//! 1. An instance that began before the task registered again does not wait for the task.
+//! 2. If every missing member of an instance is unsynced and waits at another instance, the instance passes without
+//!    these members.
 
 use std::sync::Arc;
 

@@ -1,14 +1,18 @@
-//! Ends barrier instances, and removes tasks from the run.
+//! Ends barrier instances, and removes tasks from the run. Begin at `Run::end_barrier_instance` and `Run::fail_task`.
 //!
-//! The end of an instance can remove tasks from the run, and the removal of a task can end instances, so both are
-//! in this file. If a task fails or disconnects, it leaves its barriers, and an instance fails if it needs a task
-//! that cannot restart. If the registration barrier or the shutdown barrier ends, its tasks fail or disconnect. A
-//! task enters a state only once and an instance ends only once, so this recursion ends.
+//! `barrier_completion.rs` decides when an instance passes, and `failure_detection.rs` when a task has failed. Ends
+//! and removals are in one file, because each can cause the other:
 //!
-//! `barrier_completion.rs` decides when a barrier passes, and `failure_detection.rs` when a task has failed. The end of
-//! an instance changes the state at once, and queues the answers to all members (`pending_work.rs`). The first
-//! error of a run and its task are kept as the first cause. Later errors are shown as its consequences. Begin at
-//! `Run::end_barrier_instance` and `Run::fail_task`.
+//! - If a task fails or disconnects, it leaves its barriers. If the task is not recoverable, the instances that it
+//!   leaves fail.
+//! - If the registration barrier fails, all tasks fail.
+//! - If the shutdown barrier passes, its members disconnect. If it fails, all tasks fail.
+//!
+//! An instance ends only once, and a task that is already in the new state is skipped, so this recursion ends.
+//!
+//! The end of an instance changes the state at once, and queues the answers to the members that arrived
+//! (`pending_work.rs`). The first error of a run and its task are kept as the first cause. Later errors are shown as
+//! its consequences.
 
 use std::collections::VecDeque;
 use std::mem::discriminant;

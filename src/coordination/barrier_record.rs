@@ -1,8 +1,8 @@
-//! Two descriptions of an ended barrier instance: [`BarrierRecord`] is a summary, and [`BarrierRecordWithArrivals`] adds
-//! every arrival.
+//! The records of an ended barrier instance: [`BarrierRecord`] is a summary, and [`BarrierRecordWithArrivals`] adds
+//! every arrival. Begin at [`BarrierRecord`].
 //!
-//! `barrier_stats.rs` creates both. The state machine keeps the `BarrierRecord`, and gives the `BarrierRecordWithArrivals`
-//! to the driver as an effect.
+//! `unmeasured_barrier.rs` computes the summary. `barrier_stats.rs` keeps the summary in the run, and gives the
+//! record with all arrivals to the driver as an effect.
 
 use std::sync::Arc;
 

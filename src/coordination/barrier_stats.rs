@@ -1,8 +1,9 @@
-//! Measures ended barrier instances: creates the record of each instance, and computes how much each member delayed
-//! the others (`straggler_stats.rs`).
+//! Measures ended barrier instances: keeps a record of each one, and updates the statistics of its members
+//! (`straggler_stats.rs`).
 //!
-//! An instance is measured after its callers are answered, and only a few members at a time. The driver receives
-//! the result, with all arrivals, as `Effect::BarrierEnded`. Begin at [`Run::measure_oldest_unmeasured_barrier`].
+//! `unmeasured_barrier.rs` computes the record. An instance is measured after its callers are answered, and only a
+//! few members at a time. The driver receives the record, with all arrivals, as `Effect::BarrierEnded`. Begin at
+//! [`Run::measure_oldest_unmeasured_barrier`].
 
 use super::barrier_record::BarrierRecordWithArrivals;
 use super::context::TransitionContext;

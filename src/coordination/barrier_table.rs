@@ -1,14 +1,14 @@
-//! The table of barriers. It holds each instance in progress, with the state of every member, and the result and
-//! the counter of each barrier's last ended instance.
+//! The table of a run's barriers. It holds each instance in progress, with the state of every member, and the result
+//! and the counter of each barrier's last ended instance.
 //!
-//! The table decides nothing: `barrier_arrival.rs` and `barrier_completion.rs` have the rules of arrivals and ends.
-//! Registration, shutdown and device exchange are barriers of the service itself. They are separate variants of
-//! [`BarrierKey`], so a client cannot name them by an id. Begin at [`BarrierTable`].
+//! The table decides nothing: `barrier_arrival.rs` has the rules of arrival, and `barrier_completion.rs` the rules of
+//! completion. Registration, shutdown and device exchange are barriers of the service itself. They are separate
+//! variants of [`BarrierKey`], so a client cannot name them by an id. Begin at [`BarrierTable`].
 //!
 //! Invariants:
-//! - The slot of a member is `Arrived` exactly as long as that member's call waits. When the caller vanishes, the
-//!   arrival is removed.
-//! - An instance in progress has at least one arrival. When the last caller vanishes, the instance is removed.
+//! - In an instance in progress, the state of a member is `Arrived` exactly as long as the member's call waits. If
+//!   the caller hangs up, the arrival is removed.
+//! - An instance in progress has at least one arrival. If the last caller hangs up, the instance is removed.
 
 use std::collections::BTreeSet;
 use std::fmt;

@@ -1,8 +1,9 @@
-//! Passes each admitted call to the function that handles it, and handles the calls that read the states of tasks.
+//! Passes each admitted call to the function that handles it, and answers the calls that ask for the present states
+//! of tasks.
 //!
-//! `fencing.rs` admits calls. `store_calls.rs` handles the calls on the key-value store. A call is either answered
-//! at once or becomes a waiting call (`waiters.rs`). `pending_work.rs` sends the answers of waiting calls. Begin at
-//! `Run::dispatch_call`.
+//! `exclusion_rules.rs` and `fencing.rs` decide which calls are admitted. `store_calls.rs` handles the calls on the
+//! key-value store. A call is either answered at once or becomes a waiting call (`waiters.rs`). `pending_work.rs`
+//! sends the queued answers of waiting calls. Begin at `Run::dispatch_call`.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -2,9 +2,9 @@
 //! connection closes.
 //!
 //! The cleanup first withdraws the waiting calls of the closed connection, a bounded number at a time. It then
-//! reports the lost connection to `failure_detection.rs`, once for each task that used the connection. `failure_detection.rs`
-//! decides whether the task fails. Begin at `Job::bind_connection_to_incarnation` and
-//! `Job::withdraw_calls_of_closed_connections`.
+//! reports each connected task whose latest call came on this connection, or whose error poll was held on it.
+//! `failure_detection.rs` receives the report and decides whether the task fails. Begin at
+//! `Job::bind_connection_to_incarnation` and `Job::withdraw_calls_of_closed_connections`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;

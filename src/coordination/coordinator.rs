@@ -4,15 +4,13 @@
 //! [`Coordinator`] passes each input to the job that it concerns, and contains no rule of a job. Begin at
 //! [`Coordinator::apply`].
 //!
-//! After its own transition, an input does at most `work_budget` units of queued work. To send an answer is one
-//! unit. If work of earlier inputs is still queued, an input other than a tick does at most 4 units. This bound is
-//! more than one, so that no peer adds work faster than its own inputs remove it. It is small, because a connection
-//! makes many calls before other connections get their turn. All jobs with queued work get equal parts of the
-//! budget.
+//! After its own transition, an input does at most `work_budget` units of queued work. Sending an answer is one unit.
+//! If work of earlier inputs is still queued, an input other than a tick does at most 4 units. The bound is more than
+//! one, so that no peer adds work faster than its own inputs remove it. The bound is small, because a connection
+//! makes many calls before other connections get their turn. All jobs with queued work get equal parts of the budget.
 //!
-//! [`Coordinator::snapshot`] copies one pointer for each job. While a snapshot is held, an input copies the parts
-//! of the state that it changes. No input makes `Coordinator` fail: an invalid input is answered with a typed
-//! error.
+//! [`Coordinator::snapshot`] copies one pointer for each job. While a snapshot is held, an input copies the parts of
+//! the state that it changes. No input makes `Coordinator` fail: an invalid input is answered with a typed error.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;

@@ -1,8 +1,8 @@
-//! Error polls: calls by which a task asks for errors of the run. A setting of the job decides whether a poll is
-//! held until there is an error, or is answered with CANCELLED at once.
+//! Error polls: calls by which a task asks for errors of the run. A setting of the job decides whether a poll is held
+//! until there is an error, or is answered with CANCELLED at once.
 //!
-//! `barrier_ends_and_task_removal.rs` delivers an error to the held polls. Tasks whose polls are not held learn of errors from the
-//! answers to their heartbeats (`failure_detection.rs`). Begin at `Run::handle_error_poll`.
+//! `barrier_ends_and_task_removal.rs` delivers an error to the held polls. Tasks whose polls are not held learn of
+//! errors from the answers to their heartbeats (`failure_detection.rs`). Begin at `Run::handle_error_poll`.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! The events of a job: every change of state, with its time, run and reason.
+//! The events of a job. Each event publishes one change, with its time, run and reason.
 //!
 //! The driver numbers, retains and publishes the events. Begin at [`EventKind`].
 

@@ -1,10 +1,10 @@
 //! The table of a job's exclusions: the target, actor, reason and expiry of each one, and a record of ended
 //! exclusions. Exclusions belong to the job and outlive its runs.
 //!
-//! `exclusion_rules.rs` has the effects of an exclusion on tasks. An excluded host is identified by its IP address:
-//! the service knows the address of every task, but names only of hosts that claim task ids, and a name could later
-//! resolve to another host. Exclusions can be looked up by number, by target and by expiry. No number is used twice.
-//! Begin at [`ExclusionTable`].
+//! `exclusion_rules.rs` has the effects of an exclusion on tasks. An excluded host is identified by its IP address.
+//! The service knows the address of every task, but the host name only of a task whose process claimed its task id. A
+//! name could also resolve to another host later. Exclusions can be looked up by number, by target and by expiry. No
+//! number is used twice. Begin at [`ExclusionTable`].
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

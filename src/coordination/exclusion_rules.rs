@@ -1,24 +1,26 @@
 //! Carries out exclusions on the tasks of a job. `exclusion.rs` has the table of exclusions, and
 //! `exclusion_preview.rs` the dry run. Begin at `Job::exclude`.
 //!
-//! - *Eviction.* An excluded task enters the failed state and leaves the live set, as a lost task does. Its waiting
-//!   calls are answered with PERMISSION_DENIED. If the target is a host with many tasks, the input of the command
-//!   evicts only the first few of them, within its budget of work. Later ticks evict the others.
+//! - *Eviction.* A connected task that is excluded enters the failed state and leaves the live set, as a lost task
+//!   does. The waiting calls of an excluded task are answered with PERMISSION_DENIED. If the target is a host with
+//!   many tasks, the input of the command evicts only the first few of them, within its budget of work. Later ticks
+//!   evict the others.
 //! - *Refusal.* While the exclusion is in force, the service refuses the task's registrations and calls with
 //!   PERMISSION_DENIED. Clients retry ABORTED, INTERNAL and transport errors until their own timeout. After
-//!   PERMISSION_DENIED they exit and show the text: operator, reason, expiry, and how to lift the exclusion.
+//!   PERMISSION_DENIED they exit and show the message, which states the operator, the reason, the expiry, and how to
+//!   lift the exclusion.
 //! - *Excused.* A recoverable task that was evicted is excused until it registers again: nothing waits for this task.
-//!   So neither the exclusion nor its end blocks the other tasks. A task whose failure ends the run is never excused,
+//!   So neither the exclusion nor its end blocks the other tasks. A task that is not recoverable is never excused,
 //!   because the run needs all its tasks.
 //! - *Before a run starts.* A run of a recoverable job does not wait for a task whose id is excluded. If the
 //!   exclusion ends before the run starts, the run waits for the task again. A fate-sharing job needs all N tasks, so
 //!   its run waits for an excluded task. If a host is excluded, its tasks may be started on another host, so the run
 //!   waits for those tasks. If a run has started without a task and the task registers later, this task is unsynced.
-//! - *Ending the run.* In a fate-sharing run, an exclusion would end the run. The exclusion of the last live task
-//!   would end any run. Such an exclusion is refused unless `end_run` is given. `Run::run_outcome_without` checks
-//!   this before anything changes.
-//! - *Afterwards.* When an exclusion is lifted, the evicted process still cannot return, because its calls have
-//!   failed and barriers have passed without it. A new process of the task may register.
+//! - *Ending the run.* In a fate-sharing run, the exclusion of a connected task would end the run. The exclusion of
+//!   the last live task would end any run. Such an exclusion is refused unless `end_run` is given.
+//!   `Run::run_outcome_without` checks this before anything changes.
+//! - *Afterwards.* When an exclusion ends, the evicted process still cannot return, because its calls have failed and
+//!   barriers have passed without it. A new process of the task may register.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

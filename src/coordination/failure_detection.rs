@@ -1,14 +1,16 @@
-//! Detects failed tasks: by a heartbeat timeout, by a lost connection, or by an error that a task reports.
+//! Detects failed tasks: by a heartbeat timeout, a lost connection, an error that a task reports, or a heartbeat of
+//! an unknown incarnation.
 //!
-//! `barrier_ends_and_task_removal.rs` removes a failed task from the run. `heartbeat_stats.rs` has the statistics of heartbeats. Begin
-//! at `Run::handle_heartbeat` and `Run::on_connection_lost`.
+//! `barrier_ends_and_task_removal.rs` removes a failed task from the run. `heartbeat_stats.rs` has the statistics of
+//! heartbeats. Begin at `Run::handle_heartbeat` and `Run::on_connection_lost`.
 //!
 //! - The handler of a heartbeat only records the time. When the heartbeat timer of a task fires, the handler of the
 //!   timer computes the deadline again from the last heartbeat. If the deadline is in the future, the handler sets
 //!   the timer to it. Otherwise the task fails.
 //! - If a connection breaks while it holds an error poll of a task, the task fails at once, because a client aborts
 //!   when its poll breaks. If the connection holds no poll, the task becomes suspect. A suspect task fails after
-//!   `disconnect_grace`, unless the same incarnation has made another call by then.
+//!   `disconnect_grace`, unless the same incarnation has made another call by then. In a job without
+//!   `disconnect_grace`, a broken connection fails no task.
 
 use std::sync::Arc;
 use std::time::Duration;

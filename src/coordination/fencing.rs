@@ -1,9 +1,10 @@
-//! The admission of calls: which incarnations may make calls in the present run.
+//! The admission of calls: decides which incarnations may make calls in the present run.
 //!
-//! A call is refused if its incarnation has been replaced by a newer one, or if its run has ended. In wire
-//! generation C, each call names its incarnations. In generation A, calls name no incarnation, so a connection is
-//! bound to the incarnation that registered on it. Exclusions are checked in `exclusion_rules.rs`. Begin at
-//! `Job::admit_call`.
+//! A call is refused if its incarnation has been replaced by a newer one, or belongs to an earlier run. In generation
+//! C, each call names its incarnations. In generation A, only registrations and heartbeats do, so the service
+//! remembers which incarnations made such calls on each connection. `exclusion_rules.rs` refuses the calls of
+//! excluded tasks. If the present run has ended, the registration of a new incarnation opens the next run
+//! (`run_lifecycle.rs`). Begin at `Job::admit_call` and `Job::admit_registration`.
 
 use super::event::{EventKind, RunOutcome};
 use super::failure::{Code, Failure};

@@ -1,8 +1,8 @@
-//! The gaps between the heartbeats of one task over time, in at most [`HISTORY_POINTS`] points. At first, each gap
-//! is a point. When all points are used, time is divided into intervals, and each point is the longest gap of its
-//! interval. The points cover at least the last 43 minutes.
+//! Keeps the gaps between the heartbeats of one task over time, in at most [`HISTORY_POINTS`] points.
 //!
-//! The histogram of gaps is in `heartbeat_stats.rs`. Begin at `HeartbeatHistory::add_gap`.
+//! At first, each gap is a point. When all points are used, time is divided into intervals, and each point is the
+//! longest gap of its interval. The intervals grow with time, up to 41 s. From then on, the points cover at least the
+//! last 43 minutes. The histogram of gaps is in `heartbeat_stats.rs`. Begin at `HeartbeatHistory::add_gap`.
 
 use std::collections::VecDeque;
 

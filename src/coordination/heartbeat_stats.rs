@@ -1,5 +1,5 @@
-//! The statistics of one task's heartbeats: the usual interval, the longest recent gap, and a histogram of the
-//! gaps.
+//! The statistics of one task's heartbeats: the usual interval, the longest recent gap, a histogram of the gaps, and
+//! their history (`heartbeat_history.rs`).
 //!
 //! `failure_detection.rs` decides when a task without heartbeats fails. Begin at `HeartbeatStats`.
 

@@ -3,11 +3,11 @@
 //! [`Coordinator::apply`](super::Coordinator::apply) handles an input and returns effects. Begin at [`Input`], then
 //! [`Effect`].
 //!
-//! The driver does what would make a transition slow or not repeatable: it numbers connections and calls, draws the
-//! incarnations of runs ([`Effect::RequestIncarnation`]), and frees memory after releasing its lock
-//! ([`Effect::FreeLater`]). Findings and transfer failures are inputs too ([`Input::FindingChanged`],
-//! [`Input::TransferFailed`]). These inputs only publish an event. Because they are inputs, each has a place in the
-//! order of events, and a replay repeats it.
+//! Work that would make a transition slow or not repeatable belongs to the driver. The driver numbers connections and
+//! calls, draws the incarnations of runs ([`Effect::RequestIncarnation`]), and frees memory after releasing its lock
+//! ([`Effect::FreeLater`]). Findings and transfer failures ([`Input::FindingChanged`], [`Input::TransferFailed`])
+//! only publish an event. They are inputs, so that each has a place in the order of events and a replay publishes the
+//! same events.
 
 use std::fmt;
 use std::net::SocketAddr;

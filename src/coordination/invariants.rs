@@ -1,5 +1,5 @@
-//! Checks the invariants of the state for tests and simulations, by recomputing every count and table. A check
-//! reads the whole state, so a server never runs it.
+//! Checks the invariants of the state for tests and simulations, by recomputing its counts and tables. A check reads
+//! the whole state, so a server never runs it.
 //!
 //! The check changes nothing. Begin at [`Coordinator::check_invariants`].
 

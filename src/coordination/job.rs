@@ -1,8 +1,9 @@
 //! A job: its settings, its present run, records of its past runs, and its connections.
 //!
-//! The rules are `impl Job` blocks in files by subject: `connections.rs`, `fencing.rs` (admission of calls),
-//! `run_lifecycle.rs` (one run after another), `exclusion_rules.rs`, `job_settings.rs`, `operator_commands.rs`.
-//! `job_input_handlers.rs` has the inputs. Begin at [`Job`].
+//! The rules are `impl Job` blocks in files by subject: `connections.rs`, `peer_jobs.rs`, `exclusion_rules.rs`,
+//! `run_lifecycle.rs` (one run after another), `fencing.rs` (admission of calls), `job_settings.rs`,
+//! `task_id_claims.rs`. `operator_commands.rs` handles the inputs that are commands, and `job_input_handlers.rs` the
+//! others. Begin at [`Job`].
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;

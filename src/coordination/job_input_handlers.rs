@@ -1,7 +1,8 @@
 //! Handles the inputs of a job: calls, cancelled calls, findings, transfer failures, and ticks.
 //!
-//! This module contains no rule. It checks a call against the exclusions, lets `fencing.rs` check the call, and
-//! passes it to the run (`call_dispatch.rs`). Queued work is done within a budget. Begin at `Job::handle_call`.
+//! This module contains no rule. It passes a call to the run (`call_dispatch.rs`) if `exclusion_rules.rs` and
+//! `fencing.rs` admit the call. It also does the queued work of the job, within a budget. Begin at
+//! `Job::handle_call`.
 
 use std::sync::Arc;
 

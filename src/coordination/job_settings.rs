@@ -1,16 +1,18 @@
-//! Changes of a job's settings while the job exists.
+//! Changes the settings of a job while the job exists.
 //!
 //! `SettingsChange::apply_to` checks each new value by itself. This module checks whether the job may take the values
 //! now. Begin at `Job::change_settings`.
 //!
-//! - The number of tasks, and whether they are recoverable, can change only between runs, because the tables of a
-//!   run are made for its tasks.
+//! - The number of tasks, and whether they are recoverable, can change only while no run is in progress, because the
+//!   tables of a run are made for its tasks. A run that has not started counts as in progress while a call waits in
+//!   it.
 //! - A new heartbeat timeout applies at once. Other new timeouts apply to waits that begin later.
-//! - A setting decides how tasks learn of errors (`error_polls.rs`). Either the service holds a task's error poll until
-//!   there is an error, or it answers the poll with CANCELLED at once and reports errors in the answers to heartbeats.
-//!   During a run, a job cannot change to holding polls. A client whose poll was answered with CANCELLED does not poll
-//!   again, and heartbeats would no longer report errors to it.
-//! - A bound that is lower than what the job already holds is refused.
+//! - A setting decides how tasks learn of errors (`error_polls.rs`). Either the service holds a task's error poll
+//!   until there is an error, or it answers the poll with CANCELLED at once and reports errors in the answers to
+//!   heartbeats. During a run, a job cannot change to holding polls. A client whose poll was answered with CANCELLED
+//!   does not poll again, and heartbeats would no longer report errors to it.
+//! - If the job already holds more data, waiting calls, live-set requests or exclusions than a new bound allows, the
+//!   change is refused. If the job holds more records than a new bound allows, the oldest records are dropped.
 
 use std::sync::Arc;
 

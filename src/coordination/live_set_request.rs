@@ -1,5 +1,4 @@
-//! The table of live-set requests in progress: the tasks that have called, and the number of live members that have
-//! not called.
+//! A live-set request in progress: the tasks that have called, and the number of live members that have not called.
 //!
 //! `live_set_rules.rs` has the rules. Begin at `LiveSetRequest`.
 

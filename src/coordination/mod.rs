@@ -3,17 +3,19 @@
 //!
 //! [`Coordinator::apply`] takes the time and one [`Input`], and appends [`Effect`]s, which are instructions to the
 //! driver. [`Coordinator::next_wakeup`] returns the time at which the state machine needs a tick. The state machine
-//! does no IO, reads no clock, draws no randomness, starts no thread, and contains no wire format, page or metric.
-//! Its driver is `engine::Engine`. The ports translate calls to inputs and effects to replies. Begin at
-//! [`Coordinator::apply`], then read `input.rs` (inputs and effects), `job_input_handlers.rs` and `call_dispatch.rs`.
+//! does no IO, reads no clock, draws no randomness, starts no thread, and contains no encoding of calls, no page and
+//! no metric. Its driver is `engine::Engine`. The ports (`grpc`, `http`) translate calls to inputs and effects to
+//! replies. Begin at [`Coordinator::apply`], then read `input.rs` (inputs and effects), `job_input_handlers.rs` and
+//! `call_dispatch.rs`.
 //!
 //! Invariants of the state machine:
 //!
 //! - The same inputs at the same times produce the same state and the same effects, bit for bit. All state can be
 //!   serialised, and every table is ordered, so no iteration depends on a hash seed.
-//! - An input that affects many calls or tasks changes the state at once, but sends at most 128 answers. Later ticks
-//!   send the other answers. All jobs share these ticks, and other inputs may come between two ticks. Because the
-//!   state changes at once, no input finds a barrier that only half of its members have passed.
+//! - An input that affects many calls or tasks changes the state at once, but sends at most 128 queued answers. Later
+//!   ticks send the other answers. All jobs share these ticks, and other inputs may come between two ticks. Because
+//!   the state changes at once, no input finds a barrier that only half of its members have passed. There is one
+//!   exception: the exclusion of a host with many tasks evicts some of them in later ticks.
 //! - Measurements (heartbeat gaps, lateness) are computed from the times of inputs, so a replay gives the same
 //!   measurements.
 //! - Every transition has a reason that a person can read.
@@ -24,22 +26,33 @@
 //!
 //! | file | holds |
 //! | --- | --- |
-//! | `ids.rs`, `actor.rs`, `process_identity.rs`, `settings.rs`, `failure.rs`, `shared_failures.rs` | identifiers; authors of commands; process identities; settings and bounds; errors |
-//! | `request_reply.rs`, `store_entry.rs` | requests and replies of tasks |
+//! | `ids.rs`, `actor.rs`, `process_identity.rs` | identifiers; authors of commands; process identities |
+//! | `settings.rs`, `failure.rs`, `shared_failures.rs` | settings and bounds; errors |
+//! | `request_reply.rs`, `store_entry.rs` | requests and replies of tasks; entries of the store |
 //! | `exclusion.rs`, `task_owner_table.rs` | tables: exclusions, owners of task ids |
-//! | `event.rs`, `barrier_record.rs`, `command.rs`, `input.rs`, `deferred_free.rs` | events; records of ended barriers; commands of operators and their outcomes; inputs and effects; memory to free |
-//! | `heartbeat_stats.rs`, `heartbeat_history.rs`, `straggler_stats.rs` | statistics of a task: heartbeats, heartbeats over time, lateness at barriers |
-//! | `key_value_store.rs`, `topology.rs`, `barrier_table.rs`, `unmeasured_barrier.rs`, `live_set_request.rs` | tables: keys, topology, barriers, live-set requests |
-//! | `waiters.rs`, `timers.rs`, `unpublished_events.rs` | unanswered calls and decided answers; deadlines; events to publish |
-//! | `task.rs`, `run.rs`, `run_state.rs`, `context.rs` | one task; one run; short descriptions of a run; the context of a transition |
-//! | `live_set_rules.rs`, `error_polls.rs`, `barrier_stats.rs`, `store_calls.rs` | live sets; error polls; the measurement of barriers; calls on the store |
-//! | `peer_job_calls.rs`, `run_start.rs`, `barrier_ends_and_task_removal.rs` | calls of other jobs; the start of a run; the end of barriers, and tasks that leave the run |
+//! | `event.rs`, `barrier_record.rs` | events; records of ended barriers |
+//! | `command.rs`, `input.rs`, `deferred_free.rs` | commands and their outcomes; inputs and effects; memory to free |
+//! | `heartbeat_stats.rs`, `heartbeat_history.rs` | statistics of a task's heartbeats |
+//! | `straggler_stats.rs` | statistics of a task's lateness at barriers |
+//! | `key_value_store.rs`, `topology.rs`, `live_set_request.rs` | keys; topology; a live-set request |
+//! | `barrier_table.rs`, `unmeasured_barrier.rs` | barriers; an ended barrier to be measured |
+//! | `waiters.rs`, `timers.rs` | unanswered calls and decided answers; deadlines |
+//! | `unpublished_events.rs` | events to publish |
+//! | `task.rs`, `run.rs`, `run_state.rs` | one task; one run; short descriptions of a run |
+//! | `context.rs` | the context of a transition |
+//! | `live_set_rules.rs`, `error_polls.rs` | live sets; error polls |
+//! | `barrier_stats.rs`, `store_calls.rs` | the measurement of barriers; calls on the store |
+//! | `peer_job_calls.rs`, `run_start.rs` | calls of other jobs; the start of a run |
+//! | `barrier_ends_and_task_removal.rs` | the end of barriers, and tasks that leave the run |
 //! | `barrier_completion.rs`, `barrier_arrival.rs` | the completion of barriers; the arrival of tasks at barriers |
-//! | `failure_detection.rs`, `registration.rs`, `shutdown.rs`, `preemption.rs` | heartbeats, lost connections and reported errors; registration; shutdown; the drain |
+//! | `failure_detection.rs`, `registration.rs` | heartbeats, lost connections and reported errors; registration |
+//! | `shutdown.rs`, `preemption.rs` | shutdown; the drain |
 //! | `call_dispatch.rs`, `pending_work.rs` | the dispatch of calls to rules; queued answers and due timers |
 //! | `job.rs` | a job: its tables |
-//! | `connections.rs`, `peer_jobs.rs`, `exclusion_rules.rs` | connections and their end; jobs that exchange transfers; exclusions |
-//! | `run_lifecycle.rs`, `fencing.rs`, `job_settings.rs` | the sequence of runs; admission and fencing; changed settings |
+//! | `connections.rs`, `peer_jobs.rs` | connections and their end; jobs that exchange transfers |
+//! | `exclusion_rules.rs` | the effects of exclusions on tasks |
+//! | `run_lifecycle.rs`, `fencing.rs` | the sequence of runs; the admission of calls |
+//! | `job_settings.rs` | changed settings |
 //! | `task_id_claims.rs` | the assignment of task ids to processes |
 //! | `job_input_handlers.rs` | the inputs of a job: calls, ticks and others |
 //! | `exclusion_preview.rs`, `operator_commands.rs` | the preview of an exclusion; the commands of operators |

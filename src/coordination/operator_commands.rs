@@ -1,9 +1,10 @@
-//! Passes each command of an operator to the function that performs it.
+//! Passes each command of an operator to the function that performs it. The deletion of a job is only checked here;
+//! `coordinator.rs` performs it.
 //!
-//! A command is one input ([`Input::Command`](super::input::Input::Command)) with an actor and a reason, and gets
-//! one answer ([`Effect::CommandDone`]). A refused command changes nothing. A performed command causes an event
-//! with the actor and the reason. `service::AuditedOperations` writes an audit line for every command, performed or
-//! refused. Begin at `Job::perform_command`.
+//! A command is one input ([`Input::Command`](super::input::Input::Command)) with an actor and a reason, and gets one
+//! answer ([`Effect::CommandDone`]). A refused command changes nothing. A performed command causes an event with the
+//! actor and the reason. `service::AuditedOperations` writes an audit line for every command, performed or refused.
+//! Begin at `Job::perform_command`.
 
 use super::actor::{Actor, CommandReason};
 use super::command::{CommandOutcome, CommandRefusal, OperatorCommand};

@@ -1,5 +1,5 @@
-//! Answers calls from tasks of other jobs. Such a call can read the states of a run's tasks and their engine
-//! records, and nothing else.
+//! Answers calls from tasks of other jobs. Such a call can read the states of a run's tasks and their engine records,
+//! and nothing else. The module also handles the watch of the task states by tasks of the own job.
 //!
 //! `peer_jobs.rs` decides which calls are admitted. When a job withdraws its permission, `peer_jobs.rs` ends the
 //! waiting calls. Begin at `Run::handle_peer_job_call`.

@@ -1,9 +1,9 @@
-//! Does the work of a run that does not fit into the input that caused it: sends queued answers, withdraws calls,
-//! and handles due timers.
+//! Does the work of a run that does not fit into the input that caused it: sends queued answers, sets first heartbeat
+//! timers, continues the measurement of ended barriers, and handles due timers.
 //!
-//! The rules decide answers and queue them in `waiters.rs`. This module sends the queued answers within a budget,
-//! so that an input that affects many calls does not delay other inputs. `Run::withdraw_call` removes a waiting
-//! call without an answer. Begin at `Run::run_pending_work`.
+//! The rules decide answers and queue them in `waiters.rs`. This module sends the queued answers within a budget, so
+//! that an input that affects many calls does not delay other inputs. `Run::withdraw_call` removes a waiting call
+//! without an answer. Begin at `Run::run_pending_work`.
 
 use std::sync::Arc;
 

@@ -1,14 +1,14 @@
-//! Registers tasks in a run. No task is connected until all tasks of the run that are not excused have registered.
-//! A newer incarnation of a task replaces the older one.
+//! Registers tasks in a run. No task is connected until all tasks of the run that are not excused have registered. A
+//! newer incarnation of a task replaces the older one.
 //!
-//! `fencing.rs` refuses old incarnations, `exclusion_rules.rs` refuses excluded tasks, and `run_start.rs` starts
-//! the run. Begin at `Run::register_task`.
+//! `fencing.rs` refuses old incarnations, `exclusion_rules.rs` refuses excluded tasks, and `run_start.rs` starts the
+//! run. Begin at `Run::register_task`.
 //!
 //! In a fate-sharing run, the registration of a second incarnation of a connected task fails the run. The
 //! registration is refused once with ABORTED, which clients retry. The retry is the first registration of the next
-//! run. A recoverable task that was lost or excluded may register again in the same run. Such a task is then
-//! unsynced until it takes part in a barrier at which every member arrives. A task that reported an error about
-//! itself cannot register again in the same run.
+//! run. A recoverable task that restarted, was lost or was excluded may register again in the same run. Such a task
+//! is unsynced until an instance passes at which all members have arrived, this task among them. A task that reported
+//! an error about itself cannot register again in the same run.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -1,14 +1,14 @@
 //! One run of a job: its tasks, barriers, store, waiting calls and timers.
 //!
 //! The rules are `impl Run` blocks in files by subject: `registration.rs`, `barrier_arrival.rs` and
-//! `barrier_completion.rs` (barriers), `failure_detection.rs`, `barrier_ends_and_task_removal.rs`, `live_set_rules.rs`, `store_calls.rs`,
-//! `shutdown.rs`. `call_dispatch.rs` passes calls to these files, and `pending_work.rs` sends queued answers. This
-//! file has the methods that several rules use. Begin at [`Run`].
+//! `barrier_completion.rs` (barriers), `failure_detection.rs`, `barrier_ends_and_task_removal.rs`,
+//! `live_set_rules.rs`, `store_calls.rs`, `shutdown.rs`. `call_dispatch.rs` passes calls to these files, and
+//! `pending_work.rs` sends queued answers. This file has the methods that several rules use. Begin at [`Run`].
 //!
 //! Invariants: The outcome of a run, once set, never changes. Neither does its first cause, the first error of the
-//! run. A later run keeps only the list of this run's task incarnations, in order to refuse their calls. One
-//! connection holds at most half of the waiting calls that the job may have. Every task that watches the task states
-//! has received their present version, or its answer is queued.
+//! run. A later run has its own tables. It uses only the list of this run's task incarnations, in order to refuse
+//! their calls. One connection holds at most half of the waiting calls that the job may have. Every task that watches
+//! the task states has received their present version, or its answer is queued.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;

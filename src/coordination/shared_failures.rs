@@ -1,6 +1,6 @@
 //! The failures that several rules return.
 //!
-//! A failure that only one rule returns is in the file of that rule.
+//! A failure that only one rule returns is in the file of that rule. Begin at `job_deleted_failure`.
 
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
 //! Handles the calls on the key-value store of a run.
 //!
-//! `key_value_store.rs` has the table and its bounds. When a key is written, the calls that wait for it are queued,
-//! and `pending_work.rs` sends their answers. Begin at `Run::dispatch_store_call`.
+//! `key_value_store.rs` has the table and its bounds. When a key is written, the table queues the calls that wait for
+//! the key, and `pending_work.rs` sends their answers. Begin at `Run::dispatch_store_call`.
 
 use std::sync::Arc;
 

@@ -1,6 +1,6 @@
 //! Statistics of one task at barriers: how late it arrives, how long others wait for it, and how often.
 //!
-//! `barrier_stats.rs` supplies the measurements, and `findings::chronic_straggler` draws conclusions from them.
+//! `barrier_stats.rs` supplies the measurements. `service/findings/chronic_straggler.rs` draws conclusions from them.
 //! Begin at [`StragglerStats`], then `StragglerStats::add_member_timing`.
 //!
 //! Barriers of the service itself, and barriers with fewer than two arrivals, do not count. For every other barrier
@@ -14,9 +14,9 @@
 //!   with the last arrival but one would miss such tasks.
 //!
 //! The *score* is a moving average of the shares. Each new share has the weight 1/16; while there are n < 16
-//! shares, the weight is 1/n. A single late arrival raises the score by a sixteenth at most, and later arrivals
-//! reduce it again. A task that is always late has a score near 1. The score has no unit: a straggler matters only
-//! if it also costs time, and lateness and hold-up measure this time.
+//! shares, the weight is 1/n. From the sixteenth share on, a single late arrival raises the score by a sixteenth at
+//! most, and later arrivals reduce it again. A task that is always late has a score near 1. The score has no unit: a
+//! straggler matters only if it also costs time, and lateness and hold-up measure this time.
 //!
 //! The *best* lateness is the lowest average lateness since the sixteenth barrier. If the best lateness is high too,
 //! the task was always late, for example because it has more work than the others. If the best lateness is low, the

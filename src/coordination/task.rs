@@ -1,6 +1,6 @@
 //! One task of a run: its protocol state, its incarnations, its suspicion, its held error poll, and its statistics.
 //!
-//! The functions of the rules change this state. Begin at [`Task`].
+//! The rules in other files change this state. Begin at [`Task`].
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;

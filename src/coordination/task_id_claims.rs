@@ -2,19 +2,20 @@
 //! identity. The process gets the same id in every run, whatever the order in which processes start. Begin at
 //! `Job::claim_task_id`.
 //!
-//! - A known identity gets its task id at once.
-//! - A new identity waits while the processes that hold an id and the processes that wait for one are together
-//!   fewer than the tasks of the job. Until then, a free id may belong to a process that has not started yet. When
-//!   there are enough processes, the waiting ones, in the order of their identities, get the free ids in ascending
-//!   order. So the hosts of a new job are numbered in the order of their identities, and get the same numbers again
-//!   after the service has lost its state. A host that replaces another gets the id of the replaced host.
+//! - A known identity gets its task id at once, unless another process holds the id.
+//! - A new identity waits while the processes that hold an id and the processes that wait for one are together fewer
+//!   than the tasks of the job. Until then, a free id may belong to a process that has not started yet.
+//! - When there are enough processes, the waiting ones, in the order of their identities, get the free ids in
+//!   ascending order. So the hosts of a new job are numbered in the order of their identities, and get the same
+//!   numbers again after the service has lost its state. A host that replaces another gets the id of the replaced
+//!   host.
 //! - A process holds an id while its task registers or is connected in the run, and also for a short time after a
-//!   claim. That time ends early if the task registers after the claim and then leaves.
-//! - While a process holds an id, other processes with the same identity wait, and are told the address of that
-//!   process. A registration replaces a connected process of the same task; a claim never does.
+//!   claim. If the task registers after the claim and then leaves, that time ends early.
+//! - While a process holds an id, other processes with the same identity wait, and the answers to their claims state
+//!   the address of the holder. A registration replaces a connected process of the same task; a claim never does.
 //! - The service forgets the owner of an id when another process gets the id, when the number of tasks becomes too
-//!   small for the id, or when an operator orders it. A claim is for the present run, or for the next one if the
-//!   present run has ended.
+//!   small for the id, or when an operator orders it.
+//! - A claim is for the present run, or for the next one if the present run has ended.
 //!
 //! Every claim is answered at once. If the answer is to wait, the client repeats the claim, so no call is kept
 //! waiting here.

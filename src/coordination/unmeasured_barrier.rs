@@ -1,6 +1,8 @@
-//! An ended barrier instance that is not fully measured yet.
+//! An ended barrier instance that is not fully measured yet. This module computes its record, and the times of each
+//! member relative to the others.
 //!
-//! `barrier_stats.rs` measures its members, a few at a time. Begin at `UnmeasuredBarrier`.
+//! `barrier_stats.rs` adds these times to the statistics of the members, a few members at a time. Begin at
+//! `UnmeasuredBarrier`.
 
 use std::sync::Arc;
 

@@ -1,6 +1,7 @@
-//! The serialisation of [`CowMap`], in a form that does not depend on how the entries are divided into chunks.
+//! Serialises a [`CowMap`] as a plain map, and restores it. The serialised form does not depend on how the entries
+//! are divided into chunks.
 //!
-//! Begin at the `Serialize` impl of [`CowMap`].
+//! `vec.rs` serialises its own type. Begin at the `Serialize` impl of [`CowMap`].
 
 use std::fmt;
 use std::marker::PhantomData;

@@ -1,4 +1,5 @@
-//! [`CowVec`], a vector of fixed length whose copies share chunks.
+//! [`CowVec`], a vector of fixed length. A copy shares its chunks of 16 elements with the original. A chunk is copied
+//! when the original or the copy changes an element of it.
 //!
 //! Begin at [`CowVec::filled_with`].
 

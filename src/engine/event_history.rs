@@ -1,13 +1,15 @@
-//! The retained events: a table of notable events for each job, and one table of routine events for all jobs.
+//! The retained events: a table of notable events for each job, and one table of routine events for all jobs. Begin
+//! at [`EventHistory::push`].
 //!
 //! An event is routine if it reports that a barrier began, that it passed with all members, or that a job was
-//! deleted. Other events are notable. All jobs together may cause thousands of routine events a second, and a
-//! routine event removes only older routine events. All jobs have equal shares of the space for notable events. A
-//! notable event removes only older ones of its own job, but a new job makes the share of each job smaller.
+//! deleted. Other events are notable. All jobs together may cause thousands of routine events a second, so a routine
+//! event removes only older routine events. All jobs have equal shares of the space for notable events. A notable
+//! event removes only older ones of its own job. A new job makes the share of each job smaller, but no share is
+//! smaller than 256 events.
 //!
 //! Invariant: Recording an event takes a bounded number of steps. To keep this bound, the deletion of a job removes
 //! its events, but leaves their numbers in the queue of routine events. Such a number is removed when it is the
-//! oldest. Begin at [`EventHistory::push`].
+//! oldest.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;

@@ -1,12 +1,12 @@
 //! The lock of the driver, and measurements of the times for which threads wait for it and hold it.
 //!
 //! Every access to the locked state takes the lock through this module. There is one method for each kind of use (a
-//! single input, bulk work, a read), so each kind is measured separately. The module does not know the
-//! state. Begin at `StateLock`.
+//! single input, bulk work, a read), so each kind is measured separately. The module does not know the state. Begin
+//! at `StateLock`.
 //!
-//! *A panic in a transition ends the process.* The transition may have changed half of the state, and nobody may be
-//! served from it. The lock is still held when the process ends, so no other thread sees that state. A panic of a
-//! reader ends only the reader, because it has changed nothing.
+//! *A panic in a transition ends the process.* The transition may have changed half of the state, and no answer may
+//! be given from such a state. The lock is still held when the process ends, so no other thread sees that state. A
+//! panic of a reader ends only the reader, because it has changed nothing.
 
 use std::io::Write as _;
 use std::ops::{Deref, DerefMut};

@@ -1,8 +1,8 @@
 //! The calls that wait for an answer, by their number. For each call, the table has the inbox that receives the
 //! answer.
 //!
-//! The table is part of the state under the lock. `coordination` knows the condition for which a call waits. Begin
-//! at [`WaitingCalls`].
+//! The table is part of the state under the lock. `coordination` knows the condition for which a call waits. Begin at
+//! [`WaitingCalls`].
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};

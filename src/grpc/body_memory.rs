@@ -3,12 +3,15 @@
 //! them. Begin at [`MemoryPermit::try_grow`].
 //!
 //! The permit of a body grows with the bytes that have arrived, so an announced length alone takes no memory from
-//! other bodies. One half of the pool is for this growth, and one connection may take a sixteenth of that half.
-//! While this half is mostly free, a short body gets all its memory at once (`PREALLOCATED_MAX`). The other half is
-//! the reserve. If the first half has no room for a body, the body waits until the reserve has room for all of its
-//! missing bytes. The reserve serves the waiting body with the fewest missing bytes first. Among equal bodies it
-//! serves the one that has waited longest. In each connection, one body at a time may wait for the reserve; the
-//! others follow in the order in which they began to wait.
+//! other bodies. One half of the pool is for this growth. All bodies of one connection together may take a
+//! sixteenth of this half. While most of this half is free, a short body gets all its memory at once
+//! (`PREALLOCATED_MAX`).
+//!
+//! The other half of the pool is the reserve. If the first half has no room for a body, the body waits until the
+//! reserve has room for all of its missing bytes. The reserve serves the waiting body with the fewest missing bytes
+//! first. Among equal bodies it serves the one that has waited longest. In each connection, only one body at a time
+//! has the turn at the reserve: it waits for the reserve, or holds a part of it. The other bodies of the connection
+//! wait for the turn, and get it in the order in which they began to wait for it.
 //!
 //! A body that holds a part of the reserve never waits for memory again, so no two bodies wait for each other. While
 //! other bodies wait, the bytes of a body that holds a part of the reserve must keep arriving

@@ -1,16 +1,16 @@
-//! The calls of one connection. A call is being received, is deferred, waits for the engine, or belongs to an
-//! auxiliary service.
+//! The calls of one connection. Each call has one of four states: its body is arriving, it is deferred, it waits for
+//! the driver, or an auxiliary service answers it.
 //!
 //! The [`GrpcConnection`](super::connection::GrpcConnection) reads the socket and passes requests to the table. The
-//! table (`state.rs`) owns a slot for each request that was not answered at once, the deadlines of these requests, and
-//! the connection's quota for bodies. `request_bodies.rs` handles requests whose bodies are arriving, and
-//! `engine_calls.rs` handles calls that wait for the engine. Begin at [`CallTable::accept_request`].
+//! table (`state.rs`) owns a slot for each request that was not answered at once, the deadlines of these requests,
+//! and the connection's quota for bodies. `request_bodies.rs` handles requests whose bodies are arriving, and
+//! `engine_calls.rs` handles calls that wait for the driver. Begin at [`CallTable::accept_request`].
 //!
-//! While a peer leaves more than 16 MiB of answers unread, its new requests are deferred. Its frames are still
-//! processed, because the answers wait for its window updates.
+//! While a peer leaves more than 16 MiB of answers unread, its new requests are deferred. As long as the socket
+//! accepts output, the frames of this peer are still processed, because the answers wait for its window updates.
 //!
-//! Dropping the table reports the end of the connection to the engine, which then withdraws the waiting calls of
-//! the connection.
+//! When the table is dropped, it reports the end of the connection to the driver. The driver then withdraws the
+//! waiting calls of the connection.
 
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};

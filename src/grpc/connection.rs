@@ -3,19 +3,20 @@
 //! The calls of the connection are in `call_table.rs`. Begin at `GrpcConnection::poll`, then
 //! `GrpcConnection::run_turn`.
 //!
-//! - *A turn.* When the body of a call is complete, one turn decodes the call, passes it to the engine, and answers
+//! - *A turn.* When the body of a call is complete, one turn decodes the call, passes it to the driver, and answers
 //!   it if the answer is known at once. After each read, one write sends all answers that are ready. The work that
-//!   the peer causes is counted in steps. The connection first reads the clock after about two thousand steps. The
-//!   turn ends 250 microseconds after this first reading, and the task yields so that other connections are served.
+//!   the peer causes is counted in steps. After about two thousand steps, the connection reads the clock for the
+//!   first time. The turn ends when a later reading is more than 250 microseconds after the first one. The task then
+//!   yields, so that other connections are served.
 //! - *Memory.* An idle connection holds no buffer. Each thread has a buffer for input and a buffer for output,
 //!   which its connections use one after another. A connection keeps the output buffer after its turn only while
 //!   the socket does not accept all of the output. A large body is read directly into its own memory.
 //! - *Deadlines.* Every wait for the peer has a deadline. The connection waits for SETTINGS, for the rest of a
 //!   frame, for bodies, and for the peer to read its answers. The deadlines of incomplete DATA frames and of unread
 //!   answers are long (10 minutes), because a process that is only stopped may continue later.
-//! - *Silence.* While a large answer is unread, `TCP_USER_TIMEOUT` is switched off. The kernel cannot distinguish a
-//!   host that has vanished from a stopped process whose receive buffer is full. With the timeout, it would end the
-//!   connection of a process that may continue later.
+//! - *Silence.* After a large answer, `TCP_USER_TIMEOUT` is switched off until the peer sends again and all output
+//!   is sent. The kernel cannot distinguish a host that has vanished from a stopped process whose receive buffer is
+//!   full. If the timeout stayed on, the kernel would end the connection of a process that may continue later.
 //! - *The end.* A peer that violates the protocol receives GOAWAY with the reason. The socket is closed only after
 //!   the peer has had time to read the reason (`lingering_close.rs`).
 

@@ -1,4 +1,4 @@
-//! The socket of a connection, with or without TLS.
+//! The trait of a connection's socket, with implementations for plaintext and for TLS.
 //!
 //! Begin at [`ConnectionSocket`].
 

@@ -1,6 +1,7 @@
-//! The deadlines of one connection's calls. One timer serves all of them.
+//! The deadlines of one connection and of its calls. One timer serves all of them.
 //!
-//! `call_table.rs` ends the expired calls. Begin at [`SlotDeadlines::poll_expired`].
+//! `call_table.rs` ends the calls whose deadlines have passed, and `connection.rs` ends the connection. Begin at
+//! [`SlotDeadlines::poll_expired`].
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

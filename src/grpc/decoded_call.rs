@@ -1,4 +1,5 @@
-//! A decoded call, and the data for encoding its reply. This data is the dialect (`dialect.rs`), the kind of reply, the method, and the key of the store that some replies repeat.
+//! A decoded call, and the format of its reply: the dialect (`dialect.rs`), the kind of reply, the method, and the
+//! key that some replies repeat.
 //!
 //! `generation_a.rs` and `generation_c.rs` decode calls. Begin at [`DecodedCall`].
 

@@ -1,7 +1,8 @@
-//! The gRPC services whose calls reach the state machine, by name, and the *dialect* of a client: the encoding of
-//! tasks, which differs between clients.
+//! The names of the gRPC services for coordination and for peer jobs, and the *dialect* of a client: how replies to
+//! this client encode tasks.
 //!
-//! `generation_a.rs`, `generation_c.rs` and `peer_jobs_service.rs` decode the calls of the services.
+//! `generation_a.rs`, `generation_c.rs` and `peer_jobs_service.rs` decode the calls of these services. Begin at
+//! [`Dialect`].
 
 /// The service of generation A.
 pub(super) const GENERATION_A_SERVICE: &str = "tensorflow.CoordinationService";

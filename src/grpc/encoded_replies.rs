@@ -1,5 +1,5 @@
-//! A cache of encoded replies that have many recipients. Such a reply is encoded once for each *dialect*, the encoding
-//! of tasks that a client expects (`decoded_call.rs`), even if its recipients are on different connections.
+//! A cache of encoded replies that have many recipients. Such a reply is encoded once for each *dialect*, the
+//! encoding of tasks that a client expects (`dialect.rs`), even if its recipients are on different connections.
 //!
 //! The state machine returns a live set, task states or devices as one shared object to all callers.
 //! `reply_encoder.rs` encodes the object. Begin at [`EncodedReplyCache::get_or_encode`].

@@ -1,6 +1,6 @@
-//! Properties of request bodies that hold for every input.
+//! Checks properties of request bodies and request messages that hold for every input.
 //!
-//! The fuzz targets and the tests check these properties (`src/fuzzing.rs`). Begin at [`check_request_body`] and
+//! The fuzz targets and the tests run these checks (`src/fuzzing.rs`). Begin at [`check_request_body`] and
 //! [`check_request_message`].
 
 use std::task::{Context, Poll, Waker};

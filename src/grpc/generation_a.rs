@@ -1,5 +1,5 @@
-//! Decodes the methods of wire generation A, `tensorflow.CoordinationService` (jaxlib 0.4.30 to 0.9.2), to
-//! requests.
+//! Decodes the request messages of wire generation A, `tensorflow.CoordinationService` (jaxlib 0.4.30 to 0.9.2), to
+//! requests of the state machine.
 //!
 //! This module contains no rule of coordination. Begin at `request_decoder`, the table of methods.
 

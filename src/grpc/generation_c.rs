@@ -1,5 +1,5 @@
-//! Decodes the methods of wire generation C, `xla.coordination.CoordinationService` (jaxlib 0.10.0 to 0.12.0), to
-//! requests.
+//! Decodes the request messages of wire generation C, `xla.coordination.CoordinationService` (jaxlib 0.10.0 to
+//! 0.12.0), to requests of the state machine.
 //!
 //! This module contains no rule of coordination. Begin at `request_decoder`, the table of methods.
 

@@ -1,4 +1,5 @@
-//! Inflates gzip messages. The bound on the output is known before the first byte is inflated.
+//! Inflates gzip messages. A gzip file states its inflated length, so the bound on the output is known before the
+//! first byte is inflated.
 //!
 //! `request_body.rs` decides on which thread a message is inflated. Begin at [`GzipFile::parse`].
 

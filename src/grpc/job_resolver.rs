@@ -1,10 +1,11 @@
 //! Finds the job of a call. If the listener serves a single job, the call is for this job. Otherwise the first
-//! label of the request's authority names the job. If no job has this name, the call is for the default job.
+//! label of the request's authority names the job. If the authority is an IP address, or no job has this name, the
+//! call is for the default job.
 //!
 //! The default job is the job named `default`, else the only job, else the only job that has no listener of its
 //! own. A connection remembers the name of its job, and looks the job up again after any job was created or
-//! deleted. So it finds a job that was deleted and created again, and never confuses a deleted job with another
-//! one. Begin at [`ConnectionJobResolver::resolve_job`].
+//! deleted. The connection therefore finds a job that was deleted and created again, and never confuses a deleted
+//! job with another one. Begin at [`ConnectionJobResolver::resolve_job`].
 
 use std::net::IpAddr;
 use std::sync::{Mutex, PoisonError};

@@ -1,8 +1,8 @@
 //! Closes a connection whose peer violated the protocol, after the peer has received the reason and had time to
 //! read it.
 //!
-//! If the socket were closed while the peer is still sending, the peer's host would discard all data that the peer
-//! has not read yet, including the reason. Begin at [`LingeringClose::poll_close`].
+//! If the server closed the socket while the peer is still sending, the peer's host would discard all data that the
+//! peer has not read yet, including the reason. Begin at [`LingeringClose::poll_close`].
 
 use std::pin::Pin;
 use std::task::{Context, Poll};

@@ -1,8 +1,8 @@
 //! Accepts connections, registers them, and closes them gracefully when the server stops.
 //!
-//! `open_connections.rs` has the registry, and `connection.rs` serves an accepted connection. When the server stops, new connections stay in the backlog, and
-//! open connections receive GOAWAY. Connections that do not finish within the drain time are closed. Begin at
-//! [`GrpcServer::serve`].
+//! `open_connections.rs` has the registry, and `connection.rs` serves an accepted connection. When the server stops,
+//! new connections stay in the backlog, and open connections receive GOAWAY. Connections that do not finish within
+//! the drain time are closed. Begin at [`GrpcServer::serve`].
 
 use std::io;
 use std::net::SocketAddr;

@@ -1,9 +1,10 @@
 //! The mailbox of one connection: passes messages from other threads to the tokio task of the connection, and wakes
 //! this task.
 //!
-//! The messages are answers to waiting calls, memory for bodies, and orders to stop. A batch of messages wakes the
-//! task once. A message that arrives while the task runs, or that the task sends to itself, causes no wakeup. Begin
-//! at [`Mailbox::post`].
+//! The messages are answers to waiting calls, wake-ups of slots, and orders to stop. A slot is woken, for
+//! example, when it gets memory for its body, or a part of an auxiliary response. A batch of messages wakes the task
+//! once. A message that arrives while the task runs, or that the task sends to itself, causes no wakeup. Begin at
+//! [`Mailbox::post`].
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Wake, Waker};

@@ -1,21 +1,22 @@
-//! The gRPC port: the coordination service in both wire generations, health, reflection and transfer reports.
+//! The gRPC port: the coordination service in both wire generations, calls about peer jobs, claims of task ids,
+//! transfer reports, health and reflection.
 //!
 //! The port contains no rule of coordination. It translates a message to a
-//! [`Request`](crate::coordination::Request) for the [`Engine`](crate::engine::Engine), and the outcome to a reply.
-//! `generation_a.rs` and `generation_c.rs` have the tables of methods. Begin at `connection.rs` and
+//! [`Request`](crate::coordination::Request) for the driver ([`Engine`](crate::engine::Engine)), and the outcome to a
+//! reply. `generation_a.rs` and `generation_c.rs` have the tables of methods. Begin at `connection.rs` and
 //! `call_table.rs`.
 //!
 //! A request passes these files in order:
 //! 1. `listener.rs` accepts the connection.
 //! 2. `transport_detection.rs` detects TLS or plaintext, and reads the HTTP/2 preface.
 //! 3. `connection.rs` processes HTTP/2 in one tokio task.
-//! 4. `call_table.rs` gives the request a slot, and `job_resolver.rs` finds its job.
+//! 4. `call_table.rs` accepts or defers the request, and `job_resolver.rs` finds its job.
 //! 5. `request_body.rs` receives the message, in memory that `body_memory.rs` grants.
 //! 6. `generation_a.rs` or `generation_c.rs` decodes the message.
-//! 7. `call_table/engine_calls.rs` passes the decoded call to the engine.
+//! 7. `call_table/engine_calls.rs` passes the decoded call to the driver.
 //!
-//! A reply passes `mailbox.rs` and `responses.rs`, and is encoded by `reply_encoder.rs` or `status.rs`. Every path
-//! by which bytes arrive has bounds; `ARCHITECTURE.md` has a table of them.
+//! The reply of a waiting call arrives through `mailbox.rs`. `responses.rs` sends every reply, and `reply_encoder.rs`
+//! or `status.rs` encodes it. Every path by which bytes arrive has bounds; `ARCHITECTURE.md` has a table of them.
 
 mod auxiliary;
 mod body_memory;

@@ -1,4 +1,5 @@
-//! The registry of the open connections of a listener: their mailboxes, by which the listener tells them to end.
+//! The registry of the open connections of a listener. The listener tells the connections to end through their
+//! mailboxes.
 //!
 //! Begin at [`GrpcConnections::register`].
 

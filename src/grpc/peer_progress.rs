@@ -1,8 +1,9 @@
-//! The state of a connection at the time when the deadlines for its peer were set: the incomplete input, and the
-//! output that the peer had not read.
+//! The progress of a peer when its deadlines were set: the incomplete input, and the output that the peer had not
+//! read.
 //!
-//! The [`GrpcConnection`](super::connection::GrpcConnection) sets the deadlines. When one passes, it compares the
-//! present state with the recorded one to see whether the peer has made progress. Begin at [`PeerProgressSnapshot`].
+//! The [`GrpcConnection`](super::connection::GrpcConnection) sets the deadlines. When a deadline passes, the
+//! connection compares the present state with the recorded one, to see whether the peer has made progress. Begin at
+//! [`PeerProgressSnapshot`].
 
 use std::time::Duration;
 

@@ -1,9 +1,10 @@
-//! Allocates buffers for request bodies, and populates their pages in one system call.
+//! Allocates buffers for request bodies, and populates their pages in one system call (on Linux).
 //!
-//! `body_memory.rs` bounds the memory of bodies. At the first access, the kernel clears and maps fresh memory page
-//! by page. For a body of 64 KiB this costs more than receiving the body. Populating all pages at once costs two
-//! thirds as much, and populating them for the next few bodies too costs less again. Reused memory needs no
-//! populating, so `cli/allocator.rs` configures the allocator to keep freed memory for a few seconds.
+//! `body_memory.rs` bounds the memory of bodies. If pages are not populated, the kernel clears and maps fresh memory
+//! page by page, at the first access to each page. For a body of 64 KiB, this costs more than receiving the body. To
+//! populate all pages of a buffer in one call costs two thirds of that. If one call also populates the memory of the
+//! next few bodies, each body costs still less. Reused memory needs no populating, so `cli/allocator.rs` configures
+//! the allocator to keep freed memory for a few seconds. Begin at [`allocate_prefaulted`].
 
 #![cfg_attr(target_os = "linux", allow(unsafe_code))]
 

@@ -1,10 +1,9 @@
-//! Receives one request body and returns the message in it. It reads the length prefix, requests memory, tracks the
-//! progress of the peer, and inflates compressed messages.
+//! Receives one request body and returns the message in it. A [`RequestBody`] reads the length prefix, requests
+//! memory, tracks the progress of the peer, and inflates compressed messages.
 //!
 //! A [`RequestBody`] owns the received bytes, and requests memory ([`MemoryPermit`]) before it stores them. The
-//! [`CallTable`](super::call_table::CallTable) sets the deadlines and opens the flow-control windows. A
-//! short body that arrives whole needs none of this ([`RequestMessage::of_short_body`]). Begin at
-//! [`RequestBody::receive_data`].
+//! [`CallTable`](super::call_table::CallTable) sets the deadlines and opens the flow-control windows. A short body
+//! that arrives whole needs none of this ([`RequestMessage::of_short_body`]). Begin at [`RequestBody::receive_data`].
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};

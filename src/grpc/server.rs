@@ -1,5 +1,5 @@
-//! The state that all listeners and connections of the gRPC port share: the engine, limits, memory pools, counters,
-//! and traces.
+//! The state that all listeners and connections of the gRPC port share: the driver, limits, memory pools, caches,
+//! counters and traces.
 //!
 //! `listener.rs` accepts connections. Begin at [`GrpcServer`].
 

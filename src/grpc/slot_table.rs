@@ -1,4 +1,4 @@
-//! A table that never assigns a key twice. So the key of a removed value finds nothing.
+//! A table that never assigns a key twice. A look-up with the key of a removed value finds nothing.
 //!
 //! Begin at [`SlotTable::insert`].
 

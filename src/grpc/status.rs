@@ -1,6 +1,6 @@
 //! Encodes failures: grpc-status, grpc-message, and the error details that clients interpret.
 //!
-//! `coordination` chooses the status codes. Begin at `put_failure_headers`.
+//! The module that refuses a call chooses the status code. Begin at `put_failure_headers`.
 
 use std::borrow::Cow;
 

@@ -1,13 +1,12 @@
 //! A cache of the sets of tasks that requests contain. The bytes of a set are cut out of the message and decoded
-//! once. All calls with the same bytes share the decoded set.
-//!
-//! Begin at [`TaskSetCache::extract_task_set`] and [`TaskSetCache::inflate_or_look_up`].
+//! once. All calls with the same bytes share the decoded set. Begin at [`TaskSetCache::extract_task_set`] and
+//! [`TaskSetCache::inflate_or_look_up`].
 //!
 //! In a large job, each task sends requests that name all tasks: 40 KB, of which only the first 30 bytes differ
 //! from task to task. With the cache, all these requests share one allocation. Most tasks send the same bytes again
-//! and again, and inflating them was most of the cost of such a call. So the cache also keeps compressed requests
-//! that end in a known set. A request with the same bytes is not inflated again. Two sets, or two requests, count
-//! as equal only if all their bytes are equal; a checksum only finds the candidate.
+//! and again, and to inflate them was most of the cost of such a call. The cache therefore also keeps compressed
+//! requests that end in a known set. A request with the same bytes is not inflated again. Two sets, or two requests,
+//! count as equal only if all their bytes are equal; a checksum only finds the candidate.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};

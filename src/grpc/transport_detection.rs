@@ -1,9 +1,9 @@
 //! The start of a connection: detects TLS or plaintext by the first byte, and then reads the HTTP/2 preface. One
 //! timeout covers the detection, the TLS handshake and the preface.
 //!
-//! `tls::transport_policy` performs the TLS handshake. The first byte is read together with the bytes after it, so
-//! the detection costs no system call and no copy. Plaintext and TLS connections have separate compiled code. Begin
-//! at `accept_connection`.
+//! `tls::transport_policy` decides whether the transport is allowed. The first byte is read together with the bytes
+//! after it, so the detection costs no system call and no copy. Plaintext and TLS connections have separate compiled
+//! code. Begin at `accept_connection`.
 
 use std::io;
 use std::net::SocketAddr;

@@ -1,4 +1,6 @@
 //! A simulated host for tests: a folder with the files that a test names.
+//!
+//! Begin at `FakeHost::new`.
 
 use std::fs;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! Checks by files of the system which NVIDIA driver and NCCL are installed.
+//! Checks which NVIDIA driver and which NCCL are installed. The checks only read files and load no library.
 //!
 //! Begin at `run_checks`.
 

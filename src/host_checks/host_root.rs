@@ -1,4 +1,4 @@
-//! Reads files of the host, up to a maximum length. Tests give another folder in place of `/`.
+//! Reads files of the host, up to a maximum length. The root of the files is `/`; tests use another folder.
 //!
 //! Begin at `HostRoot::read_text`.
 

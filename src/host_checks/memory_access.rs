@@ -1,6 +1,6 @@
 //! Checks whether processes may access each other's memory.
 //!
-//! The checks use the results of probes in `ProbeResults`, and do not run probes. Begin at `run_checks`.
+//! The checks use results of probes (`ProbeResults`); `cli/doctor.rs` runs the probes. Begin at `run_checks`.
 
 use super::check_result::{CheckVerdict, HostCheck, ProbeResults};
 use super::host_root::HostRoot;

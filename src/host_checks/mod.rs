@@ -1,8 +1,8 @@
 //! Checks whether the settings of a host allow fast transfers.
 //!
-//! Every check is a function of a [`HostRoot`] (the files of the host) and of [`ProbeResults`] (what a process can
-//! do there, such as create a sealed memory file). So every check can be tested on any host. The checks do not
-//! change the host. `cli/doctor.rs` prints the results. Begin at `check_host`.
+//! Every check is a function of a [`HostRoot`] (the files of the host) and of [`ProbeResults`] (what a process can do
+//! on the host, such as create a sealed memory file). So every check can be tested on any host. The checks do not
+//! change the host. `cli/doctor.rs` runs the probes and prints the results. Begin at `check_host`.
 
 mod check_result;
 #[cfg(test)]

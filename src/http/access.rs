@@ -1,12 +1,13 @@
-//! Access control of the HTTP port: every request is authorized here before its handler runs.
+//! Access control of the HTTP port: authorizes every request before its handler runs. Only a separate listener for
+//! health checks has no access control.
 //!
 //! `routes.rs` lists the routes, each with the access that it requires. Begin at [`AccessControl`], then
 //! `middleware.rs`.
 //!
 //! | file | contents |
 //! | --- | --- |
-//! | `middleware.rs` | the checks of a request: host, identity, origin, role, CSRF proof, rate, body |
-//! | `request_authorizer.rs` | a request while it is authorized |
+//! | `middleware.rs` | the checks of a request: host, identity, origin, role, CSRF proof, rate, audit policy, body |
+//! | `request_authorizer.rs` | the head of a request during its authorization |
 //! | `refusals.rs` | the answers to refused requests, and their audit |
 //! | `cookies.rs` | the cookies of browsers |
 //! | `required_access.rs` | the role, if any, that a route requires |
@@ -17,8 +18,8 @@
 //! | `wrong_token_throttle.rs` | limits on wrong tokens |
 //! | `login.rs` | `/login` and `/logout` |
 //!
-//! - Without a token file, every client that reaches the server may do everything. So without a token file the
-//!   server listens only on loopback, unless a setting allows other addresses.
+//! - Without a token file, every client that reaches the server may do everything. In this case the server listens
+//!   only on loopback, unless it requires client certificates or a setting allows other addresses.
 //! - Even without a token file, a browser needs a CSRF proof for a change, because any web page that is open in this
 //!   browser can make it send requests to this machine. The proof is derived from a cookie and a key of this
 //!   process, so the server stores no proofs.

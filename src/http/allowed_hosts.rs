@@ -1,10 +1,10 @@
 //! The host names at which the server may be reached.
 //!
-//! `access/middleware.rs` checks the `Origin` header. The owner of a foreign web page can make the page's host name
-//! resolve to this server's address (DNS rebinding). For the browser, the scripts of the page then have the same
-//! origin as this server. The scripts cannot change the `Host` header, so a request with a host name that is not
-//! configured is refused. A host that is an IP address is accepted, because an attacker cannot change where an
-//! address leads.
+//! The owner of a foreign web page can make the page's host name resolve to this server's address (DNS rebinding).
+//! For the browser, the scripts of the page then have the same origin as this server. The scripts cannot change the
+//! `Host` header, so `access/middleware.rs` refuses a request with a host name that is not configured. A host that is
+//! an IP address is accepted, because an attacker cannot change where an address leads. Begin at
+//! [`AllowedHosts::allows`].
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};

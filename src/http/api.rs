@@ -1,8 +1,7 @@
 //! The types of the bodies of REST requests and answers. The handlers and the clients (`cli`) share them.
 //!
-//! This module has only data types. The code that handles a body is in the module of its handler. Some bodies are
-//! views of the state machine (`JobView`, `TaskView`, …), which are defined in `coordination`. Begin at [`Problem`]
-//! and [`ServerInfo`].
+//! The code that handles a body is in the module of its handler. Some bodies are views of the state machine
+//! (`JobView`, `TaskView`, …), which are defined in `coordination`. Begin at [`Problem`] and [`ServerInfo`].
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};

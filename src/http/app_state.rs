@@ -1,6 +1,6 @@
 //! The state that the handlers of the HTTP port share.
 //!
-//! `routes.rs` gives it to the handlers. Begin at [`AppState`].
+//! `route_builder.rs` gives this state to the handlers. Begin at [`AppState`].
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Reads request bodies into memory, within a budget of the listener and a budget of each client network.
+//! Reads request bodies into memory, within a budget of the server and a budget of each client network.
 //!
 //! `access/middleware.rs` calls [`read_body`] after every check that needs only the head of a request. The handler
 //! receives a body that is already in memory, so no route can read a body in another way. Begin at [`read_body`],

@@ -1,5 +1,5 @@
-//! The network of a client: its IPv4 address, or the /64 network of its IPv6 address. Limits for each client are
-//! counted by this network.
+//! The network of a client: its IPv4 address, or the /64 network of its IPv6 address. Each limit on clients counts
+//! by this network.
 //!
 //! `connection_slots.rs`, `body.rs` and `access/` have the limits. Begin at `ClientNetwork::of_address`.
 

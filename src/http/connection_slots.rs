@@ -2,18 +2,21 @@
 //!
 //! `listener.rs` accepts and serves the connections. Begin at [`ConnectionTable`].
 //!
-//! | phase | the server waits for | ends by | may be closed to make room |
+//! | phase | the server waits for | time limit | may be closed to make room |
 //! | --- | --- | --- | --- |
-//! | `Handshake` | the first byte, the TLS handshake | the listener's own timer, counted from the accept | yes |
-//! | `Head` | the end of a request's head | `head_timeout`, counted from the first byte of the head; for the first head, from the accept | yes |
-//! | `Body` | more of the body of a request | the deadlines of bodies, counted from the end of the head | yes |
+//! | `Handshake` | the first byte, the TLS handshake | the listener's own timer, from the accept | yes |
+//! | `Head` | the end of a request's head | `head_timeout`, see below | yes |
+//! | `Body` | more of the body of a request | the deadlines of bodies, from the end of the head | yes |
 //! | `Busy` | the server's own handler, the end of the answer | the deadline of writes | no |
-//! | `Idle` | the next request | `idle_timeout`, counted from the last byte written | yes, these first |
+//! | `Idle` | the next request | `idle_timeout`, from the last byte written | yes, these first |
+//!
+//! The time of the first head of a connection counts from the accept, or with TLS from the end of the handshake. The
+//! time of every later head counts from its first byte.
 //!
 //! If a client network has as many connections as it may have, one of its connections is closed to make room for a
 //! new one. If every slot is taken, some connections are closed: first those of the client network with the most
-//! connections, and among them the idle ones. A connection in the phase `Busy` is not closed. If all connections are
-//! busy, the new connection gets one of [`RESERVED`] additional slots, in which only health checks are answered. If
+//! connections, and among them the idle ones. A connection in the phase `Busy` is not closed. If no connection can be
+//! closed, the new connection gets one of [`RESERVED`] additional slots, in which only health checks are answered. If
 //! these slots are taken too, the oldest connection in them is closed.
 
 use std::cmp::Reverse;

@@ -1,8 +1,9 @@
 //! Weak entity tags (ETags). A client that already has the newest answer receives status 304.
 //!
-//! A change with an `If-Match` other than `*` is refused. A weak tag cannot satisfy `If-Match`, and if the server
-//! ignored the header, the change could overwrite data that the client has not seen. The tags are weak, because a
-//! view changes with every heartbeat, even if the settings in it do not. Begin at `answer_with_etag`.
+//! A tag is a digest of the answer without the time of the view. Answers with equal tags may differ in this time, so
+//! the tags are weak. A weak tag cannot satisfy `If-Match`. If the server ignored this header, a change could
+//! overwrite data that the client has not seen. A change with an `If-Match` other than `*` is therefore refused.
+//! Begin at `answer_with_etag`.
 
 use std::hash::{DefaultHasher, Hasher as _};
 

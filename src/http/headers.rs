@@ -1,7 +1,7 @@
 //! Adds security headers to every response.
 //!
 //! `etag.rs` adds entity tags. The referrer policy is `same-origin`. With `no-referrer`, browsers would send
-//! `Origin: null` with the forms of this server.
+//! `Origin: null` with the forms of this server. Begin at `add_security_headers`.
 
 use axum::http::header::{self, HeaderMap, HeaderName, HeaderValue};
 

@@ -1,6 +1,6 @@
 //! Serves `/healthz/live` and `/healthz/ready`.
 //!
-//! `readiness.rs` has the state that they report. Begin at `answer_readiness_probe`.
+//! `readiness.rs` has the state that `/healthz/ready` reports. Begin at `answer_readiness_probe`.
 
 use axum::extract::State;
 

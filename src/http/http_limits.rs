@@ -1,6 +1,6 @@
 //! The limits of one HTTP listener.
 //!
-//! `listener.rs` and `connection_slots.rs` keep within them. Begin at [`HttpLimits`].
+//! `listener.rs` and `connection_slots.rs` enforce the limits. Begin at [`HttpLimits`].
 
 use std::time::Duration;
 

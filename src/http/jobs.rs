@@ -1,7 +1,7 @@
 //! Serves jobs: lists, shows, creates, changes and deletes them.
 //!
-//! `engine` stores the jobs. This module checks only the syntax of settings. Begin at `list_jobs`, then
-//! `change_settings`.
+//! The state machine (`coordination`) holds the jobs. This module parses settings, and the state machine decides
+//! whether they may change. Begin at `list_jobs`, then `change_settings`.
 
 use axum::extract::State;
 use axum::http::{StatusCode, header};

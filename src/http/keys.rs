@@ -1,8 +1,9 @@
 //! Serves the key-value store of the present run: lists one level of its tree, and reads, changes and deletes
 //! single values.
 //!
-//! The path contains the key, percent-encoded where necessary, because keys need not be text. A redacted value is
-//! never read; `redaction.rs` decides which values are redacted. Begin at `list_keys`, then `read_value_for_display`.
+//! The path contains the key, percent-encoded where necessary, because keys need not be text. The answer never
+//! contains a redacted value; `redaction.rs` decides which values are redacted. Begin at `list_keys`, then
+//! `read_value_for_display`.
 
 use axum::extract::State;
 use axum::http::{StatusCode, Uri};

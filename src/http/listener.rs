@@ -1,7 +1,7 @@
 //! Accepts HTTP connections, detects TLS or plaintext, and serves HTTP/1.1 within the limits of the listener.
 //!
-//! When the listener is full, `connection_slots.rs` decides which connection is closed to make room for a new one. The first
-//! byte is read together with the bytes after it, which usually are the first request. Begin at `serve`.
+//! When the listener is full, `connection_slots.rs` decides which connection is closed to make room for a new one.
+//! The first byte is read together with the bytes after it, which usually are the first request. Begin at `serve`.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

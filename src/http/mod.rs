@@ -1,9 +1,10 @@
 //! The HTTP port: serves pages, the REST API, health checks and metrics. The port presents the state of the jobs.
-//! Its own state consists of sessions, rate limits and live pages.
+//! Its own state is about its clients: connections, sessions, rate limits and live pages.
 //!
 //! This module contains no rule of coordination. Handlers read copies of the state, and pass commands to
 //! [`AuditedOperations`](crate::service::AuditedOperations), which writes the audit. Begin at [`AppState`], which
-//! handlers share, then `routes.rs`. Every request passes `listener.rs`, `connection_slots.rs` and `access/middleware.rs`.
+//! handlers share, then `routes.rs`. A request passes `listener.rs`, `connection_slots.rs` and
+//! `access/middleware.rs`.
 //!
 //! - `GET /` and the addresses below it: the pages (`pages/`)
 //! - `GET /healthz/live`: 200 if the process answers
@@ -26,8 +27,8 @@
 //! - `GET /api/v1/jobs/{job}/findings`, `GET /api/v1/findings`: findings
 //! - `GET /metrics`: metrics in the text format of Prometheus
 //!
-//! Every change has a reason and a line in the audit, except the claims of task ids by processes. Errors are problem
-//! details of RFC 9457 (`application/problem+json`).
+//! Every change of a job has a reason and a line in the audit, except the claims of task ids by processes. Errors are
+//! problem details of RFC 9457 (`application/problem+json`).
 
 #![allow(unused_qualifications, reason = "what describes the handlers is written out by a macro")]
 

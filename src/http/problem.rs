@@ -1,6 +1,6 @@
-//! Makes the problem documents (RFC 9457) of errors.
+//! Builds the problem documents (RFC 9457) of errors.
 //!
-//! `problem_rendering.rs` writes them into responses. Begin at `Problem`.
+//! `api.rs` defines the type, and `problem_rendering.rs` writes a problem into its response. Begin at `Problem`.
 
 use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};

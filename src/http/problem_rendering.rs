@@ -1,6 +1,7 @@
-//! Writes the problem of a request into its response, as a document or as a page for browsers.
+//! Writes the problem of a request into its response, as a document or as a page for browsers. This module also adds
+//! the headers of every response.
 //!
-//! `problem.rs` makes the problems. Begin at `render_problem_and_add_headers`.
+//! `problem.rs` builds the problems. Begin at `render_problem_and_add_headers`.
 
 use axum::extract::Request;
 use axum::http::{HeaderValue, StatusCode, Uri, header};

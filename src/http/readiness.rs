@@ -1,6 +1,6 @@
-//! The readiness of the server, which `/healthz/ready` and the health service of the gRPC port report.
+//! The readiness of the server, which `/healthz/ready` and the metrics report.
 //!
-//! Begin at [`ServerReadiness`].
+//! The health service of the gRPC port has its own state (`grpc/auxiliary.rs`). Begin at [`ServerReadiness`].
 
 use std::sync::atomic::{AtomicU8, Ordering};
 

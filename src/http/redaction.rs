@@ -1,6 +1,6 @@
 //! Decides which values of the key-value store are hidden, by patterns of their keys.
 //!
-//! Handlers check the patterns before they read a value. Begin at `RedactionPatterns::is_redacted`.
+//! Handlers check the patterns before they show a value. Begin at `RedactionPatterns::is_redacted`.
 
 use std::fmt;
 

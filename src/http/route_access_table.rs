@@ -1,6 +1,7 @@
 //! The access that each route requires.
 //!
-//! `route_builder.rs` fills the table, and `access/middleware.rs` checks requests by it. Begin at [`RouteAccessTable`].
+//! `route_builder.rs` fills the table, and `access/middleware.rs` checks requests by it. Begin at
+//! [`RouteAccessTable`].
 
 use std::collections::BTreeMap;
 

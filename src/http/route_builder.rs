@@ -1,9 +1,9 @@
 //! Registers routes, each with the access that it requires.
 //!
-//! `routes.rs` and `pages/mod.rs` list the routes, and `access/middleware.rs` checks requests. [`RouteBuilder`] holds the
-//! router. Every function that adds a route takes a [`RequiredAccess`], so a route without it does not compile. The
-//! methods and the path of a route under `/api/v1` come from the annotation that also describes it in the OpenAPI
-//! document. Begin at [`RouteBuilder`].
+//! `routes.rs` and `pages/mod.rs` list the routes, and `access/middleware.rs` checks requests. [`RouteBuilder`] holds
+//! the router and the table of accesses. Every function that adds a route takes a [`RequiredAccess`], so a route
+//! without a declared access does not compile. The methods and the path of a route under `/api/v1` come from the
+//! annotation that also describes it in the OpenAPI document. Begin at [`RouteBuilder`].
 
 use std::sync::Arc;
 

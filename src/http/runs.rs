@@ -1,6 +1,6 @@
 //! Serves runs, tasks, barriers, live sets and devices of a job.
 //!
-//! `coordination` holds this state. Begin at `list_runs`, then `list_tasks`.
+//! The state machine (`coordination`) holds this state. Begin at `list_runs`, then `list_tasks`.
 
 use axum::Json;
 use axum::extract::State;

@@ -1,9 +1,9 @@
 //! The REST resource of a job's hosts: lists the process to which each task id belongs, grants a task id to a
 //! process, and makes the service forget the owner of a task id.
 //!
-//! `coordination/task_id_claims.rs` has the rules. A process claims its task id, and repeats the claim until it is
-//! granted. A claim is not a command of an operator, so it is not in the audit. The answer to a claim contains no
-//! more than the answer that the gRPC port gives. Begin at `list_task_owners`, then `claim_task_id`.
+//! `coordination/task_id_claims.rs` has the rules. A process claims its task id, and repeats the claim until the task
+//! id is granted. A claim is not a command of an operator, so it is not in the audit. The answer to a claim contains
+//! no more than the answer that the gRPC port gives. Begin at `list_task_owners`, then `claim_task_id`.
 
 use axum::extract::State;
 use axum::http::StatusCode;

@@ -1,4 +1,5 @@
-//! Wraps a stream. If the peer accepts too few bytes of a blocked write within the timeout, the connection ends.
+//! Wraps a stream. If the peer accepts too few bytes of a blocked write within the timeout, the write fails and the
+//! connection ends.
 //!
 //! `connection_slots.rs` has the timeouts of reads. Begin at [`WriteTimeoutStream`].
 

@@ -1,10 +1,10 @@
-//! The abuse score of a connection. Frames that neither open a request nor carry data raise the score: pings, settings,
-//! window updates, resets, empty data, and headers that are refused.
+//! The abuse score of a connection. Frames that neither open a request nor carry data raise the score: pings,
+//! settings, window updates, resets, empty data, refused headers, and others.
 //!
 //! Each such frame adds points. Answers that the server sends, and time, remove points. The score of a normal client
-//! stays near zero, however long its connection lasts. A peer that sends only such frames exceeds the limit within a
-//! second and receives ENHANCE_YOUR_CALM. `Http2Sender::check_abuse` reports the violation, and `grpc::connection`
-//! closes the connection. Begin at [`AbuseScore`].
+//! stays near zero, however long its connection lasts. A peer that sends such frames at a high rate exceeds the limit
+//! and receives ENHANCE_YOUR_CALM. `Http2Sender::check_abuse` reports the violation, and `grpc::connection` closes
+//! the connection. Begin at [`AbuseScore`].
 
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
-//! A buffer for the bytes of an incomplete frame or header block. Its memory is charged to the state budget, except
-//! for short frames.
+//! A buffer for the bytes of an incomplete frame or header block. A header block is charged to the budget of its
+//! connection. A frame is charged to a pool that all connections share, and a short frame is not charged.
 //!
-//! Begin at [`ChargedBuffer::append`].
+//! `state_budget.rs` has the budget and the pools. Begin at [`ChargedBuffer::append`].
 
 use super::frame::{ConnectionError, ErrorCode};
 use super::state_budget::StateMemoryBudget;

@@ -1,6 +1,6 @@
-//! Properties of header blocks and connections that hold for every input.
+//! Checks properties of header blocks and connections that hold for every input.
 //!
-//! The fuzz targets and the tests check these properties (`src/fuzzing.rs`). Begin at [`check_header_blocks`] and
+//! The fuzz targets and the tests run these checks (`src/fuzzing.rs`). Begin at [`check_header_blocks`] and
 //! [`check_connection`].
 
 use bytes::Bytes;

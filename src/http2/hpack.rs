@@ -1,5 +1,5 @@
-//! Header compression (RFC 7541): decodes the header blocks of peers, and encodes the header blocks of the server,
-//! for which no dynamic table is used.
+//! Header compression (RFC 7541): decodes the header blocks of peers, and encodes those of the server without a
+//! dynamic table.
 //!
 //! `request_head.rs` validates the decoded fields. Begin at [`HpackDecoder::decode_block`].
 

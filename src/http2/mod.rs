@@ -1,18 +1,18 @@
-//! The server side of HTTP/2 (RFC 9113), as far as gRPC needs it, without IO.
+//! The server side of HTTP/2 (RFC 9113), as far as gRPC needs it.
 //!
-//! This module uses no gRPC, socket or clock; `grpc::connection` calls it. The [`Http2Receiver`] takes received
+//! This module opens no socket and reads no clock; `grpc::connection` calls it. The [`Http2Receiver`] takes received
 //! bytes and returns one [`ReceiveEvent`] after another. The [`Http2Sender`] takes responses and keeps within the
-//! peer's windows. In `tests.rs`, a peer is simulated frame by frame. Begin at [`Http2Receiver`] and
-//! [`Http2Sender`].
+//! peer's windows. The [`OutputBuffer`] writes to the caller's socket. In `tests.rs`, a peer is simulated frame by
+//! frame. Begin at [`Http2Receiver`] and [`Http2Sender`].
 //!
 //! - This implementation exists because a general HTTP/2 library used two thirds of the server's CPU time in user
-//!   space. An idle connection takes a few hundred bytes.
+//!   space. In this implementation, an idle connection takes a few hundred bytes.
 //! - The server's settings disable the dynamic header table of clients, so equal header blocks always have the same
 //!   meaning. A repeated request head is recognised by the bytes of its block (`request_head.rs`).
-//! - Peers are untrusted. State that a peer causes is charged to a [`StateMemoryBudget`](state_budget::StateMemoryBudget)
-//!   before it is allocated. Work that a peer causes is counted, so that the turn of its connection can end in time
-//!   ([`Http2Sender::is_clock_check_due`]). Frames that request no useful work raise an
-//!   [`AbuseScore`](abuse_score::AbuseScore).
+//! - Peers are untrusted. State that a peer causes is charged to a
+//!   [`StateMemoryBudget`](state_budget::StateMemoryBudget) before it is allocated. Work that a peer causes is
+//!   counted, so that the turn of its connection can end in time ([`Http2Sender::is_clock_check_due`]). Frames that
+//!   request no useful work raise an [`AbuseScore`](abuse_score::AbuseScore).
 
 mod abuse_score;
 mod charged_buffer;

@@ -1,5 +1,5 @@
-//! The events that the [`Http2Receiver`](super::Http2Receiver) returns: requests, data, resets, and others that a
-//! peer causes.
+//! The events that the [`Http2Receiver`](super::Http2Receiver) returns: requests, data, resets, and the peer's
+//! GOAWAY.
 //!
 //! Begin at [`ReceiveEvent`].
 

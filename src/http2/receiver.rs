@@ -1,8 +1,9 @@
 //! The receiving half of a connection: parses received bytes into frames, and turns frames into events.
 //!
-//! The receiver answers the peer only through the [`Http2Sender`]. Some frames must be complete before they are
-//! processed. Their length is checked as soon as the frame header is read (`frame_check.rs`). DATA is passed on as
-//! it arrives (`unbuffered_frame.rs`). `header_reader.rs` reads header blocks. Begin at [`Http2Receiver::next_event`].
+//! The receiver answers the peer only through the [`Http2Sender`]. The length of a frame is checked as soon as its
+//! header is read (`frame_check.rs`). DATA is passed on as it arrives (`unbuffered_frame.rs`). Most other frames must
+//! be complete before they are processed. `header_reader.rs` reads header blocks. Begin at
+//! [`Http2Receiver::next_event`].
 
 use super::abuse_score::points;
 use super::charged_buffer::ChargedBuffer;

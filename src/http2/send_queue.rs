@@ -1,8 +1,7 @@
 //! The frames that wait for the peer's windows, and the order in which they are sent.
 //!
 //! The streams take turns, with one frame in each turn. A stream whose own window is used up leaves the queue until
-//! the window opens. [`SendQueue::next_frame`] returns a frame, and the [`Http2Sender`](super::Http2Sender) writes
-//! it. Begin at [`SendQueue::next_frame`].
+//! the window opens. The [`Http2Sender`](super::Http2Sender) writes the frames. Begin at [`SendQueue::next_frame`].
 
 use std::collections::VecDeque;
 

@@ -1,10 +1,11 @@
-//! The budget for the memory of a connection's state, and the pool that all connections share. Memory is charged to
+//! The budget for the memory of a connection's state, and the pools that all connections share. Memory is charged to
 //! the budget before it is allocated.
 //!
-//! These are charged: the header table, streams, incomplete frames and header blocks, deferred requests, the unread
-//! bytes of bodies, and long listings of keys. Each connection has a small allowance, so a connection with a few
-//! calls never uses the pool. Beyond the allowance, a connection takes bytes from the pool in large steps. A listing
-//! of keys may be larger than the budget of a connection, so it is charged to the pool alone.
+//! These are charged: the header table, streams, incomplete header blocks, deferred requests, the unread bytes of
+//! bodies, calls to auxiliary services, the keys of waiting calls, and long buffers of unsent output or unread input.
+//! Each connection has a small allowance, so a connection with a few calls never uses the pool of state. Beyond the
+//! allowance, a connection takes bytes from this pool in large steps. A listing of keys may be larger than the budget
+//! of a connection, so a long listing is charged to the pool alone. Long incomplete frames have a pool of their own.
 //!
 //! If there is no memory for a call or a body, the call is refused with RESOURCE_EXHAUSTED, and the answer names the
 //! bound. If there is no memory for a stream, the stream is reset. If there is no memory for a frame or a header

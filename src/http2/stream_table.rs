@@ -1,4 +1,4 @@
-//! The streams of a connection by number: the streams in progress, and a bounded memory of closed and skipped ones.
+//! The streams of a connection by number: the streams in progress, and a bounded record of closed and skipped ones.
 //!
 //! The table tells whether a stream was opened, was skipped, or ended while the peer was still sending. The
 //! [`Http2Receiver`](super::Http2Receiver) decides how to treat a frame on such a stream. Begin at [`StreamTable`].

@@ -1,5 +1,7 @@
-//! The measuring types of a build without the cargo feature `metrics`. They are empty, and their methods do
-//! nothing. `enabled.rs` documents the methods.
+//! The measuring types of a build without the cargo feature `metrics`. They measure nothing, and their methods do
+//! nothing.
+//!
+//! `enabled.rs` documents the methods. Begin there.
 
 #![allow(clippy::unused_self, missing_docs, reason = "they are those of `enabled.rs`")]
 

@@ -1,7 +1,7 @@
-//! The measuring types of a build with the cargo feature `metrics`. They consist of atomics, sharded by thread, and
-//! take no locks.
+//! The measuring types of a build with the cargo feature `metrics`. They consist of atomics and take no locks.
 //!
-//! The caller passes a [`Moment`], so one reading of the clock can serve several measurements. Begin at
+//! [`Sharded`] gives each group of threads a value of its own, so fewer threads write the same cache line. The
+//! caller passes a [`Moment`], so one reading of the clock can serve several measurements. Begin at
 //! [`Sharded::shard_of_this_thread`].
 
 use std::cell::Cell;

@@ -1,4 +1,5 @@
-//! The author of a change, with the trace context of the request. It creates the audit entry of the change.
+//! The author of a change, with the trace context of the request. [`ActorContext`] creates the audit entry of the
+//! change.
 //!
 //! The HTTP port authenticates the author. Begin at [`ActorContext`].
 

@@ -4,12 +4,12 @@
 //! The HTTP port translates requests to [`JobOperation`]s. Findings can request automatic exclusions. Begin at
 //! [`AuditedOperations::perform_audited`].
 //!
-//! | file | what it holds |
+//! | file | what it owns |
 //! | --- | --- |
-//! | `operations.rs` | performs commands on jobs, writes them to the audit, and links them to the trace |
+//! | `operations.rs` | commands on jobs, with their audit lines and traces |
 //! | `audit/` | the audit log: its lines, its file, its aggregated refusals |
-//! | `actor_context.rs` | the author of a change |
-//! | `role.rs` | viewer < operator < admin |
+//! | `actor_context.rs` | the author of a change, with the context of the request |
+//! | `role.rs` | the roles: viewer < operator < admin |
 //! | `findings/` | detectors: conclusions from measurements, and automatic exclusions |
 //! | `timelines.rs` | the timeline of each job, recorded from its events |
 //! | `reports/` | transfer reports of native workers, outside of the state machine |

@@ -1,5 +1,6 @@
 //! Performs commands on jobs, for operators and for automatic rules. For each command, this module takes the lock of
-//! the state machine once, writes one line of the audit, and links the command to the trace of its request.
+//! the state machine once and writes one line of the audit. It also links the span of an exclusion to the trace of
+//! the request.
 //!
 //! The state machine decides whether a command is refused. Begin at [`AuditedOperations::perform_audited`].
 

@@ -1,8 +1,9 @@
-//! Records the timeline of each job, as an [`Observer`] of events: what happened to its tasks, and what followed from
-//! the first cause of a failure.
+//! The timeline of each job: what happened to its tasks, and which changes are consequences of the first cause of a
+//! failure.
 //!
-//! `engine` stores the events. They are recorded here as they happen, so frequent barriers cannot push entries out.
-//! Begin at [`Timelines`].
+//! [`Timelines`] is an [`Observer`]: the driver passes each event to it. The driver also retains events, but frequent
+//! barriers displace older events there. In a timeline, a barrier has an entry only if it fails, or if it passes
+//! while a member is missing. Begin at [`Timelines`].
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

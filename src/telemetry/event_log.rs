@@ -1,6 +1,7 @@
-//! Writes one log line for each event. Each kind of event has its own rate limit.
+//! Writes one log line for each event, within a rate limit for each kind of event of each job. Events at level DEBUG
+//! have no limit.
 //!
-//! `engine` stores the events. Begin at `log_events`.
+//! `log_rate_limit.rs` implements the limit, and `engine` retains the events. Begin at `log_events`.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -1,8 +1,8 @@
 //! Writes the log to stderr.
 //!
-//! A thread that logs never waits for the reader of stderr (`queue`). All text is escaped when a line is written:
-//! `write_field` escapes lines for people, and `JsonEscapingWriter` escapes JSON lines. So code that logs text from
-//! outside need not escape it. Begin at [`start_logging`].
+//! A thread that logs never waits for the reader of stderr (`log/queue.rs`). All text is escaped when a line is
+//! written: `write_field` escapes lines for people, and `JsonEscapingWriter` escapes JSON lines. So code that logs
+//! text from outside need not escape it. Begin at [`start_logging`].
 
 mod queue;
 

@@ -1,8 +1,8 @@
-//! Limits the rate of log lines that clients can cause. For each kind of line, the first lines are written at once
-//! (a burst), and after them one line a second. Each of the later lines reports how many lines of its kind were
+//! Limits the rate of log lines that clients can cause. For each kind of line, the first lines are written at once (a
+//! burst). After the burst, one line a second is written. Each of these lines reports how many lines of its kind were
 //! suppressed before it.
 //!
-//! Begin at `LogRateLimit::admit`.
+//! The caller defines the kinds. Begin at `LogRateLimit::admit`.
 
 use std::collections::HashMap;
 use std::hash::Hash;

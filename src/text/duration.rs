@@ -1,7 +1,8 @@
-//! Parses and formats the durations in settings, flags and requests. Such a duration has a unit. A formatted
-//! duration parses to the same duration.
+//! Parses and formats the durations in settings, flags and requests. Such a duration has a unit. A formatted duration
+//! parses to the same duration.
 //!
-//! [`super::format_approximate_duration`] and [`super::format_micros`] format rounded durations for people.
+//! [`super::format_approximate_duration`] and [`super::format_micros`] format rounded durations for people. Begin at
+//! [`parse_duration`].
 
 use std::time::Duration;
 

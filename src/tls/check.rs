@@ -1,4 +1,4 @@
-//! The checks of `muster tls check`: finds the reasons for which a client or a server would refuse a certificate.
+//! Checks certificates for `muster tls check`: finds the reasons for which a client or a server would refuse one.
 //!
 //! Begin at `check_chain`.
 

@@ -1,7 +1,8 @@
 //! Verifies client certificates, records a refused certificate, and returns the name of a certificate's holder.
 //!
-//! `http::access` decides what the holder may do. The error of a failed handshake does not name the certificate,
-//! and JAX does not report that it presented one. So the verifier records the certificate that it refuses.
+//! If the server has no tokens, `http::access` uses the holder's name as the name of the actor. The error of a failed
+//! handshake does not name the certificate, and JAX does not report that it presented one. The verifier therefore
+//! records the certificate that it refuses. Begin at [`RecordingClientVerifier`].
 
 use std::cell::RefCell;
 use std::fmt::Write as _;

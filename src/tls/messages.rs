@@ -1,4 +1,4 @@
-//! Messages for the errors of rustls. Each says what is wrong and what to do.
+//! Messages for the errors of rustls. Each says what is wrong and, where that is known, what to do.
 //!
 //! Begin at `describe_certificate_error`.
 

@@ -1,4 +1,4 @@
-//! Decides for a new connection on a listener whether it uses plaintext or TLS or is refused.
+//! Decides whether a new connection of a listener uses plaintext, uses TLS, or is refused.
 //!
 //! `acceptor.rs` performs the handshake. Begin at [`TransportPolicy::accept_tls`].
 

@@ -1,8 +1,8 @@
-//! Properties of the decoders of the transfer engine: of frames, handshakes, plans, and sequences of frames on a
+//! Test properties of the transfer engine's decoders: of frames, handshakes, plans, and sequences of frames on a
 //! link.
 //!
-//! This module is only for tests. Each function takes any bytes and panics if its property does not hold. The fuzz
-//! targets (`tests/fuzz`) call these functions. Begin at [`TARGETS`].
+//! This module is only for tests. Each property is a function that takes any bytes, and panics if the property does
+//! not hold. The fuzz targets (`tests/fuzz`) call these functions. Begin at [`TARGETS`].
 
 use crate::plan::{ArrayDescription, Placement, Plan, PlanOptions};
 use crate::protocol::frame::{CHUNK_MAX, CONTROL_MAX, FrameKind, HEADER, Header, crc32c_of};

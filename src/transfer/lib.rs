@@ -1,7 +1,7 @@
 //! The transfer engine: moves buffers between the devices of a cluster's tasks.
 //!
-//! It is a library of its own and contains nothing about the service. Its caller passes a [`Membership`], and the
-//! engine moves bytes only with the incarnations in it. Begin at [`TransferEngine`], the handle of programs. Then
+//! The engine is a library of its own and contains nothing about the service. Its caller passes a [`Membership`], and
+//! the engine moves bytes only with the incarnations in it. Begin at [`TransferEngine`], the handle of programs. Then
 //! read `engine/prepare.rs` (prepare), `engine/prepared_transfers.rs` (launch) and `protocol/link` (the messages of
 //! two engines). `ARCHITECTURE.md` has the flow of a transfer.
 //!
@@ -18,17 +18,21 @@
 //! | [`plan`] | which bytes of a sharded array move where; pure, beside `memory` |
 //! | `base` | the types of all layers: members, errors, events |
 //!
-//! A lower layer calls a higher one through a trait that the lower one defines: `LaneHost`, `FetchHost`, `DoorbellHost`
-//! (`io`), `SessionHandle`, `LaunchPart` (`launch`), `SessionHost` (`session`), `WireEventHandler` (wires).
+//! A lower layer calls a higher one through a trait that the lower layer defines: `RegionUnmapListener` (`memory`),
+//! `SessionHandle` and `LaunchPart` (`launch`), `LaneHost`, `FetchHost`, `DoorbellHost` and `WireEventHandler`
+//! (`io`), `SessionHost` (`session`).
 //!
 //! | word | meaning |
 //! | --- | --- |
 //! | region | memory that the engine knows: an [`Arena`], or memory of the program |
 //! | buffer, span | a [`Buffer`] is a range of a region, and a [`Span`] a range of a buffer |
-//! | event | completes when a buffer holds its contents (is *defined*): [`BufferDefinitionEvent`] |
-//! | transfer | bytes that move between two devices under one key: a [`TransferSpec`] requests one, and a [`TransferHandle`] is one or more transfers in flight |
+//! | event | completes when a buffer is *defined* (may be sent, or received into): [`BufferDefinitionEvent`] |
+//! | transfer | bytes that move between two devices under one key, as a [`TransferSpec`] requests |
+//! | handle | a [`TransferHandle`] stands for one or more transfers in flight |
 //! | prepared | describes transfers whose slow work is done, so that they can be launched: [`PreparedTransfers`] |
-//! | group | the parts of two launches, one on each side, that have the same number on the same channel between two tasks |
+//! | part | a launch has one part for each peer |
+//! | channel | a series of parts of launches between two engines; each engine numbers its own parts |
+//! | group | the two parts, one of each engine, that have the same number on the same channel |
 //! | clique | the two incarnations that share a connection: [`CliqueKey`] |
 //! | wire | a byte stream between two engines, over any transport |
 //! | lane | a wire that belongs to a connection |
@@ -39,25 +43,24 @@
 //! written to its destination.
 //!
 //! 1. No byte lands until both sides' lists are found equal and the receiving launch has reserved the destination.
-//! 2. At most one lane receives a chunk at any moment. After a chunk was received whole, no lane receives it
-//!    again.
+//! 2. At most one lane receives a chunk at any moment. After a chunk was received whole, no lane receives it again.
 //! 3. After a transfer has failed, its engine writes no byte to the transfer's buffers. After the peers have
 //!    confirmed that a launch is cancelled, no engine writes a byte to the buffers of the launch. If a transfer
 //!    succeeds, the receiver has the bytes that the sender's buffers held while the transfer used them, even if one
 //!    side shuts down meanwhile.
-//! 4. While a transfer writes a span, nothing else in the span's process uses the span. While a transfer reads a span,
-//!    nothing writes it.
+//! 4. While a transfer writes a span, nothing else in the span's process uses the span. While a transfer reads a
+//!    span, nothing writes it.
 //! 5. Every connection belongs to two incarnations. A frame from another incarnation ends the connection and is
-//!    counted. The hello, every frame and the key of a clique contain the incarnations. A restarted task has
-//!    nothing in common with its former incarnation but its number.
-//! 6. Every launch ends: it completes or fails, its deadline or its stall limit passes, its connection ends, or one side
-//!    cancels it. The exception is a launch without a deadline, whose peer is alive and never launches: it ends only
-//!    when its caller cancels it.
-//! 7. An engine exchanges bytes with a task of another job only while its membership has that incarnation under
-//!    that job. A hello says whether it crosses jobs. The acceptor then looks for the dialler only among the jobs
+//!    counted. The hello, every frame and the key of a clique contain the incarnations. A restarted task has nothing
+//!    in common with its former incarnation but its task id.
+//! 6. Every launch ends: it completes or fails, its deadline or its stall limit passes, its connection ends, or one
+//!    side cancels it. The exception is a launch without a deadline, whose peer is alive and never launches: it ends
+//!    only when its caller cancels it.
+//! 7. An engine exchanges bytes with a task of another job only while its membership has that incarnation under that
+//!    job. A hello says whether it crosses jobs. If it does, the acceptor looks for the dialler only among the jobs
 //!    that its own program has named.
 //! 8. A connection is ended to make room for others only if neither side has a launch or a list of transfers on it.
-//!    The two launches that have the same number are always on the same connection.
+//!    The two parts of a group are always on the same connection.
 #![warn(clippy::too_many_lines)]
 
 mod base;

@@ -95,6 +95,14 @@ fn a_cancelled_transfer_is_proven_to_be_over() {
 }
 
 #[test]
+fn transfers_wait_for_a_task_that_joins_again() {
+    with_each_compiler(&["absent_peer.c"], |programs| {
+        let server = recoverable_server("2");
+        wait_for_success(&start_program(programs[0], &[&server.grpc.to_string()]));
+    });
+}
+
+#[test]
 fn a_forked_process_is_told_so() {
     with_each_compiler(&["fork.c"], |programs| {
         let server = recoverable_server("1");

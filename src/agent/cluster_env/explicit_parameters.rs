@@ -1,5 +1,5 @@
-//! Reads explicit flags and variables of Muster and JAX. They take precedence over the values of cluster systems,
-//! and are never combined with those.
+//! Reads explicit flags, and variables of Muster and JAX. If one of them gives a parameter, the cluster systems are
+//! not asked for it.
 //!
 //! Begin at `resolve_explicit_parameters`.
 

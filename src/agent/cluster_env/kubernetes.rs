@@ -1,4 +1,4 @@
-//! Reads the variables of an indexed Kubernetes Job.
+//! Reads the variables of an indexed Kubernetes Job, and those of the Kubernetes Service named `muster`.
 //!
 //! It calls no API server. Begin at `detect_indexed_job`.
 

@@ -1,20 +1,20 @@
 //! Detects which task this process is, of how many, and where the service is.
 //!
 //! Explicit flags and variables take precedence; otherwise the module tries each cluster system. It reads a map of
-//! variables, not the process environment, so tests need no cluster system. It does not guess, because a process
-//! with a wrong task number would replace a healthy task. If two sources disagree, or a value is missing, the
-//! result is an error that names the variable to set. Begin at `ClusterEnv::detect`.
+//! variables, not the process environment, so tests need no cluster system. It does not guess, because a process with
+//! a wrong task number would replace a healthy task. If two sources disagree, or a value is missing, the result is an
+//! error that names the flag or variable to set. Begin at `ClusterEnv::detect`.
 //!
 //! | file | system | variables |
 //! | --- | --- | --- |
-//! | `process_identity.rs` | the identity of the host across runs | `MUSTER_HOST_ID`, `NODE_NAME`, `SLURMD_NODENAME`, `TPU_WORKER_ID` |
-//! | `explicit_parameters.rs` | flags and `MUSTER_*`, `JAX_*` variables | `MUSTER_PROCESS_ID`, `MUSTER_NUM_PROCESSES`, `JAX_COORDINATOR_ADDRESS`, … |
+//! | `process_identity.rs` | the identity of the process | `MUSTER_HOST_ID`, `NODE_NAME`, `TPU_WORKER_ID`, … |
+//! | `explicit_parameters.rs` | flags and variables | `MUSTER_PROCESS_ID`, `JAX_COORDINATOR_ADDRESS`, … |
 //! | `slurm.rs` | Slurm | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS`, `SLURM_STEP_NODELIST`, … |
 //! | `jobset.rs` | Kubernetes JobSet | `JOBSET_NAME`, `JOB_INDEX`, `PROCESSES_IN_JOB`, `JOB_COMPLETION_INDEX` |
 //! | `kubernetes.rs` | Kubernetes indexed job | `JOB_COMPLETION_INDEX`, `MUSTER_SERVICE_HOST`, … |
 //! | `open_mpi.rs` | Open MPI | `OMPI_COMM_WORLD_RANK`, `OMPI_COMM_WORLD_SIZE` |
 //!
-//! `variables.rs` has the values that they share, their sources and their errors.
+//! `variables.rs` has the types that these files share: values with their sources, and errors.
 
 mod explicit_parameters;
 mod jobset;

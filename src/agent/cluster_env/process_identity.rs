@@ -1,8 +1,9 @@
-//! Detects the identity of this process across runs: its host, and its number on that host.
+//! Detects the identity of this process across runs: its host, and its number on that host. Begin at
+//! [`DetectedProcessIdentity::detect`].
 //!
-//! The first source in this table that gives a value wins. The identity must stay the same when the process starts
-//! again and, if possible, when the host does: the service and checkpoints find the process by it. The host name is
-//! not a source, because in a container it is the name of the container. Begin at [`DetectedProcessIdentity::detect`].
+//! The service and checkpoints find the process by its identity. So the identity must stay the same when the process
+//! starts again and, if possible, when the host does. The table lists the sources of the host; the first one that
+//! gives a value wins. The host name is not a source, because in a container it is the name of the container.
 //!
 //! | source | stays the same when the host starts again |
 //! | --- | --- |

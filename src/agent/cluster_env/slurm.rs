@@ -1,6 +1,7 @@
 //! Reads the variables of a Slurm step, including host lists.
 //!
-//! It ignores batch scripts, because they are not tasks of the step. Begin at `detect_slurm`.
+//! A batch script gets the service's address but no task number, because it is not a task of the step. Begin at
+//! `detect_slurm`.
 
 use super::variables::{
     ClusterEnvError, DetectedClusterSystem, EnvironmentVariables, PORT, UnknownParameters, ValueWithSource,

@@ -1,6 +1,6 @@
 //! The parameters of a task, the variables that give them, and the errors of their values.
 //!
-//! The files beside this one read the variables of one system each. Begin at [`ValueWithSource`].
+//! Each file beside this one reads the variables of one system. Begin at [`ValueWithSource`].
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -543,6 +543,8 @@ muster_status muster_launch_options_init(struct muster_launch_options *options, 
 // Launches transfers together and returns at once. They move when the peers have launched theirs with the same keys,
 // devices and layouts, in the same order on the channel; until both sides agree, no byte moves. `options` may be NULL.
 //
+// A peer need not be there yet. If a task has not joined, or joins again, its transfers wait for it, in their order.
+//
 // A request that is invalid or cannot be carried out makes the transfer fail, and `muster_transfer_wait` says how.
 muster_status muster_transfer_start(const struct muster_agent *agent,
                                     const struct muster_transfer_spec *specs,
@@ -565,7 +567,7 @@ muster_status muster_receive(const struct muster_agent *agent,
                              struct muster_transfer **transfer);
 
 // Prepares transfers: finds or makes the connections and announces the transfers to the peers, so that each launch only
-// moves bytes. `options` may be NULL.
+// moves bytes. If the engine of a peer is not there yet, the call waits for it. `options` may be NULL.
 muster_status muster_prepare(const struct muster_agent *agent,
                              const struct muster_transfer_spec *specs,
                              size_t specs_len,

@@ -1,4 +1,4 @@
-//! Sets the parameters of glibc's allocator, and returns unused memory from a thread of its own.
+//! Sets the parameters of glibc's allocator, and starts a thread that returns unused memory to the system.
 //!
 //! Begin at `configure_allocator_and_start_trimming`.
 

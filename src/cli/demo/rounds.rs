@@ -1,8 +1,7 @@
-//! Controls the demo: in each round all workers run, and then one of them is killed and restarted. An operator may
-//! exclude or drain workers meanwhile.
+//! Controls the demo. In each round, all workers run; then the demo kills one of them and starts it again. Meanwhile
+//! an operator may exclude workers or drain the job.
 //!
-//! `workers.rs` starts the processes, and `record.rs` checks the steps of the workers. Begin at
-//! [`Demo::run_rounds`].
+//! `workers.rs` starts the processes, and `record.rs` checks the steps of the workers. Begin at [`Demo::run_rounds`].
 
 use std::collections::BTreeSet;
 use std::process::ExitStatus;

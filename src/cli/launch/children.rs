@@ -1,9 +1,9 @@
-//! The child processes of `muster launch`. They never outlive the launch, even if it is killed.
+//! The child processes of `muster launch` and of the demo. They never outlive their parent, even if it is killed.
 //!
-//! Two mechanisms ensure this. First, each child starts as this program, asks the kernel for a signal at its
-//! parent's death, and then executes the command of the task. So no code runs between fork and exec. Second, a guard
-//! process has a list of the children's process groups. When the pipe from the launch to the guard closes, the guard
-//! kills the remaining processes of these groups. Begin at [`ProcessGuard::start`] and [`exec_task_command`].
+//! Two mechanisms ensure this. First, each child starts as this program, asks the kernel for SIGKILL at the death of
+//! its parent, and then executes the command of the task. This order needs no code between fork and exec. Second, a
+//! guard process knows the process groups of the children and reads a pipe from the parent. When the pipe closes, the
+//! guard kills the remaining processes of these groups. Begin at [`ProcessGuard::start`] and [`exec_task_command`].
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;

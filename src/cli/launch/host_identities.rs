@@ -1,6 +1,6 @@
-//! Publishes the identities of the processes of a launch, because JAX's own client publishes none.
+//! Publishes the process identity of each process of a launch, because JAX's own client publishes none.
 //!
-//! This module does not detect the identity of the host. Begin at [`IdentityPublisher`].
+//! `launch.rs` detects the identity of the host. Begin at [`IdentityPublisher`].
 
 use std::collections::BTreeMap;
 use std::time::Duration;

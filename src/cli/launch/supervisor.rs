@@ -1,5 +1,5 @@
-//! Supervises the processes of a launch: restarts them, begins the next run, passes signals on, and computes the
-//! exit code.
+//! Supervises the processes of a launch: starts failed ones again or begins the next run, passes signals on, and
+//! computes the exit code.
 //!
 //! `launch/server.rs` starts the server. Begin at `Supervisor::run`.
 

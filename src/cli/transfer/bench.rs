@@ -1,6 +1,6 @@
 //! Implements `muster transfer bench`: measures transfers between processes of this program on this machine.
 //!
-//! This process only controls the measurement. Every task of the benchmark is a child process. It receives orders
+//! This process only controls the measurement. Each task of the benchmark is a child process, which receives orders
 //! on its standard input and replies on its standard output. Begin at [`run`], then `controller.rs` and `peer.rs`.
 
 mod children;

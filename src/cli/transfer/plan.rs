@@ -1,4 +1,5 @@
-//! Implements `muster transfer plan`: prints which bytes a change of sharding moves, and its cost.
+//! Implements `muster transfer plan`: prints the transfers that change the sharding of an array, and their cost. The
+//! command moves no data.
 //!
 //! `transfer::plan` computes the plan. Begin at `run`.
 

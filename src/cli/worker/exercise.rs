@@ -1,21 +1,21 @@
-//! A program that imitates training without a model. In each step all live tasks call a barrier, send buffers of
-//! changing size to other tasks (along a ring and in pairs), change the sharding of an array, and check every byte.
+//! The exercise: a program of a worker that imitates training but has no model. In each step, all live tasks wait at
+//! a barrier. Then each task sends buffers of changing size to the next task in a ring and to one other task, changes
+//! the sharding of an array, and checks every byte that it receives.
 //!
 //! `move_plan.rs` plans the transfers. Begin at `Exercise::run_step`.
 //!
 //! One step:
-//! 1. The task requests the live set. If the set differs from the last one, an *epoch* begins: its members tell
-//!    one another the number of their last step.
-//! 2. The members call a barrier whose id names the epoch. The number of the step is the counter of this barrier
+//! 1. The task requests the live set. If the set differs from the last one, an *epoch* begins: its members tell one
+//!    another the number of their last step.
+//! 2. The members wait at a barrier whose id names the epoch. The number of the step is the counter of this barrier
 //!    plus a base number that all members know. So a task need not know what happened before it joined.
-//! 3. Each task performs the transfers of the step's plan. The transfers with each peer are a separate request, so
-//!    a failure with one peer does not affect transfers with the others. The sharding of the array changes
-//!    completely or not at all.
+//! 3. Each task runs its transfers of the step. The transfers with each peer are a separate request, so a failure
+//!    with one peer does not affect the transfers with the others. The resharding of the array is one request: on
+//!    each task, it succeeds or fails as a whole.
 //!
 //! If a member is lost while others wait for it, each task that learns of the loss cancels the barrier. The barrier
 //! may have passed before the cancellation reached the service. So a task relies on the answer to its barrier call,
-//! not on the answer to the cancellation. Either all members of the live set perform the step, or none of them
-//! does.
+//! not on the answer to the cancellation. Either all members of the live set perform the step, or none of them does.
 
 mod move_plan;
 mod resharding;

@@ -1,13 +1,15 @@
-//! Matches the devices of one run with the devices of the next, and shows which of them have another task or id
-//! now.
+//! Matches the devices of one run with the devices of an earlier run, and shows which of them have another task or id
+//! now. Begin at [`match_devices`].
 //!
-//! A task id does not tell where the process runs: after a restart, the tasks may be distributed over the hosts in
+//! A task id does not tell where the process runs. After a restart, the tasks may be distributed over the hosts in
 //! another order, and then the global device ids change too. So devices are matched by their *place*: the host, the
-//! number of the process on the host, the platform, and the local id of the device. A process states its host and its
-//! number there in the process identity that it publishes. A process that publishes none counts as process 0 of its
-//! host. If the publishing processes with the same boot id all name one host, this is its host. Otherwise the boot id
-//! stands for its host. A boot id changes with a reboot of the host. If several tasks of a host publish no identity,
-//! devices with the same local id are matched in the order of the tasks.
+//! number of the process on the host, the platform, and the local id of the device.
+//!
+//! A process states its host and its number there in the process identity that it publishes. A process that publishes
+//! no identity counts as process 0 of its host, and its host is found by the boot id of the kernel. If all publishing
+//! processes with the same boot id name one host, that is the host. Otherwise the boot id stands for the host, but it
+//! changes when the host reboots. If several tasks of a host publish no identity, devices with the same local id are
+//! matched in the order of the tasks.
 
 use std::collections::BTreeMap;
 

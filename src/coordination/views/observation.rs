@@ -1,6 +1,7 @@
-//! The measurements of one job for metrics and detectors, computed in one pass over its tasks.
+//! The measurements of one job for metrics and detectors. To compute them, this module visits each task and each
+//! waiting call.
 //!
-//! Texts for people are in the other views. Begin at [`JobObservation`].
+//! The other views serve people. Begin at [`JobObservation`].
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;

@@ -1,6 +1,7 @@
 //! The view of a coordinated save, made from the keys and the barrier by which JAX programs agree on a step.
 //!
-//! `coordination/preemption.rs` writes the notice that begins a save. Begin at [`PreemptionView`].
+//! `coordination/preemption.rs` writes the notice that begins a save if an operator requests it. Begin at
+//! [`PreemptionView`].
 
 use std::sync::Arc;
 

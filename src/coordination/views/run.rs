@@ -1,4 +1,4 @@
-//! The views of runs: the present run in full, and a list item for every known run.
+//! The views of runs: the present run in full, a list item for every known run, and the live set.
 //!
 //! Begin at [`RunView`], then `Job::run_view`.
 

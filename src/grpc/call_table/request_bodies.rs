@@ -1,7 +1,7 @@
-//! The requests of one connection whose bodies are still arriving, with their memory, windows and deadlines; what the
-//! peer sends for a slot, and the wake-ups of a slot.
+//! Handles the requests of one connection whose bodies are still arriving: their memory, windows and deadlines. This
+//! module also handles data and resets of every other request that has a slot, and the wake-ups of slots.
 //!
-//! `engine_calls.rs` calls the engine once a body is complete. Begin at `CallTable::on_data`.
+//! `engine_calls.rs` passes a request to the driver once its body is complete. Begin at `CallTable::on_data`.
 
 use std::task::{Context, Poll};
 use std::time::Duration;

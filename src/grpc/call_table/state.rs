@@ -1,6 +1,7 @@
-//! The table of the calls of one connection: its slots, its turn, its bound on unread answers, and its end.
+//! Defines the [`CallTable`] of one connection and the states of a call. The table records the start of the present
+//! turn, decides whether too many answers are unread, and reports the end of the connection to the driver.
 //!
-//! `call_table.rs` and the files beside this one say how a call passes from state to state. Begin at [`CallTable`].
+//! `call_table.rs` and the other files of this folder move a call from state to state. Begin at [`CallTable`].
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;

@@ -1,4 +1,4 @@
-//! Tests the gRPC port over real sockets with a minimal HTTP/2 client.
+//! Tests the gRPC port over real sockets, with the client of the crate `h2` and with raw frames.
 //!
 //! This file has the server and the client for the tests. The tests are in the other files of this folder, by
 //! subject. Begin at [`TestServer`].

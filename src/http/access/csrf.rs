@@ -2,7 +2,8 @@
 //!
 //! Every page with a form contains a proof: a value that is derived from a cookie of the browser and a key that only
 //! this process has. A page of another server can make the browser send a form with the cookie, and can even set a
-//! cookie. But such a page cannot derive the proof. `login.rs` sets the cookies. Begin at `CsrfKey::proof_for_cookie`.
+//! cookie. But such a page cannot derive the proof. `login.rs` sets the session cookie, and `middleware.rs` sets the
+//! cookie of a browser without a session. Begin at `CsrfKey::proof_for_cookie`.
 
 use std::sync::Arc;
 

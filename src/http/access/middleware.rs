@@ -1,7 +1,8 @@
-//! Authorizes each request before its handler runs, in this order: host, identity, origin and role, CSRF
-//! proof, rate, audit policy, body.
+//! Authorizes each request before its handler runs. The checks have this order: host, identity, origin and role,
+//! CSRF proof, rate, audit policy, body.
 //!
-//! `refusals.rs` answers and audits refusals. Begin at [`authorize_and_call_handler`], then [`RequestAuthorizer::check_head`].
+//! `refusals.rs` answers and audits refusals. Begin at [`authorize_and_call_handler`], then
+//! [`RequestAuthorizer::check_head`].
 //!
 //! Every check that needs only the head of a request is made before the first byte of the body is read. The CSRF
 //! proof of a form is in the body, so it is checked after the body is read. Only this module reads bodies

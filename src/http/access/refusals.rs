@@ -1,8 +1,8 @@
 //! Refuses requests: answers with a problem document, and audits the refusal.
 //!
 //! `middleware.rs` makes the checks. A refused change gets an audit line even if it did not reach a handler. Each
-//! request has a flag that tells whether its audit line was written, so no request gets two lines. Refused requests
-//! of clients that cannot be told apart share lines (`service/audit/refusal_aggregation.rs`). Begin at
+//! request has a flag that tells whether its audit line was written, so no request gets two lines. Refusals of
+//! unknown clients, and refusals beyond a rate, share lines (`service/audit/refusal_aggregation.rs`). Begin at
 //! [`RequestAuthorizer::refuse`].
 
 use axum::extract::MatchedPath;

@@ -1,4 +1,4 @@
-//! A request while it is authorized.
+//! The head of a request during its authorization, with the client and the required access.
 //!
 //! `middleware.rs` makes the checks, and `refusals.rs` answers refused requests. Begin at [`RequestAuthorizer`].
 

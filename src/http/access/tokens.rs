@@ -1,10 +1,10 @@
 //! The tokens of the HTTP port. Their names, roles and hashes are in a file, which is read again whenever it
 //! changes.
 //!
-//! `wrong_token_throttle.rs` limits wrong tokens. A token is 256 random bits, so no client finds one by trying, however
-//! fast. Therefore its hash is a plain SHA-256. A slow hash protects passwords that people choose; here it would
-//! only cost time on every request. The file contains only the hashes, so reading the file reveals no token. Hashes
-//! are compared in constant time. Begin at [`TokenFile`], then [`TokenHolder`].
+//! `wrong_token_throttle.rs` limits wrong tokens. A token is 256 random bits, so no client finds one by trying,
+//! however fast. Therefore its hash is a plain SHA-256. A slow hash protects passwords that people choose; here it
+//! would only cost time on every request. The file contains only the hashes, so reading the file reveals no token.
+//! Hashes are compared in constant time. Begin at [`TokenFile`], then [`TokenHolder`].
 
 use std::fs::File;
 use std::io::{self, Write as _};

@@ -1,10 +1,11 @@
 //! Limits the number of wrong tokens: for each client network, for each token, and overall.
 //!
 //! `tokens.rs` checks tokens. A token is 256 random bits, so no client finds one by trying. The limits bound the
-//! work and the log lines that wrong tokens cause. Only wrong tokens are counted, and the limits are checked before
-//! the body of a login is read. Begin at `WrongTokenThrottle::identify_login_client`.
+//! work and the log lines that wrong tokens cause. Only wrong tokens are counted. The limits of client
+//! networks and of browsers are checked before the body of a login is read. Begin at
+//! `WrongTokenThrottle::identify_login_client`.
 //!
-//! No client can lock out another one by these limits:
+//! Through these limits, no client can lock out a client of another network:
 //!
 //! - A request with a valid token in the header `authorization` is never limited.
 //! - A browser that has logged in once has a cookie that proves this. Such a browser has a limit of its own, from

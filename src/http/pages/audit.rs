@@ -1,7 +1,6 @@
-//! Renders `GET /audit` with its filters.
+//! Renders `GET /audit`: the last audit lines with their filters, and the failed TLS handshakes.
 //!
-//! The page shows the last audit lines, which are in memory. It does not read the audit file. Begin at
-//! `show_audit_page`.
+//! The lines are in memory. This module does not read the audit file. Begin at `show_audit_page`.
 
 use askama::Template;
 use axum::extract::State;

@@ -3,7 +3,7 @@
 //!
 //! `askama.toml` makes this escaper the default, so a template can bypass it only with `|safe`. Hidden characters
 //! are invisible or change the direction of writing. Line breaks and tabs are kept, because values contain them. A
-//! value of type [`askama::filters::Safe`] is already HTML and is not escaped.
+//! value of type [`askama::filters::Safe`] is already HTML and is not escaped. Begin at [`HtmlEscaper`].
 
 use std::fmt::{self, Write};
 

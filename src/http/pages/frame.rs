@@ -1,4 +1,5 @@
-//! Renders the parts that every page has: the navigation, the user's role, the CSRF proof, and errors.
+//! Renders the parts that every page has: the navigation, the user, the CSRF proof, and the message about the last
+//! action. This module also renders the page of a problem.
 //!
 //! Begin at `PageFrame`.
 

@@ -1,7 +1,7 @@
-//! Serves `GET /guide`: pages that explain how to use Muster, its terms, and how to solve problems.
+//! Serves the guide (`GET /guide`): how to run programs with Muster, how to operate jobs, and what the terms mean.
 //!
-//! Most pages are Markdown files in `web/guide`. The page of findings is built from the texts of the findings, and
-//! the page of alerts from the texts of the alert rules. Begin at `show_guide_page`, then `CHAPTERS`.
+//! Most pages are Markdown files in `web/guide`. The page of findings is built from the texts of the detectors. The
+//! page of alerts is `dashboards/alerts.md`. Begin at `show_guide_page`, then `CHAPTERS`.
 
 use std::fmt::Write as _;
 

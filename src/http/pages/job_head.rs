@@ -1,4 +1,4 @@
-//! Renders the head of every page of a job: its state, in the line below its name.
+//! Renders the head of every page of a job: the line with the job's state, below the job's name.
 //!
 //! Begin at `render_head_fragment`.
 

@@ -1,6 +1,7 @@
-//! Renders the fragments of each page of a job that follows updates.
+//! Selects, for a page of a job that follows updates, the function that renders the page's fragments.
 //!
-//! Each page renders its own fragments. Begin at `render_job_page_fragments`.
+//! The module of each page has this function, and `live.rs` sends the fragments. Begin at
+//! `render_job_page_fragments`.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Builds addresses of pages and short lists of tasks.
+//! Builds the addresses of task pages, and short texts that list tasks.
 //!
 //! `escape.rs` escapes HTML. Begin at `task_page_path`, then `task_ranges_text`.
 

@@ -3,14 +3,16 @@
 //! `job_page_fragments.rs` calls the pages, which render their fragments. Begin at `LiveHub`, then `LivePageStream`.
 //!
 //! Each viewed job, the overview and the audit have one *hub*, which takes snapshots for all viewers. When an event
-//! reports a change, the hub takes a new snapshot. The time between two snapshots is at least [`MIN_INTERVAL`], and
-//! longer if snapshots are costly. Without events, the hub takes a snapshot every [`REFRESH_INTERVAL`], because
-//! heartbeats and arrivals cause no events. Viewers also share the rendered fragments. Only fragments with forms
-//! are rendered for each viewer separately. A hub ends with its last viewer.
+//! or an audit line reports a change, the hub takes a new snapshot. The time between two snapshots is at least
+//! [`MIN_INTERVAL`], and longer if snapshots are costly. Without such a report, the hub takes a snapshot every
+//! [`REFRESH_INTERVAL`], because heartbeats and arrivals cause no events. A hub ends with its last viewer.
+//!
+//! Most rendered fragments are shared by all viewers. These are rendered for each viewer: the pages with forms, the
+//! audit page, and on the page of devices the fragment that shows values of keys.
 //!
 //! When a page opens the stream, the URL lists the digests of the fragments that the page has. The page receives
-//! the fragments that differ, first as a whole, and later as line patches. So a page that reconnects needs no
-//! special case.
+//! the fragments that differ, first as a whole, and later as line patches if these are shorter. A page that
+//! reconnects therefore needs no special case.
 
 use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;

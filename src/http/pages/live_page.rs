@@ -1,4 +1,4 @@
-//! The pages that receive live updates. Each has a query that selects its fragments. This module writes and parses
+//! The pages that receive live updates. The query of a page selects its fragments. This module writes and parses
 //! the addresses of the streams.
 //!
 //! `live.rs` sends the updates, and `job_page_fragments.rs` renders the fragments. Begin at [`LivePage`].

@@ -4,11 +4,11 @@
 //! `job.rs` as an example of a page.
 //!
 //! - Every page is complete without JavaScript: each view, filter and form is a plain address. With JavaScript a
-//!   page receives its fragments again as they change. Fragments are sent as HTML, not as data. So one template
-//!   serves first loads and updates, and the two cannot differ. The script replaces parts of the page, and contains
-//!   no logic about jobs.
-//! - A handler takes one `JobSnapshot` of its job, which contains the view, the open findings at the same moment,
-//!   the timeline, and the status of each task.
+//!   page receives its fragments again as they change. Fragments are sent as HTML, not as data. One template
+//!   therefore serves first loads and updates, and the two cannot differ. The script replaces parts of the page, and
+//!   contains no logic about jobs.
+//! - The handler of a job's page takes one `JobSnapshot`, which contains the view, the open findings at the same
+//!   moment, the timeline, and the status of each task.
 //! - A fragment contains each time as `<time>` with the absolute time. Relative times are filled in last
 //!   (`times.rs`), so the digest of a fragment changes only with its content.
 //! - Forms and REST handlers call the same functions.
@@ -24,7 +24,9 @@
 //! | `snapshot.rs` | the snapshot of one job that all viewers share |
 //! | `overview.rs`, `job.rs`, … | one file for each page |
 //! | `job_head.rs` | the head of every page of a job |
-//! | `live_page.rs`, `job_page_fragments.rs` | the pages that receive live updates, with the addresses of their streams; their fragments |
+//! | `issues.rs`, `task_grid.rs`, `task_table.rs` | parts of the page of a job |
+//! | `live_page.rs` | the pages that receive live updates, and the addresses of their streams |
+//! | `job_page_fragments.rs` | the function that renders the fragments of each of these pages |
 //! | `live.rs`, `fragment_patch.rs` | live updates, and line patches between two versions of a fragment |
 
 mod amount;

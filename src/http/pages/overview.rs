@@ -1,6 +1,6 @@
 //! Renders `GET /`: the first 500 jobs with their issues.
 //!
-//! The overview takes a new snapshot of the jobs for each page load and for each live update. Begin at
+//! Each page load takes a new snapshot of the jobs. For live updates, a hub takes the snapshots (`live.rs`). Begin at
 //! `FleetSnapshot`, then `show_overview_page`.
 
 use std::collections::BTreeSet;

@@ -1,6 +1,6 @@
 //! Renders `GET /search`: finds jobs, tasks and hosts.
 //!
-//! There is no index: a search reads each job once. Begin at `show_search_page`.
+//! There is no index: a search reads each of the first 500 jobs at most once. Begin at `show_search_page`.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

@@ -1,4 +1,4 @@
-//! Computes the status that pages show for a task: its state, and a word, a shape and a colour for it.
+//! Computes the status that pages show for a task, the word for this status, and short texts about waits and errors.
 //!
 //! `task_grid.rs` and `task_table.rs` render the tasks. Begin at `TaskStatus`.
 

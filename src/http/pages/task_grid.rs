@@ -2,8 +2,8 @@
 //!
 //! For a small job, each cell is a link. For a large job, the grid is one SVG image. The image has one path for
 //! each status, filled with the pattern of the status. The path contains one rectangle for each series of
-//! neighbouring tasks with that status. So the size of the image grows with the number of such series, not with the
-//! number of tasks. `task_table.rs` shows the same tasks as a table.
+//! neighbouring tasks with that status. The size of the image therefore grows with the number of such series, not
+//! with the number of tasks. `task_table.rs` shows the same tasks as a table. Begin at `render_task_grid_fragment`.
 
 use std::fmt::Write as _;
 

@@ -1,6 +1,6 @@
 //! Renders the table of tasks. The query of the address selects the filter, the order and the page.
 //!
-//! Begin at `TaskTableQuery`, then `TaskTableFragment`.
+//! `live_page.rs` defines this query (`TaskTableQuery`). Begin at `render_task_table_fragment`.
 
 use std::cmp::Reverse;
 use std::fmt::Write as _;

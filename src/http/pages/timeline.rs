@@ -1,6 +1,6 @@
 //! Renders timelines, with the first cause at the top.
 //!
-//! `service/timelines.rs` records them. Begin at `show_timeline_page`.
+//! `service/timelines.rs` records the timelines. Begin at `show_timeline_page`.
 
 use askama::Template;
 use axum::extract::State;

@@ -1,8 +1,9 @@
 //! Formats times and durations for pages.
 //!
-//! In a page, each time is a `<time>` element with the absolute time. At the end of each response, [`fill_relative_times`]
-//! inserts the relative times. From then on the script updates them. So a fragment does not change merely because
-//! time passes, and it has the same bytes for all viewers.
+//! In a fragment, each time is a `<time>` element with the absolute time. When a page is rendered,
+//! [`fill_relative_times`] inserts the relative times. From then on the script updates them. A fragment therefore
+//! does not change merely because time passes, and it has the same bytes for all viewers. Begin at
+//! [`fill_relative_times`].
 
 use std::fmt;
 use std::time::Duration;

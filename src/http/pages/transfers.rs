@@ -1,6 +1,6 @@
 //! Renders the transfers of all jobs, and those of one job: rates, pairs of tasks, and reasons of failures.
 //!
-//! `reports::view` aggregates the reports. Begin at `show_job_transfers_page`.
+//! `service::reports` aggregates the reports. Begin at `show_job_transfers_page`.
 
 use std::fmt::Write as _;
 use std::time::Duration;

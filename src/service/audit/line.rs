@@ -1,4 +1,5 @@
-//! A line of the audit, with and without its number.
+//! A line of the audit ([`AuditLine`]), and the entry from which a line is made ([`AuditEntry`]). An entry has no
+//! number, time or outcome yet.
 //!
 //! `mod.rs` keeps the lines, and `writer.rs` writes them to the file. Begin at [`AuditLine`].
 

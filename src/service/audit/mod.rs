@@ -3,8 +3,8 @@
 //!
 //! The last lines are kept in memory. With `--audit-file`, a separate thread also writes the lines to a file
 //! (`writer.rs`). The answer to a change then waits until its line is on the disk, but at most [`DISK_TIMEOUT`].
-//! [`AuditFailurePolicy`] tells whether changes are refused while the file cannot be written. Refused requests of
-//! clients that cannot be told apart share lines (`refusal_aggregation.rs`). Begin at [`AuditLog::record`].
+//! [`AuditFailurePolicy`] decides whether changes are refused while the file cannot be written. Refused requests of
+//! unidentified clients share lines (`refusal_aggregation.rs`). Begin at [`AuditLog::record`].
 
 mod line;
 mod metrics;

@@ -1,8 +1,8 @@
-//! Aggregates refused requests. The first refusal from a client network for a job gets an audit line at once.
-//! Further refusals in the same minute share one line, with a count.
+//! Aggregates refusals that have the same key. The first refusal of a key gets an audit line at once. Further
+//! refusals in the same minute share one line, with a count.
 //!
-//! A client that tries a thousand tokens is therefore visible in the audit, but does not displace the actions of
-//! operators. Begin at [`RefusalAggregator`].
+//! So a client that tries a thousand tokens is visible in the audit, but does not displace the actions of operators.
+//! The HTTP port makes the keys, for example from the client network and the job. Begin at [`RefusalAggregator`].
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,12 +1,12 @@
 //! Writes audit lines to the file on a separate thread.
 //!
 //! Adding a line does not wait for the disk. Lines go into a bounded queue. The thread writes and syncs the lines in
-//! order; if many lines wait, the thread writes many at once. It repeats a failed write until the write succeeds. If
-//! the queue is full, a new line is dropped and counted as lost. Another line, written in place of the lost lines,
-//! reports which ones are missing. Begin at [`AuditWriter`].
+//! order; if many lines wait, the thread writes many together. The thread repeats a failed write until the write
+//! succeeds. If the queue is full, a new line is dropped and counted as lost. Another line, written in place of the
+//! lost lines, reports which ones are missing. Begin at [`AuditWriter`].
 //!
-//! The file is opened without blocking. It is opened again on SIGHUP, and when its path leads to another file
-//! (rotation). The path may be a named pipe if a process reads from the pipe. If that process stops reading, the
+//! The file is opened without blocking. The thread opens the file again on SIGHUP, and when the path leads to another
+//! file (rotation). The path may be a named pipe if a process reads from the pipe. If that process stops reading, the
 //! write counts as failed. After a failed sync, the lines of that sync are written again. So a line may be in the
 //! file twice, with the same number.
 

@@ -1,10 +1,10 @@
-//! Decides whether a finding leads to an automatic exclusion. The setting `auto-exclude` of a job names the
-//! detectors whose findings may exclude a task.
+//! Decides whether a finding leads to an automatic exclusion. The setting `auto-exclude` of a job names the detectors
+//! whose findings may exclude a task.
 //!
-//! `service::AuditedOperations` performs the exclusion. It excludes one task, for a limited time, and only if the job
-//! then has at most a quarter as many exclusions as tasks. A wrong detection must not cost more than the fault
-//! itself, and if many tasks are in trouble, the tasks are not the cause. Begin at
-//! `automatic_exclusion_for_finding`.
+//! This module asks for the exclusion of one task, for a limited time, because a wrong detection must not cost more
+//! than the fault itself. It asks only if the job's exclusions in force, with this one, are at most a quarter of the
+//! number of its tasks. If many tasks are in trouble, the tasks are not the cause. `service::AuditedOperations`
+//! performs the exclusion. Begin at `automatic_exclusion_for_finding`.
 
 use std::time::Duration;
 

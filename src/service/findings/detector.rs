@@ -1,4 +1,5 @@
-//! A detector of one kind of finding: its texts, the measurements that it reads, and what it detects.
+//! Defines a detector of one kind of finding ([`Detector`]), the measurements that it reads ([`DetectorInput`]) and
+//! its result ([`Detection`]).
 //!
 //! Each detector is in a file of its own, and `mod.rs` runs them. Begin at [`Detector`].
 

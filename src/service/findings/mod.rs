@@ -1,22 +1,23 @@
 //! Findings: conclusions from measurements, for people and for automatic exclusion.
 //!
-//! Each detector (`detector.rs`) is a pure function of [`DetectorInput`], in a file of its own. [`run_detectors_periodically`] runs all detectors
-//! once a second on a copy of the measurements. [`FindingStore`] holds open and closed findings. This module
-//! changes no job. If the settings of a job permit an automatic exclusion, `automatic_exclusion.rs` returns an
-//! [`AutomaticExclusion`]. `service::AuditedOperations` performs it like the exclusion of an operator, with the same audit
-//! and the same refusals. Begin at [`run_detectors_periodically`], then [`CATALOGUE`].
+//! Each detector (`detector.rs`) is a pure function of [`DetectorInput`], in a file of its own.
+//! [`run_detectors_periodically`] runs all detectors once a second on a copy of the measurements. [`FindingStore`]
+//! holds open and closed findings. This module performs no command on a job. If the settings of a job permit an
+//! automatic exclusion, `automatic_exclusion.rs` returns an [`AutomaticExclusion`]. `service::AuditedOperations`
+//! performs it like the exclusion of an operator, with the same audit and the same refusals. Begin at
+//! [`run_detectors_periodically`], then [`CATALOGUE`].
 //!
 //! | file | finding |
 //! | --- | --- |
 //! | `missing_at_registration.rs` | a run cannot start because tasks have not registered |
 //! | `barrier_stuck.rs` | a barrier takes far longer than its recent instances |
-//! | `stalled_task.rs` | a few connected tasks have not reached a barrier at which all others wait |
+//! | `stalled_task.rs` | a few connected tasks have not reached a barrier at which all other members wait |
 //! | `chronic_straggler.rs` | a task arrives late at nearly every barrier |
-//! | `heartbeat_gaps.rs` | heartbeats come close to the timeout |
+//! | `heartbeat_gaps.rs` | gaps between heartbeats come close to the heartbeat timeout |
 //! | `restart_storm.rs` | tasks restart again and again within one run |
-//! | `repeated_run_failures.rs` | run after run fails |
-//! | `bound_nearly_reached.rs` | a bound is nearly reached |
-//! | `worker_clock_off.rs` | the clock of a host differs from the service's |
+//! | `repeated_run_failures.rs` | several runs fail in a row |
+//! | `bound_nearly_reached.rs` | a job has nearly reached one of its bounds |
+//! | `worker_clock_off.rs` | the clock of a host differs from the service's clock |
 
 mod automatic_exclusion;
 mod barrier_stuck;

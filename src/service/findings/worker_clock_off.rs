@@ -1,8 +1,8 @@
 //! Detects a host whose clock differs from the service's clock.
 //!
 //! Only the clocks of native workers are compared, because no message of JAX contains the client's time. If most
-//! hosts differ from the service by about the same time, the finding says that the service's clock is wrong. In this
-//! comparison each host counts once.
+//! hosts differ from the service by about the same time, the finding says that the service's clock is wrong. Each
+//! host counts once, however many tasks it has. Begin at `detect`.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

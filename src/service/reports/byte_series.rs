@@ -1,5 +1,5 @@
-//! The number of bytes moved over time. A long series has one point for each of the last 600 seconds. A short series
-//! has one point for each of the last four intervals of ten seconds.
+//! The number of bytes moved over time. A [`SecondSeries`] has one point for each of the last 600 seconds. A
+//! [`TenSecondSeries`] has one point for each of the last four steps of ten seconds.
 //!
 //! Begin at [`ByteSeries::add_bytes_between`].
 

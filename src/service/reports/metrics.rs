@@ -1,7 +1,8 @@
 //! Writes transfer reports as metrics.
 //!
-//! `report_store.rs` holds the reports. A job without reports has no time series, because all of its 40 series would
-//! be zero. A worker sends its first report within its first second, so a scrape misses hardly any increase.
+//! `report_store.rs` holds the reports. A job without reports has no time series, because all of them would be zero.
+//! A worker sends its first report within its first second, so a scrape misses hardly any increase. Begin at
+//! [`TransferReportMetrics`].
 
 use std::sync::Arc;
 

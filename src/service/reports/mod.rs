@@ -1,24 +1,25 @@
 //! Transfer reports of native workers. They are measurements; no rule of coordination depends on them.
 //!
-//! A worker calls `muster.v1.Transfers/Report` about once a second (`proto/muster_transfers.proto`). The gRPC port
-//! passes the encoded report to the [`TransferReportStore`]. The store counts the rows before it allocates memory for them,
-//! and replaces unknown names by `other`. While the store holds its own lock, it asks the driver (`engine::Engine`)
-//! for the present incarnation of the task. So a report of an ended incarnation is never accepted after a report of
-//! the next incarnation. Begin at [`TransferReportStore`], then `parse.rs`.
+//! A worker calls `muster.v1.Transfers/Report` about once a second (`proto/muster_transfers.proto`), in jobs of more
+//! than a thousand tasks less often. The gRPC port passes the encoded report to the [`TransferReportStore`]. The
+//! store counts the rows before it allocates memory for them, and replaces unknown names by `other`. While the store
+//! holds its own lock, it asks the driver (`engine::Engine`) for the present incarnation of the task. So a report of
+//! an ended incarnation is never accepted after a report of the next incarnation. Begin at [`TransferReportStore`],
+//! then `parse.rs`.
 //!
-//! - Reports stay outside of the state machine. Up to a thousand arrive in a second, and they should burden neither
-//!   a replay nor the lock of the state machine. Only failed transfers become events
+//! - Reports stay outside of the state machine. Up to a thousand arrive in a second, and they should burden neither a
+//!   replay nor the lock of the state machine. Only failed transfers become events
 //!   ([`Input::TransferFailed`](crate::coordination::Input::TransferFailed)). The first failure for a reason is an
 //!   event. Further failures for the same reason are counted, and an event every 30 s reports their count.
 //! - A report contains totals since the start of one incarnation, and replaces the previous report. So a lost or
-//!   repeated report does no harm. A counter that decreases, and a report that is not newer than the last, are
-//!   ignored. The counters of a new incarnation are added to those of the earlier ones.
+//!   repeated report does no harm. The store ignores a counter that decreases, and a report that is not newer than
+//!   the last. It adds the counters of a new incarnation to those of the earlier ones.
 //! - The counts of a lost task are kept and marked as stale. A new run starts from zero. When a job is deleted, its
 //!   reports are dropped.
 //! - The difference between two reports is spread evenly over the time between them, as one point for each second.
 //!   The points of the last ten minutes are kept. The rates of a job, of its tasks and of its pairs of tasks are
-//!   means over the same ten seconds: the last ten seconds that all tasks have reported. So the rates of the parts
-//!   add up to the rate of the job.
+//!   means over the same ten seconds: the last ten seconds that all punctual tasks have reported. So the rates of the
+//!   tasks add up to the rate of the job.
 //!
 //! | file | contents |
 //! | --- | --- |

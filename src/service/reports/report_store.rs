@@ -4,14 +4,15 @@
 //!
 //! | item | bound |
 //! | --- | --- |
-//! | rows of pairs | [`PAIRS_KEPT`] for each job, shared evenly among its tasks; the sums include all pairs |
-//! | single connections | [`CONNECTIONS_KEPT`] for each job, shared evenly among its tasks; the sums include all connections |
-//! | pairs over time | one series for each of the first [`SERIES_KEPT`] pairs that move bytes; one series for all other pairs |
-//! | single failures | [`TASK_FAILURES_KEPT`] for each task; for each reason, the first and [`REASON_FAILURES_KEPT`] more |
+//! | rows of pairs | [`PAIRS_KEPT`] for each job, shared evenly among its tasks |
+//! | single connections | [`CONNECTIONS_KEPT`] for each job, shared evenly among its tasks |
+//! | pairs over time | one series for each of the first [`SERIES_KEPT`] pairs that move bytes; one for all others |
+//! | single failures of a task | [`TASK_FAILURES_KEPT`] |
+//! | single failures for a reason | the first and [`REASON_FAILURES_KEPT`] more |
 //!
-//! Ten thousand tasks have a hundred million pairs, so the number of rows is bounded. Each task has an equal share
-//! of the rows, so a task that reports many pairs takes no rows from others. The sums include all rows, so they are
-//! exact.
+//! Ten thousand tasks have a hundred million pairs, so the number of rows is bounded. Each task has an equal share of
+//! the rows, so a task that reports many pairs takes no rows from others. The totals of a job are exact: they come
+//! from counters that include every pair and every connection.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

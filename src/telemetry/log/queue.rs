@@ -1,7 +1,7 @@
 //! The bounded queue of log lines, and the thread that writes the lines to stderr.
 //!
-//! A thread that logs never waits for the reader of stderr. While no process reads stderr, lines that do not fit
-//! into the queue are dropped. When reading resumes, a line reports how many were dropped. Begin at [`LogQueue`].
+//! A thread that logs never waits for the reader of stderr. While no process reads stderr, lines that do not fit into
+//! the queue are dropped. When reading resumes, a line reports how many lines were dropped. Begin at [`LogQueue`].
 
 use std::collections::VecDeque;
 use std::fs::File;

@@ -1,6 +1,6 @@
 //! Counts the events of the state machine.
 //!
-//! `Metrics` collects the counts at a scrape. Begin at `EventCounters::event`.
+//! `Metrics` collects the counts at a scrape. Begin at `EventCounters::on_event`.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

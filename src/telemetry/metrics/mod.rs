@@ -1,9 +1,9 @@
 //! Metrics for Prometheus: counts of events, and values that are read when Prometheus scrapes them.
 //!
 //! [`catalogue`] names and explains every metric. [`EventCounters`] counts events; the driver (`engine`) calls it
-//! while it holds its lock. All other values are read at a scrape, from [`JobObservation`]s and the counters of the
-//! driver. Higher layers, such as the ports and the findings, write their own samples ([`MetricSource`]). Begin at
-//! `Metrics`.
+//! while the driver holds its lock. All other values are read at a scrape, from [`JobObservation`]s and from the
+//! counters of the driver. Higher layers, such as the ports and the findings, write their own samples
+//! ([`MetricSource`]). Begin at `Metrics`.
 
 pub mod catalogue;
 mod counters;

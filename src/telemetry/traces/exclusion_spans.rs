@@ -1,5 +1,4 @@
-//! Creates the span of each exclusion. The span is created when the exclusion ends, because not all of its effects
-//! are known earlier.
+//! Creates the span of each exclusion when the exclusion ends, because not all of its effects are known earlier.
 //!
 //! The span is a child of the span that the `traceparent` of the request names. The recorder receives this
 //! `traceparent` after the event of the exclusion. Begin at [`ExclusionSpanRecorder`].

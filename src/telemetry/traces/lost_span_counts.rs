@@ -1,8 +1,8 @@
-//! Counts two kinds of lost spans: those that are dropped because too many wait for the collector, and those that
-//! the exporter fails to send. Failures are logged at most once a minute.
+//! Counts two kinds of lost spans: those that are dropped because a queue is full, and those that the exporter fails
+//! to send. Failures are logged at most once a minute.
 //!
-//! The SDK does not expose the number of dropped spans. It logs a line for every failed batch, which would fill the
-//! log while the collector is unreachable. So the log lines of the SDK are compiled out. Begin at
+//! The SDK does not expose the number of dropped spans. The SDK also logs a line for every failed batch, which would
+//! fill the log while the collector is unreachable. So the log lines of the SDK are compiled out. Begin at
 //! [`CountingSpanProcessor`] and [`CountingExporter`].
 
 use std::sync::Arc;

@@ -3,17 +3,17 @@
 //!
 //! `export.rs` sends the spans. Begin at `Traces::start`.
 //!
-//! - The span of a call is a child of the span that the caller's `traceparent` names. Without a `traceparent` it is
-//!   a root span.
+//! - The span of a call is a child of the span that the caller's `traceparent` names. Without a `traceparent` it is a
+//!   root span.
 //! - The span of a barrier instance is a child of its run's span, with an event for each arrival.
 //! - The span of a run lasts from its opening to its end.
 //! - The span of an exclusion lasts from the command to the end of the exclusion. It has an event for each evicted
 //!   task and for the first refused registration. Its parent is the span that the `traceparent` of the command's
 //!   request names.
 //!
-//! A separate thread assembles the spans from the events, without the lock of the state machine. If the queue of
-//! this thread is full, spans are dropped and counted. Spans that the collector does not accept are counted too.
-//! While tracing is off, each call makes one check for it.
+//! The thread that answers a call makes the span of the call. A separate thread makes all other spans from the
+//! events, without the lock of the state machine. If the queue of this thread is full, spans are dropped and counted.
+//! Spans that the collector does not accept are counted too. While tracing is off, it costs each call one check.
 
 mod exclusion_spans;
 mod export;

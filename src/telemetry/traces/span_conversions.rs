@@ -1,6 +1,6 @@
-//! Values in spans: the names of jobs, numbers and times.
+//! Converts names of jobs, numbers and times to the values that spans contain.
 //!
-//! `mod.rs` and `exclusion_spans.rs` make the spans.
+//! `mod.rs` and `exclusion_spans.rs` make the spans. Begin at `JobNameCache`.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError, Weak};

@@ -1,7 +1,8 @@
-//! Buffer definition events: an event completes when a buffer holds its contents.
+//! Buffer definition events, for which a launch may wait. A completed event says that a buffer is *defined*: its
+//! bytes may be sent, or the buffer may be received into.
 //!
-//! An event is not bound to a buffer. It completes when the holder of its [`BufferDefinitionPromise`] completes it. Begin
-//! at [`BufferDefinitionEvent::new`].
+//! An event refers to no buffer. The holder of its [`BufferDefinitionPromise`] completes the event, or fails it with
+//! a reason. Begin at [`BufferDefinitionEvent::new`].
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};

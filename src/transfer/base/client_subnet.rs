@@ -1,5 +1,5 @@
-//! The client network of an address: an IPv4 address, or the 64 leading bits of an IPv6 address. Connections are
-//! limited for each client network.
+//! The client network of an address: the IPv4 address itself, or the 64 leading bits of an IPv6 address. Limits on
+//! connections and handshakes count each client network separately.
 //!
 //! Other modules enforce the limits. Begin at [`client_subnet`].
 

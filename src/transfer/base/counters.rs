@@ -1,6 +1,6 @@
-//! The counters of an engine, except those of its launches.
+//! Counters of an engine: failures, and the bytes of each transport.
 //!
-//! Other modules write the counters as metrics. Begin at [`ByteCounters`].
+//! `launch_metrics.rs` counts launches. Other crates export the counters as metrics. Begin at [`ByteCounters`].
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,7 +1,7 @@
-//! The errors of a preparation and of a transfer.
+//! The errors of preparations, of memory and of transfers.
 //!
-//! An error names the failure and the peer. This module maps no error to other protocols. Begin at
-//! [`TransferError`].
+//! An error names the failure, and the peer if one peer caused it. Other crates translate the errors to exceptions
+//! and status codes. Begin at [`TransferError`], [`PrepareError`] and [`MemoryError`].
 
 use std::time::Duration;
 

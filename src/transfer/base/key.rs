@@ -1,6 +1,7 @@
-//! The key under which both sides name a transfer.
+//! The key by which both sides name a transfer.
 //!
-//! [`crate::plan`] derives the keys of a plan. Begin at [`TransferKey`].
+//! [`crate::plan`] derives the keys of the steps of a plan. A program chooses the keys of its other transfers. Begin
+//! at [`TransferKey`].
 
 use std::fmt;
 

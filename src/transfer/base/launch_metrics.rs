@@ -1,7 +1,8 @@
-//! The measurements of an engine's launches: their outcomes, and the time of each stage.
+//! The measurements of an engine's launches: their outcomes, the time of each stage, and the total times by transport
+//! and size.
 //!
-//! Measuring a launch costs a few relaxed atomic additions. Measuring a chunk costs nothing. Only a failure takes
-//! a lock. Begin at [`LaunchMetrics`].
+//! A measured launch costs a few relaxed atomic additions. Only a failure takes a lock. Chunks are not measured here.
+//! Begin at [`LaunchMetrics`].
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};

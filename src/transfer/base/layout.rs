@@ -1,7 +1,8 @@
 //! The layout of a buffer, and its fingerprint. Both sides of a transfer compare the fingerprints of their layouts
 //! before a byte moves.
 //!
-//! The engine only compares layouts; their contents have no meaning for it. Begin at [`BufferLayout`].
+//! The engine uses the size of a layout, and compares fingerprints. It does not interpret shapes, element types or
+//! shardings. Begin at [`BufferLayout`].
 
 use std::fmt;
 

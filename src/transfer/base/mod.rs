@@ -1,4 +1,6 @@
-//! The types and the locks that every other layer uses. This layer imports no other layer.
+//! The lowest layer of the engine: types and locks that the other layers share. This layer imports no other layer.
+//!
+//! Begin at [`membership::Membership`] and [`error::TransferError`].
 
 pub mod buffer_definition;
 pub mod client_subnet;

@@ -1,6 +1,6 @@
 //! The job of a peer: either this engine's own job, or another job by its name.
 //!
-//! The service decides which jobs exchange transfers. Begin at [`PeerJob::named`].
+//! The service decides which jobs may exchange transfers. Begin at [`PeerJob::named`].
 
 use std::collections::BTreeSet;
 use std::fmt;

@@ -1,9 +1,10 @@
-//! Locks that ignore poisoning, and the atomic types, which `--cfg loom` replaces by those of loom in tests.
+//! Locks that ignore poisoning, a memory fence, and the synchronisation types of the engine's concurrent code. In
+//! tests under `--cfg loom`, these types are those of [loom](https://docs.rs/loom).
 //!
-//! Under `--cfg loom` the tests of this crate run the engine's concurrent code with the types of
-//! [loom](https://docs.rs/loom). Loom tries all interleavings of the threads, and all values that the memory model
-//! lets each thread read. The code that runs under loom is in `io/ring.rs`, `io/exclusive_work.rs`,
-//! `session/ring_session.rs`, `launch/access_gate.rs`, `launch/outcome.rs` and `launch/peer_launch.rs`; its models are in
+//! Under `--cfg loom`, the tests of this crate run the engine's concurrent code in loom. Loom tries all interleavings
+//! of the threads up to a bound on preemptions, and all values that the memory model lets each thread read. The code
+//! that runs in loom is in `io/ring.rs`, `io/exclusive_work.rs`, `session/ring_session.rs`, `session/spin_wait.rs`,
+//! `launch/access_gate.rs`, `launch/outcome.rs` and `launch/peer_launch.rs`. The models of this code are in
 //! `tests/models`. This command runs the models in seconds and prints the number of executions:
 //!
 //! ```text

@@ -1,7 +1,7 @@
-//! The transports between two engines, and the setting that chooses among them.
+//! The names of the transports between two engines, and the setting that says which transports may be used.
 //!
-//! [`crate::io::wire`] has their capabilities. Begin at [`TransportKind`], by which bytes are counted, and
-//! [`TransportChoice`], the setting.
+//! [`crate::io`] moves the bytes. Begin at [`TransportKind`], by which bytes are counted, and [`TransportChoice`],
+//! the setting.
 
 use std::fmt;
 

@@ -1,11 +1,13 @@
-//! Accepts wires from other engines: performs the handshake, and decides whether to admit the dialler's connection
-//! or lane.
+//! Accepts wires from other engines: performs the handshake, decides whether to admit the dialler, and adds the wire
+//! to a connection as a lane.
 //!
 //! Handshakes block, so each runs on its own thread, with a time limit. [`dial`](super::dial) makes connections to
-//! other engines. Begin at `start_listeners`, then `admit_hello`. The dialler introduces itself with a *hello*. `admit_hello`
-//! refuses a hello that names another incarnation of this task, and a hello from an incarnation that is not in the
-//! membership. If two engines dial each other at the same time, the connection that the preceding member dialled is
-//! kept (`MemberId::precedes`). Without this rule the engines could end up with two connections, or with none.
+//! other engines. Begin at `start_listeners`, then `admit_hello`.
+//!
+//! The dialler introduces itself with a *hello*. `admit_hello` refuses a hello that names another incarnation than
+//! this engine's. It also refuses a hello from an incarnation that is not in the membership. If two engines dial each
+//! other at the same time, they keep the connection that was dialled by the first of the two members, in the order of
+//! `MemberId::precedes`. Without this rule, the engines could end up with two connections, or with none.
 
 use std::io;
 use std::sync::Arc;

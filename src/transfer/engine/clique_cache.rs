@@ -1,9 +1,11 @@
-//! The clique cache: the only code that finds, keeps and drops connections, and that decides which request makes a
-//! new one. A clique is a pair of incarnations that share a connection. Its key lists the two in ascending order, so
-//! both directions have the same key. If the connection of a clique is being made, further requests wait for this
-//! attempt. A clique has one connection, and a new connection ends the old one. If the old connection stayed,
-//! requests would use only the new one, and a launch on the old one would wait for its match for ever. Begin at
-//! [`CliqueCache`].
+//! The clique cache: finds the connection of a clique, decides which request makes a new one, and picks unused
+//! connections to end when there are too many. A clique is the two incarnations that share a connection.
+//!
+//! [`dial`](super::dial) makes connections, and [`connections`](super::connections) ends them. The key of a clique
+//! lists its two incarnations in ascending order, so both directions have the same key. While the connection of a
+//! clique is being made, further requests wait for this attempt. A clique has one connection: a new connection
+//! replaces the old one, and the old one ends. If the old connection stayed, requests would use only the new one, and
+//! a launch on the old one would wait for its match for ever. Begin at [`CliqueCache`].
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
-//! The configuration of an engine.
+//! The configuration of an engine, with its defaults.
 //!
-//! [`TransferEngine::start`](super::handle::TransferEngine::start) clamps values that are out of bounds. Begin at
-//! [`EngineConfig`].
+//! [`TransferEngine::start`](super::handle::TransferEngine::start) clamps the number of lanes and the size of a chunk
+//! to their bounds. Begin at [`EngineConfig`].
 
 use std::net::SocketAddr;
 use std::time::Duration;

@@ -1,7 +1,8 @@
-//! The code that dialling and accepting share: it wraps a wire (for example with TLS) before the handshake, and
-//! opens the connection after the handshake.
+//! The code that dialling and accepting share: it wraps a wire (for example with TLS) before the handshake, and opens
+//! the connection or adds the lane after the handshake.
 //!
-//! [`dial`](super::dial) and [`accept`](super::accept) decide about peers. Begin at [`open_connection`].
+//! [`dial`](super::dial) and [`accept`](super::accept) decide which peers to connect with. Begin at
+//! [`open_connection`].
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};

@@ -1,9 +1,10 @@
-//! Decides which requests a connection serves, and which connection is ended to make room. Ends connections.
+//! Hands a new connection to the requests that wait for it, asks peers to end unused connections, and ends the
+//! connections whose peers have gone.
 //!
-//! [`dial`](super::dial) makes connections, and [`reconnect_lane`](super::lane_reconnect) dials lost lanes. A new
-//! membership or a shutdown ends all affected connections in parallel, including those that are being made. They end
-//! in parallel because the callbacks of one connection may take long and must not delay the end of another
-//! connection. Begin at `EngineShared::end_connections_with`.
+//! [`clique_cache`](super::clique_cache) picks the unused connections, [`dial`](super::dial) makes connections, and
+//! [`reconnect_lane`](super::lane_reconnect) dials lost lanes. After a new membership or at a shutdown, all affected
+//! connections end in parallel, including those that are being made. Otherwise a slow callback of one connection
+//! would delay the end of another. Begin at `EngineShared::end_connections_with`.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};

@@ -1,7 +1,7 @@
 //! Dials other engines: makes connections, and adds further lanes to them.
 //!
-//! Dialling blocks, so it runs on separate threads with time limits, as [`accept`](super::accept) does. Begin at
-//! [`dial_clique`].
+//! Dialling blocks, so it runs on the threads of a [`thread_pool`](super::thread_pool), with time limits.
+//! [`accept`](super::accept) is the other side. Begin at [`dial_clique`].
 
 use std::io;
 use std::sync::Arc;

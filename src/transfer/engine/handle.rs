@@ -1,11 +1,11 @@
 //! The engine as programs use it.
 //!
-//! This file only calls the other files of this folder, which do the work. Begin at [`TransferEngine::start`] and
-//! [`TransferEngine::transfer`].
+//! This file starts the engine and shuts it down. The other files of this folder do the rest of the work. Begin at
+//! [`TransferEngine::start`] and [`TransferEngine::transfer`].
 //!
-//! Small transfers that belong together can be launched as one ([`TransferEngine::batch`]). Then one frame launches
-//! all of them, one system call reads many ranges of another process, and one wake-up serves the waiter. Separate
-//! launches would need a frame, a system call and a wake-up each.
+//! Small transfers that belong together can be launched as one ([`TransferEngine::batch`]). Then, for each peer, one
+//! frame launches all of them, and one system call reads many ranges of the peer's memory. One wake-up serves the
+//! waiter. Separate launches would need a frame, a system call and a wake-up each.
 
 use std::num::NonZeroUsize;
 use std::sync::atomic::Ordering;

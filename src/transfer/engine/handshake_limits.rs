@@ -1,10 +1,13 @@
 //! Limits the concurrent handshakes with diallers: in total, and for each client network.
 //!
-//! A handshake occupies a thread. If there are too many handshakes, the new one is admitted, and the oldest
-//! handshake of the client network with the most handshakes is ended. The handshake of a dialler that has proven its
-//! identity is never ended. So silent or slow diallers keep out neither other networks nor new diallers of their own
-//! network. If new handshakes were refused instead, silent diallers could keep out both. Begin at
-//! [`HandshakeLimits::admit`].
+//! A handshake occupies a thread. At a limit, a new handshake is still admitted, and an older one ends in its place.
+//! If the dialler's own network is at its limit, the oldest handshake of that network ends. If the total is at its
+//! limit, the oldest handshake of the network with the most handshakes ends. A handshake whose dialler has proven its
+//! identity never ends in this way. So silent or slow diallers keep out neither other networks nor new diallers of
+//! their own network. If new handshakes were refused instead, silent diallers could keep out both.
+//!
+//! A new handshake is refused only if no other can end in its place, or if ended handshakes still occupy too many
+//! threads. Begin at [`HandshakeLimits::admit`].
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

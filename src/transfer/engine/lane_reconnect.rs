@@ -1,10 +1,10 @@
 //! Dials lost lanes again, and detects dead peers.
 //!
-//! [`dial`](super::dial) makes the first lanes. If a lane is lost, the side that dialled it dials again, and the
-//! other side checks whether the peer still listens. If the peer refuses the connection at every address, it counts
-//! as dead. A killed process is therefore detected at once, while a broken path is repaired. If a chunk lane cannot
-//! be dialled, the connection goes on without it and the engine keeps trying. A connection cannot go on without its
-//! control lane. Begin at [`reconnect_lane`].
+//! [`dial`](super::dial) makes the first lanes. If a lane is lost, the side that dialled the connection dials the
+//! lane again, and the other side checks whether the peer still listens. If the peer's addresses refuse the
+//! connection, the peer counts as dead. So a killed process is detected at once, and a broken path is repaired. If a
+//! chunk lane cannot be dialled, the connection goes on without it, and the engine keeps trying. If the control lane
+//! cannot be dialled within the dial timeout, the connection ends. Begin at [`reconnect_lane`].
 
 use std::io;
 use std::sync::Arc;

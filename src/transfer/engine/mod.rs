@@ -5,17 +5,19 @@
 //! | `handle.rs`, `config.rs` | the engine as programs use it, and its configuration |
 //! | `shared.rs` | the state that the engine's threads share |
 //! | `prepare.rs`, `request_check.rs`, `prepare_future.rs` | a request, until it is prepared |
-//! | `prepared_transfers.rs` | prepared transfers |
+//! | `prepared_transfers.rs` | prepared transfers, and their launches |
 //! | `reserved_launch_number.rs` | the number of a launch in the order of its channel |
-//! | `reserved_launch.rs` | a launch whose memory is known later |
-//! | `clique_cache.rs`, `connections.rs` | the cache of connections, and the life of connections |
+//! | `reserved_launch.rs` | a launch that has its numbers before its transfers are named |
+//! | `clique_cache.rs`, `connections.rs` | the cache of connections, and the requests that wait for one |
 //! | `dial.rs`, `accept.rs`, `connect.rs` | new connections and lanes |
 //! | `lane_reconnect.rs` | lost lanes, and the detection of dead peers |
 //! | `handshake_limits.rs`, `thread_pool.rs` | the bounds on handshakes, and on threads that dial |
 //! | `path_backoff.rs` | which paths to a peer have failed |
-//! | `watchdog.rs` | the thread that enforces limits |
+//! | `watchdog.rs` | the thread that enforces time limits |
 //! | `session_host.rs` | the functions of the engine that connections call |
 //! | `resharding/` | the execution of plans |
+//!
+//! Begin at [`handle::TransferEngine`].
 
 mod accept;
 pub mod clique_cache;

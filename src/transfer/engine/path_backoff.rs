@@ -1,10 +1,12 @@
-//! The peers whose preferred path has failed. For a minute after the failure, the engine tries the other paths to
-//! such a peer first.
+//! The peers whose preferred path, the Unix socket, has failed. For a minute after the failure, the engine tries the
+//! other paths to such a peer first.
 //!
 //! If a Unix socket cannot be dialled, or fails in use, TCP to the same peer may still work. The engine still tries
-//! the failed path, but last, so a wrong guess disconnects no peer. If a peer ended an unused connection, its path
-//! does not count as failed. After the minute, the next connection tries the preferred path first again. The engine
-//! does not end a working connection to return to the preferred path.
+//! the failed path, but last. So a peer stays reachable even if its path was recorded as failed by mistake. If a peer
+//! ended an unused connection, its path does not count as failed. After the minute, the next connection tries the
+//! preferred path first again. The engine does not end a working connection to return to the preferred path.
+//!
+//! [`dial`](super::dial) orders the paths. Begin at [`PathBackoff`].
 
 use std::collections::HashMap;
 use std::sync::Mutex;

@@ -1,9 +1,9 @@
 //! Prepares requests: finds or makes the connections to all peers of a request in parallel, and sends each peer the
 //! list of its transfers.
 //!
-//! If a connection is missing, the clique cache decides whether [`dial`] makes it. A request that its caller has
-//! dropped makes no connection. At most [`WAITERS_MAX`] requests wait for one connection. Begin at
-//! [`prepare_transfers`].
+//! If a connection is missing, the clique cache decides whether this request dials ([`dial`]) or waits for an attempt
+//! that is in progress. If the caller drops a request, an attempt that no other request wants is given up. At most
+//! [`WAITERS_MAX`] requests wait for one connection; further requests fail. Begin at [`prepare_transfers`].
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::Ordering;

@@ -1,4 +1,4 @@
-//! The future by which a program waits for a preparation, or cancels it.
+//! The future by which a program waits for a preparation. Dropping the future cancels the preparation.
 //!
 //! [`prepare`](super::prepare) does the work. Begin at [`PrepareFuture::new`].
 

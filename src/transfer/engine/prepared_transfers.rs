@@ -1,12 +1,11 @@
-//! Prepared transfers. All slow work has been done for them, so a launch only queues frames.
+//! Prepared transfers, and their launches. The preparation does the slow work, such as making connections. A launch
+//! only reserves memory and queues frames.
 //!
-//! Connections, for example, are made when the transfers are prepared. From the second launch on, the only system
-//! calls are those that move bytes and wake threads (`tests/transfer/calls.rs` observes each one). Begin at
-//! [`PreparedTransfers::launch`].
+//! From the second launch on, the only system calls are those that move bytes, wait for events or wake threads
+//! (`tests/transfer/calls.rs` observes each one). Begin at [`PreparedTransfers::launch`].
 //!
 //! - A launch takes its number when it is requested. So the launches of a task are numbered in the order of its
-//!   calls, even if they become ready in another order. The dependencies of a launch delay its bytes, not its
-//!   number.
+//!   calls, even if they become ready in another order. The dependencies of a launch delay its bytes, not its number.
 //! - A launch that this side refuses still takes its number, and the peer is told to stop its launch of that number.
 //!   The peer counts launches too. If the refused launch took no number, the peer's count would stay one higher for
 //!   ever.

@@ -1,6 +1,6 @@
 //! Checks a request before any work is done for it.
 //!
-//! The check changes nothing. The launch reserves the memory. Begin at [`check_request`].
+//! The check changes nothing. In particular, it reserves no memory; the launch does. Begin at [`check_request`].
 
 use std::collections::{HashMap, HashSet};
 use std::sync::PoisonError;

@@ -1,8 +1,9 @@
-//! A launch whose transfers are named later, when the memory that they send is known.
+//! A launch that takes its numbers at once, and gets its transfers later, when their memory is known.
 //!
-//! The launch takes its number with each peer at the start, or when the peer becomes a member. So the launches of both
-//! sides match, even if other launches are requested in the meantime. If the launch is dropped before its transfers
-//! are named, its peers are told. Begin at [`ReservedLaunch::launch`].
+//! The launch takes its number with each peer when it is reserved. For a peer that is not yet a member, it takes the
+//! number when the peer becomes one. So the launches of both sides match, even if other launches are requested in the
+//! meantime. If the launch is dropped before its transfers are named, its peers are told that it does not come. Begin
+//! at [`ReservedLaunch::launch`].
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};

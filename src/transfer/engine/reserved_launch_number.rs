@@ -1,10 +1,9 @@
-//! The number of a launch on its channel with one peer, taken when the launch is requested. There may be no
-//! connection yet.
+//! The number of a launch on its channel with one peer. The engine takes the number when the launch is requested,
+//! even if there is no connection yet.
 //!
-//! If numbers were taken only when there is a connection, requests would be matched in the order in which
-//! connections are made, and this order may differ between the two sides. A launch consumes its number. If a number
-//! is dropped unused, it is closed and the peer is told that no launch comes. Begin at
-//! [`ReservedLaunchNumber::take`].
+//! If numbers were taken only when there is a connection, requests would be matched in the order in which connections
+//! are made, and this order may differ between the two sides. A launch consumes its number. If a number is dropped
+//! unused, it is retired, and the peer is told that no launch comes. Begin at [`ReservedLaunchNumber::take`].
 
 use std::sync::Arc;
 

@@ -1,6 +1,6 @@
-//! Implements the interface by which connections call their engine.
+//! Implements [`SessionHost`], the interface by which connections call their engine.
 //!
-//! This file forwards every call to the file that does the work.
+//! The files to which this file forwards the calls do the work. Begin at the impl of [`SessionHost`].
 
 use std::sync::Arc;
 use std::time::Instant;

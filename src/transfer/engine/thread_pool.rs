@@ -1,7 +1,7 @@
-//! A bounded pool of threads for blocking work. Each job runs on its own thread. If all threads are busy, the job
-//! waits until one is free.
+//! A bounded pool of threads for blocking work. Below the bound, each piece of work gets a new thread. At the bound,
+//! work waits until a thread is free. A second function runs work for each element of a list on a few threads.
 //!
-//! The pool does not depend on what a job does. Begin at [`ThreadPool::run`].
+//! Neither depends on what the work does. Begin at [`ThreadPool::run`] and [`for_each_parallel`].
 
 use std::collections::VecDeque;
 use std::io;

@@ -1,8 +1,9 @@
-//! The thread that enforces limits: deadlines, stalls and silent peers.
+//! The watchdog: a thread that enforces deadlines and stall limits, and pings silent peers.
 //!
-//! The thread sleeps until the first limit could pass. While a launch waits for a peer, the watchdog pings the peer
-//! whenever it has been silent for 1/32 of the shortest stall limit of the launches. So a live peer is never silent
-//! for as long as a limit. By default this is about one ping a second. Begin at [`EngineShared::run_watchdog`].
+//! The watchdog sleeps until the next check is due. While a launch is in flight with a peer, the watchdog pings the
+//! peer whenever the peer has been silent for 1/32 of the shortest stall limit of these launches. So a live peer is
+//! never silent for as long as a stall limit. With the default limit, this is about one ping a second. Begin at
+//! [`EngineShared::run_watchdog`].
 
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;

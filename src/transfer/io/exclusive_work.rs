@@ -1,7 +1,7 @@
-//! Runs work that any thread may request. Only one thread at a time does the work, and a thread that requests work
-//! meanwhile does not wait: the working thread does that work too.
+//! Runs work that any thread may request, on one thread at a time. A thread that requests work while another thread
+//! is working does not wait: the working thread does the requested work before it stops.
 //!
-//! It does not depend on what the work is. Begin at [`ExclusiveWork::run_unless_running`].
+//! This module does not depend on what the work is. Begin at [`ExclusiveWork::run_unless_running`].
 
 use std::sync::atomic::Ordering;
 use std::sync::{PoisonError, TryLockError};

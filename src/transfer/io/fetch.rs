@@ -1,19 +1,20 @@
-//! The threads that fetch. To *fetch* is to copy bytes from the sender's memory on the same host, on the receiver's
-//! side.
+//! Fetching, and the threads that fetch. To *fetch* means that the receiver copies bytes from the memory of a sender
+//! on the same host.
 //!
-//! These threads call a session only through [`FetchHost`]. The receiver makes the copy, so it can stop at any
-//! time, and the sender's arena can be sealed against writers. A source is a region that the peer shared (mapped
+//! Fetches call their session only through [`FetchHost`]. The receiver makes the copy, so it can stop at any time,
+//! and the sender's arena can be sealed against writers. A source is a region that the peer shared (mapped
 //! read-only), or an address in the other process (`process_vm_readv`). If neither is allowed, the peer sends the
 //! bytes over a socket. Begin at [`FetchThreadPool::fetch_or_enqueue`].
 //!
-//! When a connection ends, the sender marks it as closed in shared memory before it reuses a source buffer. The
-//! receiver checks the mark after every step that it has copied ([`FetchHost::fetched_bytes_are_valid`]), and discards the
-//! step if the mark is set. The sender cannot stop another process from reading shared memory, but with the mark no
-//! byte that was read too late counts, and neither side waits for the other.
+//! Before a sender reuses a source buffer at the end of a connection, it marks the connection closed in shared
+//! memory. The receiver copies in steps, and checks the mark after each step
+//! ([`FetchHost::fetched_bytes_are_valid`]). If the mark is set, the receiver discards the step and fails the launch.
+//! The sender cannot stop another process from reading shared memory. But because of the mark, bytes that were read
+//! too late do not count, and neither side waits for the other.
 //!
 //! Fetches of shared memory above [`PAST_CACHES`] bypass the processor's caches. A plain copy also reads the memory
-//! that it overwrites, which is a third of its memory traffic, and evicts other data from the caches. Smaller
-//! fetches do not bypass the caches, because programs usually read the received bytes at once.
+//! that it overwrites, which is a third of its memory traffic, and evicts other data from the caches. Smaller fetches
+//! do not bypass the caches, because programs usually read the received bytes at once.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};

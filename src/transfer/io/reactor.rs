@@ -1,8 +1,9 @@
 //! The reactor threads, which wait for sockets. Each lane belongs to one reactor.
 //!
-//! A reactor serves lanes, and the bells by which peers announce frames in shared memory. It does not depend on
-//! connections. If sending on a lane fails, the reactor first reads the lane to its end
-//! (`Reactor::drain_and_end_lane`), so the peer's last frames are processed. Begin at [`Reactor::add`].
+//! A reactor serves lanes, and the bells by which peers announce frames, or free room, in shared memory. It does not
+//! depend on connections. If sending on a lane fails, the reactor first reads what the peer has sent on the lane
+//! (`Reactor::drain_and_end_lane`), and then ends the lane. So the peer's last frames are processed. Begin at
+//! [`Reactor::add`].
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -1,11 +1,12 @@
-//! A ring in shared memory for control frames between two processes of one host. It needs no system call while both
-//! processes are awake.
+//! A ring in shared memory for control frames between two processes of one host. The ring needs no system call while
+//! both processes are awake.
 //!
-//! Each side owns an *inbox*: shared memory that the other side writes, with a ring of frames and two counters. The
-//! reader of an inbox is a reactor, or a thread that waits for a transfer. Before a reader sleeps on an empty ring,
-//! it writes into one word of the memory (bytes 128..132) that it sleeps, and how the writer wakes it. A reactor is
-//! woken by its bell (an eventfd), a waiting thread by a futex on that word. A frame that no waiting thread needs
-//! wakes nobody; the next poll of the ring finds it.
+//! Each side owns an *inbox*: shared memory that the other side writes, with a ring of frames, two counters and three
+//! words. The reader of an inbox is a reactor, a thread that waits for a transfer, or a thread that launches one.
+//! Before a reader sleeps on an empty ring, it writes into one word of the memory (bytes 128..132) that it sleeps,
+//! and how the writer wakes it. A reactor is woken by its bell (an eventfd), a waiting thread by a futex on that
+//! word. If no waiting thread needs a frame, the frame wakes no thread; the next poll of the ring finds it.
+//! `session/ring_session.rs` decides which thread reads.
 //!
 //! Begin at [`RingInbox`] and [`RingOutbox`].
 //!
@@ -15,7 +16,7 @@
 //! | 64..72 | the number of bytes ever read |
 //! | 128..132 | whether and how the reader sleeps |
 //! | 192..196 | whether the writer waits for room |
-//! | 256..260 | whether the owner of the inbox has revoked its source buffers: a copy that was made after that is invalid |
+//! | 256..260 | whether the owner of the inbox has revoked its source buffers: later copies of them are invalid |
 //! | 4096.. | the frames, each a header and its payload, in multiples of 64 bytes |
 //!
 //! The reader does not trust the contents of the memory: it checks the counters, and copies a frame before it

@@ -1,7 +1,7 @@
-//! The system calls that take memory by address: scattered reads and writes of sockets, and reads of another
-//! process's memory.
+//! Wrappers of the system calls that take memory by address: scattered reads and writes of sockets, and reads of
+//! another process's memory.
 //!
-//! They do not depend on wires. Begin at [`read_into_views`].
+//! This module knows sockets and processes, not wires. Begin at [`read_into_views`].
 #![allow(unsafe_code, reason = "system calls that take memory by address")]
 
 use std::os::fd::{AsRawFd, BorrowedFd};

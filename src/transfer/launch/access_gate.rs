@@ -1,7 +1,8 @@
-//! The gate of a launch: counts the guards that use the launch's bytes, and admits no further guard once it has
-//! closed.
+//! The gate of one part of a launch: counts the guards that use the part's bytes, and admits no further guard once it
+//! has closed.
 //!
-//! Only the holders of guards access the bytes. Begin at [`AccessGate::enter`].
+//! The gate only counts. `peer_launch.rs` makes the guards, and only their holders access the bytes. Begin at
+//! [`AccessGate::enter`].
 
 use std::sync::atomic::Ordering;
 

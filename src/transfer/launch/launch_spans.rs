@@ -1,7 +1,7 @@
 //! The spans that a prepared launch moves with one peer, and views of their bytes.
 //!
-//! The launch reserves the bytes before any guard is used. (A guard is the permission to access the bytes of a
-//! launch.) Begin at [`LaunchBytes`].
+//! A *guard* is the permission to access the bytes of a launch. The launch reserves the bytes before any guard is
+//! used; this module reserves nothing. Begin at [`LaunchBytes`].
 #![allow(unsafe_code, reason = "makes views of bytes that a guard of the launch keeps from all others")]
 
 use crate::memory::{ReadView, SpanStream, WriteView};

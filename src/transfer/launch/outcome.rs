@@ -1,8 +1,8 @@
-//! The outcomes of a launch's transfers, and the threads, tasks and callbacks that wait for the outcomes.
+//! The outcomes of a launch's transfers, and the threads, futures and callbacks that wait for them.
 //!
-//! It does not depend on how bytes move. It calls the parts of the launch (one for each peer) only through
-//! [`LaunchPart`]. Begin at [`Launch::record_transfer_outcome`], which records every outcome, and [`Launch::block_until`], by which
-//! threads wait.
+//! This module does not depend on how bytes move. It calls the parts of the launch (one for each peer) only through
+//! [`LaunchPart`]. Begin at [`Launch::record_transfer_outcome`], which records every outcome, and
+//! [`Launch::block_until`], by which threads wait.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -1,7 +1,8 @@
-//! The part of a launch that concerns one peer: a group of the link, its limits, and the guards of its bytes.
+//! The part of a launch that concerns one peer: its number, its limits, the reservations of its memory, and the
+//! guards of its bytes.
 //!
-//! It does not depend on how bytes move. Every failure of this side reaches the peer through [`fail_and_tell_peer`]. Begin at
-//! [`PeerLaunch`].
+//! This module does not depend on how bytes move. Every failure of this side reaches the peer through
+//! [`fail_and_tell_peer`]. Begin at [`PeerLaunch`].
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};

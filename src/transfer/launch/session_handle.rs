@@ -1,6 +1,6 @@
-//! The interface by which a launch calls the session that carries it.
+//! The interface by which a launch calls its *session*: the connection that carries the launch.
 //!
-//! Sessions are in a higher layer, which implements the interface. Begin at [`SessionHandle`].
+//! The session layer, which is higher, implements the interface. Begin at [`SessionHandle`].
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};

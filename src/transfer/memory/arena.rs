@@ -1,7 +1,7 @@
 //! Arenas: shared memory from which buffers are allocated.
 //!
-//! [`free_ranges`](super::free_ranges) tracks the free ranges. The first access to a page costs more than a copy
-//! into it, so all pages are touched when an arena is created. Begin at [`Arena::allocate`].
+//! [`free_ranges`](super::free_ranges) tracks the free ranges. The first access to a page costs more than to copy a
+//! page, so [`Arena::new`] populates all pages at once. Begin at [`Arena::allocate`].
 
 use std::os::fd::AsFd;
 use std::sync::Arc;

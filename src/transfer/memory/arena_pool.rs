@@ -1,9 +1,9 @@
 //! A pool of arenas that grows as needed, for programs that cannot say beforehand how much memory they use.
 //!
 //! Each arena has a file descriptor, so an arena for each buffer would exhaust the descriptors. A new arena has at
-//! least an eighth of the pool's size, up to 1 GiB, so a large pool still has few arenas. Arenas without buffers
-//! are kept for reuse, up to 256 MiB or the size of the arenas in use; beyond that they are freed. Begin at
-//! [`ArenaPool::allocate`].
+//! least an eighth of the pool's size, so a large pool still has few arenas. This minimum is at most 1 GiB. The pool
+//! keeps arenas without buffers for reuse: as many bytes as the arenas in use have, or 256 MiB if this is more. It
+//! frees further arenas without buffers. Begin at [`ArenaPool::allocate`].
 
 use std::sync::{Arc, Mutex, Weak};
 

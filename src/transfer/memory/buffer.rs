@@ -1,8 +1,9 @@
 //! Buffers, and the reservations of their bytes.
 //!
-//! A reservation records which bytes are read or written, but not by which transfer. An *export* records that a
+//! A *reservation* records which bytes are read or written, but not by which transfer. An *export* records that a
 //! program keeps the address of the bytes, for example in an array that shares the memory. Until the export is
-//! dropped, transfers may read the buffer, and nothing may write it. Begin at [`Span::reserve`].
+//! dropped, transfers may read the buffer, and nothing may begin to write it. A *claim* keeps programs from the
+//! contents of a buffer while a plan uses it. Begin at [`Span::reserve`].
 #![allow(unsafe_code, reason = "makes views of bytes, which reservations say who uses")]
 
 use std::ops::Range;

@@ -1,15 +1,15 @@
-//! Memory that transfers move: regions, and buffers in them.
+//! Memory that transfers move: regions, and buffers in them. `launch` reserves the memory of transfers.
 //!
 //! | word | meaning |
 //! | --- | --- |
-//! | region | a contiguous range of memory that the engine knows: an *arena* of shared memory, or *foreign* memory of a program |
-//! | buffer | a range of a region that has one owner; it is freed with its last handle |
+//! | region | contiguous memory that the engine knows: an *arena* of shared memory, or a program's *foreign* memory |
+//! | buffer | a range of a region; its handles share it, and it is freed with the last one |
 //! | span | a range of a buffer: the bytes that one transfer reads or writes |
 //!
-//! Reservations ([`Buffer`]) guard a buffer's bytes. While a transfer reads or writes a range, a conflicting access
-//! fails with an error that the range is busy. Transfers never write memory that a program has exported, or memory
-//! that may only be read. Other processes of the host can map an arena only read-only (seals prevent any other
-//! mapping), so only this process writes the bytes that it receives.
+//! Reservations ([`Span`]) guard a buffer's bytes. While a transfer reads or writes a range, a conflicting access
+//! fails with an error that the range is busy. No transfer begins to write memory that a program has exported, or
+//! memory that may only be read. Other processes of the host can map an arena only read-only (seals prevent any other
+//! mapping), so only this process writes the bytes that it receives. Begin at [`Arena`] and [`Buffer`].
 
 mod arena;
 mod arena_pool;

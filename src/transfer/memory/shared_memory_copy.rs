@@ -1,8 +1,8 @@
 //! Copies of memory that another process may change during the copy.
 //!
-//! The compiler may assume that plain memory does not change during a copy. So every access here is volatile, or an
-//! instruction that the compiler does not analyse. A peer that writes during the copy can then change only the
-//! copied bytes. Begin at [`copy_from_shared`].
+//! The compiler may assume that plain memory does not change during a copy. So every access to the shared memory here
+//! is volatile, or an instruction that the compiler does not analyse. A peer that writes during the copy can then
+//! change only the copied bytes. Begin at [`copy_from_shared`].
 #![allow(unsafe_code, reason = "a copy between two addresses; callers say whose they are")]
 
 /// The least length in bytes that `rep movsb` copies.

@@ -1,9 +1,9 @@
 //! The bytes that a launch sends to one peer, or receives from it, as one byte stream.
 //!
 //! The stream reserves no memory. Its callers guarantee that nothing writes the bytes that they read, and that
-//! nothing else in the process uses the bytes that they write. Small buffers are usually allocated one after the
-//! other. So spans that are adjacent in memory count as one stretch, with one vector entry, one copy and one
-//! checksum. Begin at [`SpanStream`].
+//! nothing else in the process uses the bytes that they write. Spans that are adjacent in memory count as one
+//! stretch, with one vector entry, one copy and one checksum. Small buffers are usually allocated one after the
+//! other, so this saves work. Begin at [`SpanStream`].
 
 #![allow(unsafe_code, reason = "passes on what its callers promise of the bytes")]
 

@@ -1,5 +1,7 @@
-//! Reads lists of bounded length from untrusted text. Reading stops at the bound, so a text cannot make the reader
-//! use more memory than the text's own length.
+//! Reads lists of bounded length from untrusted text, and checks names. Reading stops with an error at the bound, so
+//! a text cannot make the reader keep a longer list.
+//!
+//! `limits.rs` has the bounds. Begin at [`deserialize_at_most`].
 
 use std::fmt;
 use std::marker::PhantomData;

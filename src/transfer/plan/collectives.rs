@@ -1,6 +1,6 @@
 //! The usual collectives by name. Each is defined by a source sharding and a destination sharding.
 //!
-//! The general rules of planning apply to the collectives, which have no rules of their own. Begin at [`Reshard`].
+//! The collectives have no rules of their own: `region_routing.rs` has the rules of all plans. Begin at [`Reshard`].
 
 use super::{
     ArrayDescription, Axis, DeviceId, Dtype, Mesh, Partition, PartitionSpec, Placement, Plan, PlanError,

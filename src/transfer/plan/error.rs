@@ -1,6 +1,6 @@
-//! The errors of planning.
+//! The errors of making, reading and executing plans.
 //!
-//! Begin at [`PlanError`].
+//! Other modules detect the errors. Begin at [`PlanError`].
 
 use super::{DeviceId, Dtype, TaskId};
 

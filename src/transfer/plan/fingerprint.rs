@@ -1,6 +1,8 @@
-//! The fingerprints of a layout and of a plan, and the key of a step. All are computed from the descriptions, so
-//! both sides of a transfer compute the same values without a message. Begin at [`Fingerprint`] and
-//! `TransferKey::for_step`.
+//! The fingerprints of a layout and of a plan, and the key of a step.
+//!
+//! Each process computes them from the inputs of the plan, so both sides of a transfer have the same values without a
+//! message. `step_keys.rs` has the keys of several plans that are executed together. Begin at [`Fingerprint`] and
+//! [`TransferKey::for_step`].
 
 use std::fmt;
 use std::str::FromStr;

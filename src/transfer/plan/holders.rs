@@ -1,4 +1,5 @@
-//! The devices that hold a tile, by host and task, and the choice of the device that sends a region of the tile.
+//! The table of a plan's devices, the devices that hold each tile, by host and task, and the choice of the device
+//! that sends a region of a tile.
 //!
 //! `sender_choices.rs` gives each choice a number, and the number decides which device is chosen. Begin at
 //! [`TileHolders`].

@@ -1,6 +1,6 @@
-//! The bounds of plans and descriptions.
+//! The version of plans, and the bounds of plans and descriptions.
 //!
-//! The code that reads a value checks it against its bound.
+//! The code that reads a value checks it against its bound. Begin at [`PLAN_VERSION`].
 
 /// The version of the rules by which plans are made, and of their text. Two programs of the same version make
 /// the same plans.

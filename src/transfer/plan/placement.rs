@@ -1,4 +1,4 @@
-//! The task and the host that own each device.
+//! The task that owns each device, and the host on which this task runs.
 //!
 //! The caller discovers the devices. Begin at [`Placement`].
 

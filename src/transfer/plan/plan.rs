@@ -1,6 +1,6 @@
-//! The finished plan.
+//! A plan: its inputs, and the tables from which its steps are computed.
 //!
-//! `step_iter.rs` computes its steps. Begin at [`Plan::new`].
+//! `step_iter.rs` computes the steps. Begin at [`Plan::new`].
 
 use std::num::NonZeroU32;
 use std::time::Duration;

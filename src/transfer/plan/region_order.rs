@@ -2,10 +2,11 @@
 //!
 //! A *region* is the overlap of a tile of the source with a tile of the destination. Regions are ordered in rounds.
 //! In each round, every destination tile that has regions left gets its next region. Neighbouring destination tiles
-//! get regions of different source tiles in the same round. So a task that processes its steps in order does not
-//! send to, or receive from, a device that all other tasks use at the same time. No region is stored. The number of
-//! regions of each tile is computed from the cuts of each dimension, and the number of a region from these counts.
-//! Begin at [`RegionOrder::region`].
+//! get regions of different source tiles in the same round. So a task that processes its steps in order does not send
+//! to, or receive from, a device that all other tasks use at the same time. No region is stored. From the cuts of
+//! each dimension, this module counts the regions of each tile. From these counts, it computes the region that has a
+//! number, and the number of a region. `region_routing.rs` makes the steps of a region. Begin at
+//! [`RegionOrder::region`].
 
 use std::cmp::Reverse;
 

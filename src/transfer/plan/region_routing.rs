@@ -1,28 +1,29 @@
 //! The rules that choose, for each region, which devices send it and which receive it.
 //!
-//! A *region* is the overlap of a tile of the source with a tile of the destination. All holders of the destination
-//! tile need the region. For each region, the first of these rules that applies decides how a device gets it:
+//! A *region* is the overlap of a tile of the source with a tile of the destination. All devices that are to hold the
+//! destination tile need the region. For each of them, the first of these rules that applies decides how it gets the
+//! region:
 //!
 //! 1. If the device holds the region already, it copies the region from itself.
 //! 2. If another device of the same task holds the region, the device gets it from that device.
-//! 3. If another task on the same host holds the region, the device's task gets it from that task, once for all its
+//! 3. If another task on the same host holds the region, the device's task gets it within the host, once for all its
 //!    devices.
-//! 4. If no task on the host holds the region, the host receives it once, from a host that holds it.
+//! 4. If no task on the host holds the region, the host receives it once, from another host.
 //!
 //! Each of these copies costs several times as much as the one before it in the list.
 //!
-//! If several hosts, tasks or devices hold a region, they take turns as senders (`sender_choices.rs`). The network
-//! of a host is shared, so if one holder sent everything, every other task would wait for it. Each choice of a
-//! sender has a number, and the sender is computed from this number alone. So the sender of one step can be
-//! computed without the other steps.
+//! If several hosts, tasks or devices hold a region, they take turns as senders (`sender_choices.rs`). The network of
+//! a host is shared, so if one holder sent everything, every other task would wait for it. Each choice of a sender
+//! has a number, and the sender is computed from this number alone. So the sender of one step can be computed without
+//! the other steps.
 //!
 //! When a device has received bytes for its task or host, later steps copy these bytes from this device to the other
 //! devices of the task or host. So the fewest possible bytes cross hosts. Each holder of a region sends it to
-//! `fan_out` hosts on average (or to `fan_out` tasks on its own host). Each recipient sends it to the next
-//! `fan_out`, so the copies form a tree. A broadcast therefore reaches `n` hosts in about `log2(n)` rounds. Without
-//! the tree, one host would have to send to all others, one after another. The first recipient rotates with the
-//! region number; otherwise the same devices would receive every region first and pass it on. Begin at
-//! [`RegionRouter::route_region`].
+//! `fan_out` hosts on average (or to `fan_out` tasks on its own host). Each recipient sends it to the next `fan_out`,
+//! so the copies form a tree. With the default fan-out of two, a broadcast reaches `n` hosts in about `log2(n)`
+//! rounds. Without the tree, one host would have to send to all others, one after another. The first recipient
+//! rotates from region to region; otherwise the same devices would receive every region first and pass it on. Begin
+//! at [`RegionRouter::route_region`].
 
 use super::Plan;
 use super::holders::{TileHoldersInTask, TileHoldersOnHost};

@@ -1,15 +1,15 @@
 //! Chooses the sender of a region that several devices hold.
 //!
-//! This module does not record which device has sent what. Instead it numbers the choices of senders for all
-//! regions: tile by tile for the tiles that the same hosts hold, and within a tile in the order of its regions. If
-//! `n` hosts hold a tile, the number of the choice is written in base `n`, and the sum of its digits modulo `n`
-//! selects the host. So all hosts send equally many regions. Within one round, the numbers of successive choices
-//! differ by a constant. With the sum of digits, these choices select different hosts too. In the same way, the
-//! choices of a host rotate through its tasks, and the choices of a task through its devices.
+//! This module keeps no record of which device has sent what. Instead, it numbers the choices of senders. The numbers
+//! run through the regions of a tile in order, and then through the next tile that the same hosts hold. If `n` hosts
+//! hold a tile, the number of the choice is written in base `n`, and the sum of its digits modulo `n` selects the
+//! host. So all hosts send equally many regions. Within one round, the numbers of successive choices differ by a
+//! constant. Because the digits are summed, these choices select different hosts too. In the same way, the choices of
+//! a host rotate through its tasks, and the choices of a task through its devices.
 //!
-//! If the receiving host holds a region already, no sender is chosen for it. Such regions are counted beforehand for
-//! each host, and the count is subtracted from the numbers of later choices. So no holder is skipped because of
-//! them. Begin at [`SenderChoices::of`].
+//! If a receiving host holds a region already, no sender is chosen for that host. Such regions are counted beforehand
+//! for each tile, unless there are too many, and the numbers of later choices are reduced by the count. So no holder
+//! is skipped because of them. Begin at [`SenderChoices::of`].
 
 use std::ops::Range;
 

@@ -1,13 +1,15 @@
-//! The staging memory for regions that are packed for their transfer.
+//! The staging memory that a plan provides for regions that are packed for their transfer.
 //!
 //! If a region is sent to another task and consists of several runs of less than 4 KiB, the sender packs it into one
 //! range, and the receiver unpacks it. Each buffer with such a region has staging memory of the buffer's own size.
-//! The tiles of the destination cut each shard of the source into a grid, and the tiles of the source cut each
-//! shard of the destination into one. The offset of a region in the staging memory is the total size of the regions
-//! before it in the row-major order of this grid. So no two regions of a buffer overlap in its staging memory, and
-//! no step waits for memory of an unrelated step. Therefore no order of the steps can deadlock a plan. A region is
-//! packed once for all its recipients. A task that passes bytes on sends them from the memory at which they arrived.
-//! Begin at [`needs_staging`] and [`staging_offset`].
+//! The tiles of the destination cut each shard of the source into a grid, and the tiles of the source cut each shard
+//! of the destination into one. The offset of a region in the staging memory is the total size of the regions before
+//! it in the row-major order of this grid. So no two regions of a buffer overlap in its staging memory, and no step
+//! waits for memory of an unrelated step. Therefore no order of the steps can deadlock a plan. A region is packed
+//! once for all its recipients. A task that passes bytes on sends them from the memory at which they arrived.
+//!
+//! The engine (`engine/resharding/`) does not use these offsets: it allocates staging memory for each step. Begin at
+//! [`needs_staging`] and [`staging_offset`].
 
 use super::region_routing::StepRecord;
 use super::step::BufferRole;

@@ -1,4 +1,6 @@
 //! Computes the steps of a plan when they are needed. The steps of one region are computed together.
+//!
+//! `region_routing.rs` has the rules. Begin at [`Plan::steps`].
 
 use super::region_routing::{RegionRouter, StepRecord};
 use super::staging::DevicesNeedingStaging;

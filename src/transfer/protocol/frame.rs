@@ -1,4 +1,4 @@
-//! The frames of a connection: a header of 64 bytes, then a payload. Little endian.
+//! The frames of a connection: a header of 64 bytes, then a payload. Numbers are little endian.
 //!
 //! | bytes | field |
 //! | --- | --- |
@@ -12,8 +12,8 @@
 //! | 16..24 | incarnation of the receiver |
 //! | 24..28 | channel |
 //! | 28..32 | chunk, or the number of a definition or region |
-//! | 32..40 | sequence of the group on its channel |
-//! | 40..44 | number of this control frame; 0 for data |
+//! | 32..40 | sequence of the group on its channel, or the length of a region |
+//! | 40..44 | number of this control frame; 0 for data, `Ack` and `Descriptor` |
 //! | 44..48 | the last control frame that the sender has received |
 //! | 48..52 | length of the payload |
 //! | 52..56 | CRC32C of the payload, if the flag `CHECKED` is set |
@@ -21,7 +21,7 @@
 //! | 60..64 | CRC32C of bytes 0..60 |
 //!
 //! Every frame carries both incarnations, so the receiver recognises a frame of another incarnation on any
-//! connection. Begin at [`Header::decode`].
+//! connection. `link` interprets the frames. Begin at [`Header::decode`].
 
 use crate::base::membership::MemberId;
 

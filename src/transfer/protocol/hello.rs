@@ -1,5 +1,5 @@
-//! The messages of the handshake of two engines on a new socket. They state the identities of the engines, whether
-//! they may connect, and on what terms.
+//! The messages of the handshake of two engines on a new wire. They state who the engines are, whether the engines
+//! may connect, and on what terms.
 //!
 //! | message | from | holds |
 //! | --- | --- | --- |
@@ -18,13 +18,14 @@
 //! each handshake. It cannot be reflected, because roles and identities differ. Every later refusal carries a proof
 //! too, so no other process can make a dialler give up on its peer.
 //!
-//! Two attacks remain, as with every symmetric secret. First, a process that has the peer's address, or can write
-//! the peer's engine record, can make an engine dial it instead of the peer. It then receives a proof, and can test
-//! guesses of the token against the proof offline. Each guess costs `ITERATIONS` hashes (`proof.rs`), and a token
-//! of 128 random bits cannot be guessed. Second, a process between two engines can relay their handshake, and then
-//! read and change the bytes that follow. TLS prevents that.
+//! Two attacks remain, as with every symmetric secret. First, a process that has the peer's address, or can write the
+//! peer's engine record, can make an engine dial it instead of the peer. It then receives a proof, and can test
+//! guesses of the token against the proof offline. Each guess costs `ITERATIONS` hashes (`proof.rs`), and a token of
+//! 128 random bits cannot be guessed. Second, a process between two engines can relay their handshake, and then read
+//! and change the bytes that follow. TLS prevents that.
 //!
-//! If neither side has a token, the proofs are empty. Begin at [`Hello`] and [`HelloAnswer`].
+//! If neither side has a token, the proofs are empty. `session/handshake.rs` sends the messages. Begin at [`Hello`]
+//! and [`HelloAnswer`].
 
 use super::frame::{crc32c_of, read_u32_at, read_u64_at};
 use crate::base::membership::{Incarnation, MemberId, TaskId};

@@ -1,4 +1,5 @@
-//! The protocol of two engines. It does no IO: it reads neither sockets nor clocks.
+//! The protocol of two engines: its frames, its handshake messages, and the state machine of a link. This layer does
+//! no IO and reads no clock.
 //!
 //! Begin at [`link`].
 

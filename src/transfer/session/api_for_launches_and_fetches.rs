@@ -1,6 +1,7 @@
-//! Implements the interfaces by which launches and fetching threads call a connection.
+//! Implements the interfaces by which launches and fetches call a connection.
 //!
-//! The link makes all decisions. Begin at the two traits that this file implements.
+//! The link decides how a group proceeds; this file passes the calls on to it. Begin at the impls of
+//! [`SessionHandle`] and [`FetchHost`].
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

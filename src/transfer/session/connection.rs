@@ -1,10 +1,11 @@
 //! A connection to one incarnation of one peer: a link, and the lanes that carry its frames.
 //!
-//! This file has the connection's state and its end. `api_for_engine.rs`, `lanes.rs` and `api_for_launches_and_fetches.rs` are
-//! the interfaces of the connection to the engine, to lanes, and to launches. `link_outputs.rs` performs the outputs
-//! of the [`LinkSide`]. One lock protects the link. It is held for table look-ups only: no system call and no copy
-//! is made under it. A connection neither discovers peers nor dials. It calls its engine only through
-//! [`SessionHost`]. Begin at [`Connection`].
+//! This file has the connection's state and its end. `api_for_engine.rs`, `lanes.rs` and
+//! `api_for_launches_and_fetches.rs` are the interfaces of the connection to the engine, to lanes, and to launches
+//! and fetches. `link_outputs.rs` performs the outputs of the [`LinkSide`]. One lock protects the link. No system
+//! call is made under this lock. The only bytes of transfers that are copied under it are the few that travel inside
+//! a `Go`. A connection neither discovers peers nor dials. It calls its engine only through [`SessionHost`]. Begin at
+//! [`Connection`].
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -1,8 +1,8 @@
 //! The control frames of a connection in shared memory: the connection reads them from one ring and writes them to
 //! another.
 //!
-//! [`crate::io::ring`] has the ring itself. `ring_session.rs` decides when threads poll it and when they sleep.
-//! Begin at [`RingSession::drain_ring`] in this file.
+//! [`crate::io::ring`] has the ring itself. `ring_session.rs` decides when threads read it and when they sleep. Begin
+//! at [`RingSession::drain_ring`], which this file implements.
 //!
 //! - A thread that waits for a transfer polls the ring itself, so an arrival needs no thread switch. A launching
 //!   thread becomes the reader of the ring, queues its own frames, and then reads the frames that have arrived
@@ -16,9 +16,9 @@
 //! - A side offers its ring before it reads any frame of the peer. If it first switched to the peer's ring, it could
 //!   no longer send the descriptors of its own ring, and the peer would never have a ring to write to. When a side
 //!   switches, it at once moves the frames that are still queued to the ring, because no later event would do that.
-//! - When the peer ends, its last frames are processed before the connection ends (`take_last_frames`). So a peer
-//!   that exits after the last transfer does not fail that transfer. The thread that reads the ring processes these
-//!   frames. If no thread reads it, the thread that detects the peer's end does so.
+//! - When the peer's process ends, its last frames are processed before the connection ends (`take_last_frames`). So
+//!   a peer that exits after the last transfer does not fail that transfer. The thread that reads the ring processes
+//!   these frames. If no thread reads it, the thread that detects the peer's end does so.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;

@@ -6,11 +6,11 @@
 //!   the chunk could wait for a `Go` that is behind the chunk on the same lane. On another lane, a chunk may arrive
 //!   before the `Go` of its group. This lane then stops reading until the `Go` arrives, because a chunk that it
 //!   dropped would never be sent again.
-//! - The checksum of a chunk does not cover headers and control frames. If a header or a control frame is damaged,
-//!   its lane ends, and the lost contents are sent again on another lane. If a second one is damaged, on any lane of
-//!   the connection, before the next control frame has arrived in order, the connection ends. On a wire that cannot
-//!   break while the peer lives, the connection ends at the first damaged header or control frame.
-//! - Bytes are counted for the peer's task as they move, because a connection may end before the next scrape.
+//! - A damaged chunk is requested again, but a damaged header or control frame ends its lane, and the lost contents
+//!   are sent again on another lane. If two such frames arrive damaged, on any lanes of the connection, and no
+//!   control frame arrives in order between them, the connection ends. On a wire that cannot break while the peer
+//!   lives, the connection ends at the first damaged header or control frame.
+//! - Bytes are counted for the peer's task as they move, because a connection may end before its counters are read.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering;

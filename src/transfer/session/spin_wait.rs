@@ -1,11 +1,11 @@
 //! Decides how long a thread that waits for a small transfer within the host polls before it sleeps.
 //!
 //! Waking a thread takes some microseconds if its processor is awake, and tens of microseconds if the kernel or the
-//! hypervisor has put the processor to sleep. The rest of a small message takes less time than that. A waiting
-//! thread therefore spins for about as long as a wake-up takes (50 us by default; `EngineConfig::spin`, `--spin`),
-//! and then sleeps. After three spins in a row without success, threads sleep at once for a number of waits, which
-//! doubles with each further failure. A thread does not spin if it waits for nothing or for more than 64 KiB, or if
-//! the host has only one processor. Begin at [`SpinWait::spin_until`].
+//! hypervisor has put the processor to sleep. Everything else that a small message needs takes less time. So a
+//! waiting thread spins for about as long as a wake-up takes (50 us by default; `EngineConfig::spin`, `--spin`), and
+//! then sleeps. After three unsuccessful spins in a row, threads sleep at once for a number of waits. This number
+//! doubles with each further failure, up to a bound. By default, no thread spins if the host has only one processor.
+//! The caller decides which waits may spin: only launches of at most 64 KiB do. Begin at [`SpinWait::spin_until`].
 
 use std::hint::spin_loop;
 use std::sync::atomic::Ordering;

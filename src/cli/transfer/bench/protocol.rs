@@ -1,4 +1,5 @@
-//! Defines the orders that the benchmark sends to its processes, and their replies. Each is one line of JSON.
+//! Defines the orders that the benchmark sends to its processes, and the replies of the processes. Each order and
+//! each reply is one line of JSON.
 //!
 //! Begin at `BenchOrder` and `BenchReply`.
 

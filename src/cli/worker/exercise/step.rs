@@ -1,6 +1,6 @@
 //! The options of the exercise, the report of a step, and the errors that end the exercise.
 //!
-//! `transfers.rs` and `resharding.rs` make the steps. Begin at [`StepReport`].
+//! `transfers.rs` and `resharding.rs` run the transfers of a step. Begin at [`StepReport`].
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! The time window over which all rates of a job are measured. Because the window is the same, the rates of tasks
-//! and pairs add up to those of the job.
+//! The time window over which all rates of a job are measured. All rates have the same window. So the rates of the
+//! tasks add up to that of the job, and so do the rates of the pairs if the store keeps all pairs.
 //!
 //! Begin at [`RateWindow`].
 

@@ -1,5 +1,5 @@
-//! The view of the counters of a run: bytes, launches and durations, divided by transport, outcome, stage and size
-//! class.
+//! The view of the counters of a run: bytes, launches and durations, broken down by transport, outcome, stage and
+//! size class.
 //!
 //! `ReportedTotals` computes the sums. Begin at [`TotalsView`].
 

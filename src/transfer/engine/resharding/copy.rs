@@ -1,6 +1,6 @@
-//! Copies runs of bytes between shards and staging memory of one task.
+//! Copies runs of bytes within one task: between two shards, or between a shard and staging memory.
 //!
-//! The plan chooses the runs. Begin at [`copy_runs`].
+//! The plan chooses the runs (contiguous byte ranges). Begin at [`copy_runs`].
 #![allow(unsafe_code, reason = "makes views of shards that the plan has claimed")]
 
 use crate::memory::Span;

@@ -1,6 +1,8 @@
-//! A resharding in progress: launches the groups of steps, and copies the bytes that have arrived.
+//! A resharding in progress: launches this task's steps, each step group as one launch, and copies bytes between
+//! shards and staging memory. If a step fails, it cancels the others.
 //!
-//! `plan` computes the plans, and the caller allocates the buffers. Begin at [`ReshardExecutor::execute`].
+//! `plan` computes the plans, `groups.rs` forms the step groups, and the caller allocates the shards. Begin at
+//! [`ReshardExecutor::execute`].
 
 use std::collections::BTreeSet;
 use std::sync::mpsc::{Receiver, Sender};

@@ -1,7 +1,7 @@
-//! Decides which steps of a resharding are launched together. Both sides of a launch compute the same groups from
-//! the same plans.
+//! Divides the steps of a resharding into *step groups*: the steps of one group are launched together. Both tasks of
+//! a launch compute the same step groups from the same plans.
 //!
-//! `executor.rs` launches the groups. Begin at [`step_groups`].
+//! `executor.rs` launches the step groups. Begin at [`step_groups`].
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,5 @@
-//! The steps in which one task takes part, with the memory that they need.
+//! Lists the steps in which this task takes part, with the memory that they need, and claims the shards for their
+//! plans.
 //!
 //! `executor.rs` launches the steps. Begin at [`local_steps`].
 

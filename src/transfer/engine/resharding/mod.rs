@@ -1,25 +1,26 @@
 //! Executes plans on engines. Each task executes its own part, and the tasks send each other no messages about the
 //! plan.
 //!
-//! Several arrays are resharded together. The steps of all arrays between two tasks are one launch, except steps
-//! that pass received bytes on (`groups.rs`). Some bytes reach a task through another task, which receives them
-//! first. The launches that pass such bytes on are requested at once too. They wait for events that complete when
-//! the bytes arrive, so no thread has to start them.
+//! Several arrays are resharded together. The steps of all arrays between two tasks are one launch, except steps that
+//! pass received bytes on (`groups.rs`). A launch that would exceed the bound on transfers becomes several. Some
+//! bytes reach a task through another task, which receives them first. The launches that pass such bytes on are also
+//! requested at the start. They depend on events that complete when the bytes arrive, so no thread has to start them.
+//! Begin at [`TransferEngine::execute_plans`].
 //!
-//! - The first launch with a peer also has one transfer without bytes for each array
-//!   (`ReshardExecutor::handshake_specs`). The layout of this transfer is that of the array's plan, and its key is
-//!   the same on both sides. If the two sides have different plans, the keys of their steps differ, but the keys of
-//!   these transfers do not. So the error can name the array that differs.
+//! - The first launch with a peer also has one transfer without bytes for each array, and one that marks the end of
+//!   the arrays (`ReshardExecutor::handshake_specs`). The layout of an array's transfer is that of the array's plan,
+//!   and its key is the same on both sides. If the two sides have different plans, the keys of their steps differ,
+//!   but the keys of these transfers do not. So the error can name the array that differs.
 //! - Each peer has launches of its own. A step starts as soon as the steps on which it depends are done, in whatever
 //!   order these finish. So a peer that is late or cannot be reached delays only the steps that depend on it.
-//! - A contiguous region is sent from its own memory, and received into its own memory. Every other region is
-//!   packed into staging memory before it is sent, and unpacked from staging memory after it has arrived. Each
-//!   region has its own range of staging memory, so no step waits for memory of another step.
-//! - A failed plan returns within one stall limit. For the first three quarters of this time, the plan waits until
-//!   its peers confirm that nothing is in flight. After that, it ends its connections to the peers that have not
-//!   confirmed, and waits only for threads of this task. So the caller gets its buffers back within a known time,
-//!   even if a peer is stopped, and no byte can arrive in these buffers any more. If a thread of this task needs
-//!   more than the stall limit, the error is [`ReshardError::Unproven`].
+//! - A contiguous region is sent from its own memory, and received into its own memory. Every other region is packed
+//!   into staging memory before it is sent, and unpacked from staging memory after it has arrived. Each region has
+//!   its own range of staging memory, so no step waits for memory of another step.
+//! - If a plan fails, the call returns within one stall limit. For the first three quarters of this time, the call
+//!   waits until the peers confirm that nothing is in flight. After that, it ends the connections to the peers that
+//!   have not confirmed, and waits only for threads of this task. So the caller gets its buffers back within a known
+//!   time, even if a peer is stopped, and no byte can arrive in these buffers any more. If a thread of this task
+//!   needs more than the stall limit, the error is [`ReshardError::Unproven`].
 
 mod copy;
 mod executor;

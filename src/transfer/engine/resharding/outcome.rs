@@ -1,6 +1,6 @@
-//! The outcome of a resharding.
+//! The outcome of a resharding: [`ReshardStats`], or a [`ReshardError`].
 //!
-//! Begin at [`ReshardError`].
+//! `executor.rs` produces the errors. Begin at [`ReshardError`].
 
 use std::time::Duration;
 

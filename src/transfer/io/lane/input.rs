@@ -1,6 +1,6 @@
 //! The input state of a lane: the frame that it is receiving, and the bytes that it has read ahead.
 //!
-//! `receive.rs` reads them from the wire. Begin at [`IncomingFrame`].
+//! `receive.rs` reads the bytes from the wire. Begin at [`IncomingFrame`].
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

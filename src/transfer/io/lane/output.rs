@@ -1,6 +1,6 @@
 //! The output state of a lane: the frame that it is sending.
 //!
-//! `send.rs` sends it. Begin at [`OutgoingFrame`].
+//! `send.rs` sends the frame. Begin at [`OutgoingFrame`].
 
 use crate::launch::peer_launch::OwnedAccessGuard;
 use crate::protocol::frame::{FrameKind, HEADER};

@@ -1,8 +1,8 @@
-//! The receiving half of a lane: reads frame headers, and reads the bytes of chunks directly into their
-//! destination.
+//! The receiving half of a lane: reads frame headers, and reads the bytes of chunks directly into their destination.
 //!
-//! The session interprets frames. On wires that can break, chunks carry checksums if either side asks for them. So
-//! if the receiver asks for checksums, the sender cannot leave them out. Begin at [`Lane::pump_input`].
+//! The session interprets frames. On wires that can break, chunks carry checksums if either side asks for them in the
+//! handshake. So a receiver that asks for checksums gets them, whatever the sender's own setting is. The receiver
+//! verifies the checksum of each frame whose header says that it has one. Begin at [`Lane::pump_input`].
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

@@ -1,4 +1,6 @@
 //! The sending half of a lane: sends control frames first, and then chunks directly from their buffers.
+//!
+//! The session decides what is sent ([`LaneHost`]). Begin at [`Lane::pump_output`].
 
 use std::sync::atomic::Ordering;
 

@@ -1,6 +1,6 @@
 //! The state of a lane, the interface by which the lane calls its session, and the closing of the lane.
 //!
-//! `send.rs` and `receive.rs` move the bytes. Begin at [`LaneHost`].
+//! `send.rs` and `receive.rs` move the bytes. Begin at [`Lane`] and [`LaneHost`].
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -1,8 +1,8 @@
 //! The memory of a ring, and the operations that wake the threads at its two ends.
 //!
 //! [`SharedRingMemory`] is the memory that two processes share. The algorithm in `ring.rs` uses only the trait
-//! [`RingMemory`], because shared memory needs the processor's atomics, and the models of the algorithm need those
-//! of loom. Begin at [`RingMemory`].
+//! [`RingMemory`]: real rings need the processor's atomics, and the models of the algorithm need those of loom. Begin
+//! at [`RingMemory`].
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;

@@ -1,18 +1,21 @@
-//! The certificates by which engines authenticate each other under TLS. One authority signs all of them. Only wires
-//! that leave the host are encrypted.
+//! The certificates by which engines authenticate each other under TLS. Only wires that leave the host are encrypted.
 //!
 //! Every engine is a client and a server, and presents the same certificate in both roles. Because every engine
 //! listens, both sides check the peer's certificate as that of a server. So `server.pem` of `muster tls new` is
-//! accepted, and a certificate for clients only is refused.
+//! accepted, and a certificate for clients only is refused. The rules are:
 //!
-//! | rule | why |
-//! | --- | --- |
-//! | The dialled address is not compared with the certificate | Addresses of tasks change, and come from the peers themselves, so they prove nothing. The peer only has to belong to the cluster. |
-//! | Without a name, any certificate of the authority is accepted; with a name, only certificates for that name | An authority that belongs to the cluster signs for nothing else. For an authority that also signs for others, the name must be one that only engines have. |
-//! | TLS 1.3 only, and no session is resumed | Both ends are engines, and every connection must present its certificate. |
-//! | Certificates are read when the engine starts | A task ends before its certificate expires. To renew a certificate, restart the tasks. |
+//! - An authority that the engine trusts must have signed the peer's certificate.
+//! - The dialled address is not compared with the certificate. Addresses of tasks change, and come from the peers
+//!   themselves, so they prove nothing. The peer only has to belong to the cluster.
+//! - If the engine has no name for its peers, it accepts any certificate of its authorities. This suits an authority
+//!   that signs only for the cluster. If the engine has a name, it accepts only certificates for that name. An
+//!   authority that also signs for others needs such a name, which only engines have.
+//! - Engines use TLS 1.3 only, and resume no session. Both ends are engines, and each must present its certificate on
+//!   every wire.
+//! - An engine reads certificates when it starts. A task ends before its certificate expires. To renew a certificate,
+//!   restart the tasks.
 //!
-//! Begin at [`PemCertificates`] and [`EngineTlsConfigs::new_connection`].
+//! [`tls`](super::tls) wraps the wires. Begin at [`PemCertificates`] and [`EngineTlsConfigs::new_connection`].
 
 use std::fmt;
 use std::io;

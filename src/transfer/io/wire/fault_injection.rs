@@ -1,8 +1,8 @@
 //! Injects faults into wires, for tests.
 //!
-//! It wraps any kind of wire. So a test can inject the same fault into every kind of wire, at the read or write
-//! that it chooses, and needs no faulty network. The module exists only with the feature `faults`. Begin at
-//! [`FaultInjector`].
+//! A [`FaultInjector`] wraps wires of any kind. So a test can inject the same fault into every kind of wire, and
+//! needs no faulty network. The test chooses the fault and how many sends or chunks it hits; a seed chooses the byte.
+//! The module exists only with the feature `faults`. Begin at [`FaultInjector`].
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};

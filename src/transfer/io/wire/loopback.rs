@@ -1,9 +1,9 @@
 //! Wires between engines of one process. A dialler finds the listener in a table, and passes it one end of a socket
 //! pair.
 //!
-//! No other process can reach such a listener. In all other respects, engines use these wires like a network: with
-//! several lanes and checksums, and lost lanes are dialled again. So tests of these functions need no network, and
-//! programs that embed several engines need no port.
+//! No other process can reach such a listener. In all other respects, engines treat these wires like a network: a
+//! connection has several lanes and checksums, and lost lanes are dialled again. So tests of lanes need no network,
+//! and programs that embed several engines need no port. Begin at [`Loopback`].
 
 use std::collections::BTreeMap;
 use std::fmt;

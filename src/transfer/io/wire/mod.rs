@@ -1,10 +1,11 @@
 //! Wires: byte streams between two engines, and the transports that make them.
 //!
-//! A [lane](super::lane) sends and receives on a [`Wire`], and asks it for its capabilities: whether it can share
-//! memory, and whether it can break while the peer lives. Apart from these, a lane does not depend on the kind of
-//! wire. Wires do not block. A lane waits for edge-triggered events of the wire's descriptor, so the wire must
-//! report exactly when nothing is left to read. The trait costs one virtual call per system call. To add a kind of
-//! wire, add a file here and lines to the two tables of `transport_selection.rs`.
+//! A [lane](super::lane) sends and receives on a [`Wire`]. The lane and its connection ask the wire for its
+//! [`WireCapabilities`], for example whether it can share memory, and whether it can break while the peer lives.
+//! Apart from these, they do not depend on the kind of wire. Wires do not block. A lane waits for edge-triggered
+//! events of the wire's descriptor, so the wire must report exactly when nothing is left to read. The trait costs one
+//! virtual call per system call. To add a kind of wire, add a file here and lines to the two tables of
+//! `transport_selection.rs`. Begin at [`Wire`].
 //!
 //! | file | what it owns |
 //! | --- | --- |

@@ -1,9 +1,9 @@
 //! TCP connections as wires.
 //!
-//! Several TCP connections carry the chunks of one connection between engines; the link decides which chunk goes on
-//! which lane. Lanes within a host use cubic or reno in place of the system's congestion control. Within a host
-//! there is no congestion, and BBR, which a system may use, schedules every segment with timers, which costs a
-//! third of the rate. Lanes between hosts keep the system's choice; `muster doctor` reports it. Begin at [`Tcp`].
+//! Several TCP connections carry the chunks of one connection between engines; a lane with room takes the next chunk
+//! from the link. Between hosts, TCP connections keep the congestion control that the system chose, and `muster
+//! doctor` reports it. Within a host, they use cubic or reno instead. There is no congestion within a host, and if
+//! the system uses BBR, BBR schedules every segment with a timer, which costs a third of the rate. Begin at [`Tcp`].
 
 use std::fmt;
 use std::io;

@@ -1,12 +1,12 @@
 //! TLS over a wire whose bytes other hosts on the network could read.
 //!
-//! It differs from a socket in two ways. First, decrypted bytes may be buffered here while the socket has none. So
-//! a receive fills the views as far as it can, and reports that nothing is left only if the wire below has nothing
-//! left. Second, encrypted records may wait here although the caller has nothing more to send. So an idle wire is
+//! A TLS wire differs from a socket in two ways. First, it may hold decrypted bytes while the socket has none. So a
+//! receive fills the views as far as it can, and reports that nothing is left only if the wire below has nothing
+//! left. Second, it may hold encrypted records although the caller has nothing more to send. So an idle wire is
 //! flushed whenever the wire below accepts more.
 //!
 //! A TLS wire sends no close alert. Frames have lengths, and truncated frames are sent again, so the alert is not
-//! needed. Begin at [`TlsWire::new`].
+//! needed. `certificates.rs` decides which peers are trusted. Begin at [`TlsWire::new`].
 
 use std::io::{self, IoSlice, Read, Write};
 use std::os::fd::BorrowedFd;

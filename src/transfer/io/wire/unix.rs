@@ -1,5 +1,7 @@
-//! Unix sockets of this host, under abstract names. The system reports the process at the other end, and the
-//! sockets can carry file descriptors. Begin at [`Unix`].
+//! Unix sockets with abstract names, as wires within a host. The system reports the process at the other end. The
+//! sockets carry file descriptors, by which engines share memory.
+//!
+//! [`fetch`](crate::io::fetch) copies from shared memory. Begin at [`Unix`].
 
 use std::fmt;
 use std::io;

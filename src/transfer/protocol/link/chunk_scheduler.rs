@@ -1,7 +1,7 @@
-//! Chooses the group that sends the next chunk. While groups of all three priority classes have chunks, each class
-//! gets a share.
+//! Chooses the group that sends the next chunk. While groups of several priority classes have chunks, each class gets
+//! its share ([`PriorityClass`]).
 //!
-//! It does not depend on the contents of chunks. Begin at [`ChunkSchedule::next`].
+//! This module does not depend on the contents of chunks. Begin at [`ChunkSchedule::next`].
 
 use std::collections::VecDeque;
 

@@ -1,4 +1,6 @@
-//! The two byte streams of a group: which chunks each lane has sent, and which chunks have landed.
+//! The two byte streams of a group: which chunks each lane has sent, and which chunks have landed (are in place).
+//!
+//! `chunk_flow.rs` changes the state of the streams. Begin at [`OutboundStream`] and [`InboundStream`].
 
 /// The value for no lane.
 pub const NONE: u16 = u16::MAX;

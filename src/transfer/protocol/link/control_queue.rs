@@ -1,7 +1,7 @@
-//! Control frames: numbers and repeats them, so that each arrives once and in order, even if the socket is lost and
-//! its lane is connected again.
+//! The queue of control frames: numbers the frames, and sends them again after the control lane was lost and dialled
+//! again. So each frame arrives once and in order.
 //!
-//! `receive.rs` interprets the frames. Begin at [`ControlQueue::accept_frame_numbers`].
+//! `receive.rs` interprets the frames. Begin at [`ControlQueue::push`] and [`ControlQueue::accept_frame_numbers`].
 
 use std::collections::VecDeque;
 

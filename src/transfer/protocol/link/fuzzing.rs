@@ -1,6 +1,7 @@
-//! Properties of a link that hold for all bytes that a peer may send.
+//! Properties of a link that hold for every sequence of frames that a peer may send.
 //!
-//! The fuzz target and the tests call them (`fuzzing.rs` of the crate). Begin at [`fuzz_link_conversation`].
+//! The fuzz target (`fuzzing.rs` of the crate) and the tests of links call these functions. Begin at
+//! [`fuzz_link_conversation`].
 
 use std::sync::Arc;
 

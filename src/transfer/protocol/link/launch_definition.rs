@@ -1,4 +1,5 @@
-//! Definitions: the list of the transfers of a prepared launch with one peer. Both sides know this list.
+//! A definition: the list of the transfers of a prepared launch with one peer. Each side makes its own list and sends
+//! it to the other. Bytes move only if the two are equal.
 //!
 //! This module compares lists; `link_side.rs` launches. Begin at [`LaunchDefinition`].
 

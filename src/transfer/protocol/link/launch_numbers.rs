@@ -2,7 +2,8 @@
 //!
 //! The numbers belong to the pair of incarnations and outlive its connections. If each connection had its own
 //! numbers, and a connection broke between two launches, the counts of the two sides could differ by one. The next
-//! launch of a prepared transfer would then receive the bytes of another launch. Begin at [`LaunchNumbers::take_next`].
+//! launch of a prepared transfer would then receive the bytes of another launch. Begin at
+//! [`LaunchNumbers::take_next`].
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};

@@ -1,28 +1,30 @@
 //! The handshake by which two sides end an unused connection. Neither side ends it alone, so no request is lost.
 //!
 //! ```text
-//!  asks ── Leave ──► asked                 asks: nothing is in flight here, may the connection end?
-//!       ◄── Agree ── or Refuse             agrees: nothing is in flight here, and nothing will be until you decide
-//!       ── Gone ──►  or Stay               decides: it ends; or it was used meanwhile, and stays
-//!       ◄── Gone ──                        confirms: then both sides close it
+//!  asks ── Leave ──► asked        asks: nothing is in flight here, may the connection end?
+//!       ◄── Agree ── or Refuse    agrees: nothing is in flight here, and nothing will be until you decide
+//!       ── Gone ──►  or Stay      decides: it ends; or it was used meanwhile, and stays
+//!       ◄── Gone ──               confirms: then both sides close it
 //! ```
 //!
-//! While the side that asked waits for the answer, it uses the connection as before. When the answer arrives, it
-//! checks again whether the connection is unused, and decides. The side that agreed does not use the connection
-//! until the decision: its new requests wait, and then use this connection or a new one. So a question that is
-//! never answered changes nothing, and the two parts of a group never go to different connections. The sides need
-//! not exchange the numbers of launches. If a part has its number but is not launched yet, it uses the connection
-//! that exists when it is launched. If a part is launched, its side keeps the group, even before the other part is
-//! launched. A side that keeps a group neither agrees to end the connection nor decides to end it.
+//! While the side that asked waits for the answer, it uses the connection as before. So a question that is never
+//! answered changes nothing. When the answer arrives, the side checks again whether the connection is unused, and
+//! decides. The side that agreed does not use the connection until the decision: its new requests wait, and then use
+//! this connection or a new one.
+//!
+//! The two parts of a group never go to different connections, although the sides exchange no numbers of launches
+//! here. If a part has its number but is not launched yet, it uses the connection that exists when it is launched. If
+//! a part is launched, its side keeps the group, even before the other part is launched. A side that keeps a group
+//! neither agrees to end the connection nor decides to end it.
 //!
 //! Both sides may ask at the same time. Each then answers the other side's question, and decides about its own
-//! question as if there were no other.
+//! question as if there were no other. The clique cache decides when to ask. Begin at [`LinkSide::request_leave`].
 //!
 //! Invariants:
 //! 1. A side that has agreed or has sent `Gone` launches nothing and defines no list of transfers:
 //!    [`LinkSide::try_lease`] refuses.
-//! 2. When a side sends `Gone`, neither side has a launch in flight or a list of transfers, and neither will have
-//!    one on this connection.
+//! 2. When a side sends `Gone`, neither side has a launch in flight or a list of transfers, and neither will have one
+//!    on this connection.
 //! 3. A question has one answer, and an agreement one decision. Each side has one open question at most.
 
 use super::interface::{LinkOutput, ProtocolViolation};

@@ -1,4 +1,4 @@
-//! One side of a link: begins, ends and cancels groups.
+//! One side of a link: announces lists of transfers, and begins, ends and cancels groups.
 //!
 //! `receive.rs` processes the frames of the peer. Begin at [`LinkSide::launch`].
 

@@ -1,23 +1,24 @@
 //! One side of a link: the messages between two engines, as a state machine without IO.
 //!
-//! On both sides, a launch is the next *group* of its channel. Each side sends `Go`, which names its list of
-//! transfers. When both sides have sent `Go`, each side compares the two lists. If the lists are equal, the bytes
+//! On each side, a launch is one part of the next *group* of its channel. Each side sends `Go`, which names its list
+//! of transfers. When both sides have sent `Go`, each side compares the two lists. If the lists are equal, the bytes
 //! move as soon as the source holds its contents and the destination may be written: the sides announce both in `Go`
-//! or in `Ready`. The bytes of a group in one direction are one stream, in the order of the list. The stream is cut
-//! into chunks, so a thousand small buffers are one chunk with one header and one checksum. The tests simulate two
-//! links against each other (`tests/`). Begin at [`LinkSide::launch`].
+//! or in `Ready`. The bytes of a group in one direction are one stream, in the order of the list. Unless the receiver
+//! fetches the stream, or `Go` carries it, the stream is cut into chunks. So a thousand small buffers are one chunk
+//! with one header and one checksum. The tests simulate two links against each other (`tests/`). Begin at
+//! [`LinkSide::launch`].
 //!
-//! Launches are matched by number, and their lists are compared by a digest. If two ranks launch in different
+//! Launches are matched by number, and their lists are compared by a digest. If two engines launch in different
 //! orders, both get an error that names both orders before a byte moves. They never deadlock.
 //!
 //! | file | what it decides |
 //! | --- | --- |
 //! | `link_side.rs` | when a group begins, ends, or is cancelled |
 //! | `receive.rs` | what a control frame of the peer changes |
-//! | `interface.rs` | inputs and outputs of a link |
+//! | `interface.rs` | nothing: it has the types of inputs and outputs |
 //! | `launch_numbers.rs` | the numbers of launches |
-//! | `control_queue.rs` | which control frames are sent again, so that each arrives once and in order across reconnections |
-//! | `chunk_flow.rs`, `chunks.rs` | which chunk a lane sends next, and which chunks have arrived, are lost, or are sent again |
+//! | `control_queue.rs` | which control frames are sent again after a reconnection |
+//! | `chunk_flow.rs`, `chunks.rs` | which chunk a lane sends next; which chunks have arrived, or are sent again |
 //! | `chunk_scheduler.rs` | which group sends the next chunk |
 //! | `launch_definition.rs` | what both sides must agree on |
 //! | `leave_handshake.rs` | when an unused connection may end |
@@ -26,13 +27,12 @@
 //! bitmap. The sender sends them again.
 //!
 //! Invariants (`LinkSide::assert_invariants` checks them after every step of the simulation):
-//! 1. At most one lane receives a chunk at any moment. After a chunk was received whole, no lane receives it
-//!    again.
-//! 2. No byte is written to a destination until both sides' lists are found equal and the receiver's buffers may
-//!    be written.
+//! 1. At most one lane receives a chunk at any moment. After a chunk was received whole, no lane receives it again.
+//! 2. No byte is written to a destination until both sides' lists are found equal and the receiver's buffers may be
+//!    written.
 //! 3. A side sends `Stop` or `Stopped` for a group only when no byte of the group can be written to its own buffers
 //!    any more. It accepts nothing for the group afterwards.
-//! 4. A group is forgotten only when neither side waits for any part of it.
+//! 4. A group is forgotten only when neither side waits for a frame or a byte of it.
 //! 5. Every table is within its bound.
 //!
 //! `leave_handshake.rs` has the invariants for the end of a connection.

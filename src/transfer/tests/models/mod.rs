@@ -1,10 +1,11 @@
 //! Models of the engine's concurrent code, which loom explores.
 //!
-//! A model is a few threads that use the real code. Loom runs it once for each order in which the threads'
-//! operations may take effect, including reads of stale values. In the engine a sleeping thread checks again after
-//! 50 ms, so a lost wake-up costs only 50 ms. In a model sleeps have no time limit, so a lost wake-up is a
-//! deadlock, which loom reports. `ring.rs` has the models of the ring and of a session, `launch.rs` those of
-//! launches and their parts, and `small.rs` the others.
+//! A model is a few threads that use the real code. Loom runs it once for each order in which the threads' operations
+//! may take effect, including reads of stale values. Each model bounds how often loom may preempt a thread. In the
+//! engine, a sleeping thread checks again after 50 ms, so a lost wake-up costs only 50 ms. In a model, sleeps have no
+//! time limit. So a lost wake-up is a deadlock, which loom reports. `ring.rs` has the models of the ring and of a
+//! session, `launch.rs` those of launches and their parts, and `small.rs` the others. Begin at
+//! `explore_interleavings`.
 
 mod launch;
 mod ring;

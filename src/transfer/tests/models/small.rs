@@ -1,4 +1,6 @@
-//! Models of the gate of a launch and of the pump of a lane.
+//! Models of the gate of a part of a launch, and of the exclusive work that pumps a lane.
+//!
+//! Begin at `a_closed_gate_is_quiet_once_and_lets_no_guard_in`.
 
 use std::sync::atomic::Ordering;
 

@@ -1,4 +1,6 @@
 //! Tests of links: two links against each other in virtual time, and links whose peers violate the protocol.
+//!
+//! Begin at `simulation.rs`.
 
 mod hostile;
 mod pairs;

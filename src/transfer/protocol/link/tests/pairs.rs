@@ -1,4 +1,7 @@
-//! Tests with scripted exchanges between two links.
+//! Tests with scripted frames: between two links, or from a test to one link.
+//!
+//! `simulation.rs` has random exchanges. Begin at
+//! `sides_stay_in_step_when_their_connection_breaks_between_two_launches`.
 
 use super::*;
 use crate::protocol::frame::{FrameKind, Header};

@@ -3,7 +3,8 @@
 //! Each seed is one scenario. Both sides launch in any order, cancel launches at any moment, and ask to end
 //! connections. Buffers become ready late. Frames on one lane overtake frames on another. Lanes corrupt data and
 //! fail, and the control lane is lost and connected again. A model computes which outcomes each launch may have.
-//! `LINK_SEED=n` replays one scenario. Begin at `LinkSimulation::perform_outputs` and the tests at the end of the file.
+//! `LINK_SEED=n` replays one scenario. Begin at `LinkSimulation::perform_outputs` and the tests at the end of the
+//! file.
 
 use super::world::*;
 use super::*;
