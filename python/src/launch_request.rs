@@ -6,8 +6,8 @@
 
 use muster::agent::EngineHost;
 use muster::transfer::{
-    BufferLayout, DeviceId, LaunchOptions, MemberId, Membership, PeerJob, PeerTask, PriorityClass, Span,
-    TaskId, TransferKey, TransferSpec,
+    BufferLayout, DeviceId, LaunchOptions, MemberId, Membership, PeerJob, PeerTask, PrepareError,
+    PriorityClass, Span, TaskId, TransferEngine, TransferKey, TransferSpec,
 };
 use pyo3::prelude::*;
 
@@ -77,6 +77,19 @@ impl NamedTransfer {
         (self.outgoing, self.span.len() as u64)
     }
 
+    /// Returns the transfer with a device number that no task has in place of that of its peer, if no device of the peer is
+    /// named. It serves to check what concerns this task.
+    fn provisional_spec(&self) -> TransferSpec {
+        let far = self.far.unwrap_or(DeviceId(u32::MAX - self.peer.task.0));
+        let span = self.span.clone();
+        let spec = if self.outgoing {
+            TransferSpec::send(span, self.near, far, self.key)
+        } else {
+            TransferSpec::receive(span, far, self.near, self.key)
+        };
+        spec.with_job(self.peer.job)
+    }
+
     /// Returns the transfer as the engine of `here` takes it.
     ///
     /// # Errors
@@ -112,6 +125,15 @@ pub fn specs(
     membership: &Membership,
 ) -> Result<Vec<TransferSpec>, String> {
     named.into_iter().map(|transfer| transfer.spec(here, membership)).collect()
+}
+
+/// Checks transfers whose peers may be absent, as far as that needs no peer.
+///
+/// # Errors
+/// The error with which these transfers would fail.
+pub fn check_own_side(engine: &TransferEngine, named: &[NamedTransfer]) -> Result<(), PrepareError> {
+    let specs: Vec<_> = named.iter().map(NamedTransfer::provisional_spec).collect();
+    engine.check_own_side(&specs)
 }
 
 /// Returns the bytes that transfers send and those that they receive; of each, whether it sends, and its bytes.

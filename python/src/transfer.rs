@@ -27,7 +27,8 @@ use super::buffer::Buffer;
 use super::cluster_env::{TlsPaths, tls_files};
 use super::errors::{agent_error, new_exception, transfer_error};
 use super::launch_request::{
-    LaunchChannel, NamedTransfer, Options, Request, launch_options, peer_task, sent_and_received, specs,
+    LaunchChannel, NamedTransfer, Options, Request, check_own_side, launch_options, peer_task,
+    sent_and_received, specs,
 };
 use super::process_owned::ProcessOwned;
 use super::reshard::{ArrayToReshard, reshard};
@@ -145,6 +146,7 @@ impl Engine {
         let named = self.named_transfers(py, requests)?;
         let limit = transfer_limit(options);
         if !host.can_launch_with(&peers) {
+            check_own_side(host.engine(), &named).map_err(|error| transfer_error(py, &error.into()))?;
             let size = sent_and_received(named.iter().map(NamedTransfer::direction_and_bytes));
             let pending = reserve(py, host, peers, (named.len(), size), options, channel)?;
             let transfer = Transfer::of_pending(host, &pending, options);

@@ -260,6 +260,11 @@ impl EngineHost {
     /// Stops the background tasks and shuts the engine down, without telling the service.
     pub(super) async fn shut_down(&self, background: &mut JoinSet<()>) {
         background.shutdown().await;
+        self.close_engine().await;
+    }
+
+    /// Shuts the engine down and ends the incarnation, without telling the service: whatever waits on its behalf ends.
+    pub async fn close_engine(&self) {
         self.stop_peer_jobs_and_launches();
         let engine = self.engine.clone();
         // The shutdown joins threads, so it blocks.

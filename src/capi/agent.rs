@@ -7,7 +7,7 @@ use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use muster::agent::{Agent, AgentError, ClusterRoster};
-use muster::transfer::{Incarnation, MemberId, TaskId, TransferEngine};
+use muster::transfer::{Incarnation, MemberId, TaskId};
 use tokio::sync::watch;
 
 use super::boundary::{OutputPointer, read_array, read_text, run_interface_function};
@@ -110,11 +110,7 @@ impl Drop for AgentObject {
 async fn shut_down_agent(agent: Arc<Agent>) {
     match Arc::try_unwrap(agent) {
         Ok(agent) => agent.stop_without_leaving().await,
-        Err(shared) => {
-            let engine: TransferEngine = shared.engine().clone();
-            // The shutdown joins threads, so it blocks.
-            let _ended = tokio::task::spawn_blocking(move || engine.shutdown()).await;
-        }
+        Err(shared) => shared.host().close_engine().await,
     }
 }
 
@@ -453,8 +449,7 @@ pub unsafe extern "C" fn muster_leave(
 }
 
 /// Waits until the transfer engines of these tasks are known, or of all tasks, if `tasks_len` is 0. A task publishes its
-/// engine while it joins, and other tasks read it soon after; before that, a transfer fails with
-/// MUSTER_STATUS_UNKNOWN_DEVICE.
+/// engine while it joins, and other tasks read it soon after. A transfer need not be preceded by this call: it waits itself.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn muster_wait_for_engines(
     agent: *const MusterAgent,

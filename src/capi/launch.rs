@@ -41,7 +41,10 @@ impl LaunchObject {
         options: LaunchOptions,
     ) -> Result<Self, CallError> {
         let host = agent.host();
-        let absent = NonZeroUsize::new(specs.len()).filter(|_| !host.can_launch_with(&peers));
+        // A request that is wrong on this side fails at once, and takes no place.
+        let may_wait =
+            |_: &NonZeroUsize| !host.can_launch_with(&peers) && agent.engine().check_own_side(&specs).is_ok();
+        let absent = NonZeroUsize::new(specs.len()).filter(may_wait);
         let Some(count) = absent else {
             let transfer = wait::with_signals_blocked(|| agent.engine().transfer(&[], specs, options));
             return Ok(Self::without_wait(transfer));

@@ -346,7 +346,7 @@ impl From<PrepareError> for CallError {
             PrepareError::NoDevice { .. } => Status::NoDevice,
             PrepareError::TooMany { .. } => Status::TooMany,
             PrepareError::UnknownDevice(_) => {
-                let text = format!("{error}; muster_wait_for_engines waits until it is known");
+                let text = format!("{error}; muster_device returns the number of a task's device");
                 return Self::new(Status::UnknownDevice, text);
             }
             PrepareError::NotAddressable { .. } => Status::NotAddressable,

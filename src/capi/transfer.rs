@@ -2,6 +2,7 @@
 //!
 //! `muster::transfer` moves the bytes. Begin at [`muster_transfer_start`].
 
+use std::collections::BTreeSet;
 use std::ffi::c_char;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -230,7 +231,8 @@ fn decode_spec(spec: &MusterTransferSpec) -> Result<TransferSpec, CallError> {
 ///
 /// A peer need not be there yet. If a task has not joined, or joins again, its transfers wait for it, in their order.
 ///
-/// A request that is invalid or cannot be carried out makes the transfer fail, and `muster_transfer_wait` says how.
+/// A request that is invalid or cannot be carried out makes the transfer fail, and `muster_transfer_wait` says how. If the
+/// incarnation has ended, or 4096 launches wait for their peers, the call itself fails.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn muster_transfer_start(
     agent: *const MusterAgent,
@@ -264,12 +266,21 @@ fn start(
     LaunchObject::start(agent, decoded, peers_of(agent, specs), bytes, options)
 }
 
-/// Returns the other tasks of these transfers. A task that the job does not have is left out, since nobody waits for it: the
-/// engine says that it does not know the device.
+/// Returns the other tasks of these transfers. A device that no task has now belongs to the task that its number names
+/// (`muster_device`). A task that the job does not have is left out, since nobody waits for it: the engine says that it does
+/// not know the device.
 fn peers_of(agent: &Agent, specs: &[MusterTransferSpec]) -> Vec<PeerTask> {
-    let far = |spec: &MusterTransferSpec| if spec.direction == MUSTER_SEND { spec.to } else { spec.from };
-    let tasks = specs.iter().map(|spec| task_of_device_id(DeviceId(far(spec))));
-    let others = tasks.filter(|task| task.0 < agent.tasks() && *task != agent.here().task);
+    let far =
+        |spec: &MusterTransferSpec| DeviceId(if spec.direction == MUSTER_SEND { spec.to } else { spec.from });
+    let tasks: BTreeSet<TaskId> = agent.engine().with_membership(|membership| {
+        let owner = |device| membership.device_owner(PeerJob::OWN, device);
+        specs
+            .iter()
+            .map(far)
+            .map(|device| owner(device).unwrap_or_else(|| task_of_device_id(device)))
+            .collect()
+    });
+    let others = tasks.into_iter().filter(|task| task.0 < agent.tasks() && *task != agent.here().task);
     others.map(|task| PeerTask { job: PeerJob::OWN, task }).collect()
 }
 
@@ -343,6 +354,8 @@ pub unsafe extern "C" fn muster_prepare(
         let ready = object.call_until_freed(limits, move |agent| async move {
             let preparing = async {
                 agent.host().wait_for_peers(&peers, time).await?;
+                // Launches of the prepared transfers come after those that are requested already.
+                agent.host().wait_for_earlier_launches(&peers).await;
                 agent.engine().prepare(specs, options).await.map_err(CallError::from)
             };
             tokio::time::timeout(time, preparing).await.map_err(|_| timeout_error(time))?

@@ -125,6 +125,7 @@ impl<T: ConnectionSocket> Future for GrpcConnection<T> {
             return this.poll_lingering_close(cx);
         }
         this.calls.begin_turn();
+        this.sender.begin_turn();
         loop {
             if let Some(ending) = this.process_mailbox() {
                 return this.end_connection(ending, cx);
@@ -344,7 +345,8 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
 
     /// Returns whether the turn has lasted so long that other connections should have theirs.
     fn is_turn_over(&mut self) -> bool {
-        self.sender.is_clock_check_due() && self.calls.is_turn_over()
+        end_turn_if_too_long(&mut self.sender, &mut self.calls);
+        self.sender.is_turn_over()
     }
 
     /// Processes input and sends output until the connection waits or the turn ends.
@@ -482,6 +484,7 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
                 ReceiveEvent::Reset { slot: None, .. } => {}
                 ReceiveEvent::GoAway => self.has_peer_goaway = true,
             }
+            end_turn_if_too_long(sender, calls);
         }
         if let Some(NewRequest { stream, head }) = self.new_request.take() {
             calls.accept_request(sender, stream, head, &[], false);
@@ -503,6 +506,13 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
             self.is_user_timeout_off = false;
             self.socket.set_tcp_user_timeout(Some(self.calls.unacknowledged_timeout()));
         }
+    }
+}
+
+/// Ends the turn if the clock is to be checked, and other connections should have their turn.
+fn end_turn_if_too_long(sender: &mut Http2Sender, calls: &mut CallTable) {
+    if sender.is_clock_check_due() && calls.is_turn_over() {
+        sender.end_turn();
     }
 }
 

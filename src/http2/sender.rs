@@ -94,10 +94,10 @@ impl Http2Sender {
         std::mem::take(&mut self.has_sent_large)
     }
 
-    /// Returns whether the peer has caused so much work that its answers are sent, and the clock is checked,
-    /// before more input is processed.
+    /// Returns whether the turn is over, or the peer has caused so much work that its answers are sent before more
+    /// input is processed.
     pub(crate) fn should_yield(&self) -> bool {
-        self.output.waiting_copied_bytes() > COPIED || self.work.is_batch_full()
+        self.output.waiting_copied_bytes() > COPIED || self.work.should_yield()
     }
 
     /// Counts steps of work caused by the peer. One step is about a tenth of a microsecond.
@@ -108,6 +108,21 @@ impl Http2Sender {
     /// Ends a batch: counts its work towards the turn.
     pub(crate) fn end_batch(&mut self) {
         self.work.end_batch();
+    }
+
+    /// Begins a turn.
+    pub(crate) fn begin_turn(&mut self) {
+        self.work.begin_turn();
+    }
+
+    /// Ends the turn: nothing more is processed until the next one begins.
+    pub(crate) fn end_turn(&mut self) {
+        self.work.end_turn();
+    }
+
+    /// Returns whether the turn is over.
+    pub(crate) fn is_turn_over(&self) -> bool {
+        self.work.is_turn_over()
     }
 
     /// Returns whether enough work was done since the last such result to check the clock.

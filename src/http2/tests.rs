@@ -400,6 +400,36 @@ fn a_busy_peer_yields_to_others() {
 }
 
 #[test]
+fn nothing_is_processed_after_the_end_of_a_turn_until_the_next_begins() {
+    let requests = |ids: [u32; 3]| {
+        let open =
+            |id| frame(kind::HEADERS, flag::END_HEADERS | flag::END_STREAM, id, &request_header_block(b'a'));
+        ids.map(open).concat()
+    };
+    let mut rig = TestPeer::new();
+    rig.receive(&settings_frame(&[])).expect("it is in order");
+    let bytes = requests([1, 3, 5]);
+    let mut input = bytes.as_slice();
+    let mut next = |rig: &mut TestPeer| {
+        let event =
+            rig.receiver.next_event(&mut input, &mut rig.sender, &mut rig.cache).expect("it is in order");
+        (event.is_some(), input.len())
+    };
+    assert!(next(&mut rig).0);
+    rig.sender.end_turn();
+    let (told, left) = next(&mut rig);
+    assert!(!told && left > 0);
+    // To send the answers ends a batch, and no turn.
+    rig.sender.end_batch();
+    assert!(rig.sender.is_turn_over());
+    assert_eq!(next(&mut rig), (false, left));
+    rig.sender.begin_turn();
+    assert!(next(&mut rig).0);
+    assert!(next(&mut rig).0);
+    assert_eq!(next(&mut rig), (false, 0));
+}
+
+#[test]
 fn the_end_of_a_request_is_told_though_nothing_more_comes() {
     let mut owed = 0;
     // The last frame of the input completes the work of a turn.

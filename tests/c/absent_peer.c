@@ -81,7 +81,14 @@ int main(int argc, char **argv) {
 
     // To prepare is a call that waits.
     muster_prepared *prepared = NULL;
-    REFUSES(MUSTER_STATUS_TIMED_OUT, "1", muster_prepare(first, &spec, 1, NULL, 100, NULL, &prepared));
+    REFUSES(MUSTER_STATUS_TIMED_OUT, "task 1", muster_prepare(first, &spec, 1, NULL, 100, NULL, &prepared));
+
+    // A request that is wrong on this side fails at once, and takes no place.
+    muster_transfer *wrong = NULL;
+    muster_transfer_spec twice[2] = {spec, spec};
+    OK(muster_transfer_start(first, twice, 2, NULL, &wrong));
+    RETURNS(MUSTER_STATUS_DUPLICATE_KEY, muster_transfer_wait(wrong, 0, NULL, NULL));
+    OK(muster_transfer_free(wrong));
 
     // A task that the job does not have is not waited for.
     muster_transfer *unknown = NULL;

@@ -48,6 +48,9 @@ answer = engine.receive(jax.ShapeDtypeStruct((3,), jnp.float32), peer, "answer")
 together = engine.transfer([muster.transfer.Send(np.arange(n), peer, f"of {n}") for n in (2, 3)])
 assert time.monotonic() - began < 10 and not first.done()
 all_requested = time.monotonic() - began
+# What is wrong with a request itself is said at once, and takes no place.
+try: engine.transfer([muster.transfer.Send(np.arange(3), peer, "twice")] * 2)
+except muster.MusterError as error: say("TWICE", error)
 cancelled.cancel("not wanted")
 try: cancelled.wait()
 except muster.Cancelled as error: say("CANCELLED", error)
@@ -106,6 +109,7 @@ jax.distributed.shutdown()
     programs = [start(scene, server, release, me, code) for me, code in enumerate((sender, receiver))]
     told = programs[0].succeed()
     assert "CANCELLED cancelled by task 0: not wanted" in told, told
+    assert "TWICE " in told, told
     assert "LATE " in told and "connected, but has no transfer engine yet" in told, told
     assert "THREADS 1" in told, told
     beats = int(programs[0].line("BEATS (.*)")[1])

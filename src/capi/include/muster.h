@@ -443,8 +443,7 @@ muster_status muster_leave(const struct muster_agent *agent,
                            const struct muster_cancellation *cancellation);
 
 // Waits until the transfer engines of these tasks are known, or of all tasks, if `tasks_len` is 0. A task publishes its
-// engine while it joins, and other tasks read it soon after; before that, a transfer fails with
-// MUSTER_STATUS_UNKNOWN_DEVICE.
+// engine while it joins, and other tasks read it soon after. A transfer need not be preceded by this call: it waits itself.
 muster_status muster_wait_for_engines(const struct muster_agent *agent,
                                       const uint32_t *tasks,
                                       size_t tasks_len,
@@ -545,7 +544,8 @@ muster_status muster_launch_options_init(struct muster_launch_options *options, 
 //
 // A peer need not be there yet. If a task has not joined, or joins again, its transfers wait for it, in their order.
 //
-// A request that is invalid or cannot be carried out makes the transfer fail, and `muster_transfer_wait` says how.
+// A request that is invalid or cannot be carried out makes the transfer fail, and `muster_transfer_wait` says how. If the
+// incarnation has ended, or 4096 launches wait for their peers, the call itself fails.
 muster_status muster_transfer_start(const struct muster_agent *agent,
                                     const struct muster_transfer_spec *specs,
                                     size_t specs_len,

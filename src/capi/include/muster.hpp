@@ -622,7 +622,7 @@ public:
     // Ends without telling the service, which then counts this task as lost unless it has left. The destructor does the same.
     void end() noexcept { handle_.reset(); }
 
-    // Waits until the transfer engines of these tasks are known, or of all tasks. Before that, a transfer fails.
+    // Waits until the transfer engines of these tasks are known, or of all tasks. A transfer waits for its peers itself.
     void wait_for_engines(Timeout timeout = default_timeout, const std::vector<std::uint32_t> &tasks = {},
                           const Cancellation *cancellation = nullptr) {
         detail::check(muster_wait_for_engines(handle_.get(), tasks.data(), tasks.size(), timeout.count(),

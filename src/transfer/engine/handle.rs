@@ -20,7 +20,7 @@ use super::config::EngineConfig;
 use super::prepare::{TransferRequest, prepare_transfers};
 use super::prepare_future::PrepareFuture;
 use super::prepared_transfers::{LaunchOptions, TransferSpec};
-use super::request_check::check_equal_lengths;
+use super::request_check::{check_equal_lengths, check_own_side};
 use super::reserved_launch::{ReservedLaunch, current_members, prepare_and_launch};
 use super::reserved_launch_number::ReservedLaunchNumber;
 use super::shared::EngineShared;
@@ -131,6 +131,14 @@ impl TransferEngine {
     /// the engine.
     pub fn with_membership<T>(&self, read: impl FnOnce(&Membership) -> T) -> T {
         self.0.shared.with_membership(read)
+    }
+
+    /// Checks transfers as far as that needs no peer: their number, the devices of this task, and the memory.
+    ///
+    /// # Errors
+    /// The error with which these transfers would fail.
+    pub fn check_own_side(&self, specs: &[TransferSpec]) -> Result<(), PrepareError> {
+        check_own_side(&self.0.shared, specs)
     }
 
     /// Prepares transfers: finds or makes the connections, and announces the transfers to the peers. Dropping

@@ -45,6 +45,11 @@ pub struct TransferSpec {
 }
 
 impl TransferSpec {
+    /// Returns the device of this task, and that of the other task.
+    pub(super) fn near_and_far(&self) -> (DeviceId, DeviceId) {
+        if self.outgoing { (self.from, self.to) } else { (self.to, self.from) }
+    }
+
     /// Creates a send of a span from a device of this task to a device of another task, with the span's
     /// layout.
     #[must_use]

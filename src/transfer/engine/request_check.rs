@@ -9,7 +9,7 @@ use super::prepared_transfers::TransferSpec;
 use super::shared::EngineShared;
 use crate::base::error::PrepareError;
 use crate::base::key::TransferKey;
-use crate::base::membership::{DeviceId, MemberId, PeerTask, TaskId};
+use crate::base::membership::{DeviceId, MemberId, PeerTask};
 use crate::base::peer_job::PeerJob;
 use crate::protocol::link::launch_definition::ENTRIES_MAX;
 
@@ -24,52 +24,37 @@ pub fn check_equal_lengths(buffers: usize, devices: usize, keys: usize) -> Resul
     Ok(())
 }
 
-/// Checks a request, and returns the peer of each of its transfers.
-pub fn check_request(shared: &EngineShared, specs: &[TransferSpec]) -> Result<Vec<MemberId>, PrepareError> {
+/// Checks what a request says of this task: its size, the devices here, and the memory. Nothing is asked of its peers, so they
+/// need not be members yet.
+pub fn check_own_side(shared: &EngineShared, specs: &[TransferSpec]) -> Result<(), PrepareError> {
     if specs.is_empty() {
         return Err(PrepareError::Empty);
     }
     if specs.len() > ENTRIES_MAX {
         return Err(PrepareError::TooMany { given: specs.len(), bound: ENTRIES_MAX });
     }
-    let here = shared.here().task;
-    let membership = shared.membership.read().unwrap_or_else(PoisonError::into_inner);
-    let mut owners: HashMap<(PeerJob, DeviceId), TaskId> = HashMap::new();
-    let mut owner = |job: PeerJob, device: DeviceId| -> Result<TaskId, PrepareError> {
-        if job.is_own() && shared.config.devices.binary_search(&device).is_ok() {
-            return Ok(here);
-        }
-        if let Some(known) = owners.get(&(job, device)) {
-            return Ok(*known);
-        }
-        if let Some(why) = membership.job_refusal(job) {
-            return Err(PrepareError::JobRefused { job, why: why.to_owned() });
-        }
-        let task = membership
-            .device_owner(job, device)
-            .filter(|task| !job.is_own() || *task != here)
-            .ok_or_else(|| unknown_device(job, device))?;
-        owners.insert((job, device), task);
-        Ok(task)
-    };
-    let mut peers = Vec::with_capacity(specs.len());
+    let is_here = |device: DeviceId| shared.config.devices.binary_search(&device).is_ok();
     let mut seen = HashSet::new();
     let mut written: Vec<(usize, usize, usize, TransferKey)> = Vec::new();
     let mut read: Vec<(usize, usize, usize, TransferKey)> = Vec::new();
     for spec in specs {
-        let (near, far) = if spec.outgoing { (spec.from, spec.to) } else { (spec.to, spec.from) };
-        let (near_owner, far_owner) = (owner(PeerJob::OWN, near)?, owner(spec.job, far)?);
-        if near_owner != here {
-            return Err(PrepareError::NotAddressable { device: near, owner: near_owner, here });
+        let (near, far) = spec.near_and_far();
+        if !is_here(near) {
+            let membership = shared.membership.read().unwrap_or_else(PoisonError::into_inner);
+            let (owner, here) = (membership.device_owner(PeerJob::OWN, near), shared.here().task);
+            return Err(match owner.filter(|owner| *owner != here) {
+                Some(owner) => PrepareError::NotAddressable { device: near, owner, here },
+                None => PrepareError::UnknownDevice(near),
+            });
         }
-        if spec.job.is_own() && far_owner == here {
+        if spec.job.is_own() && is_here(far) {
             return Err(PrepareError::SameTask(spec.from, spec.to));
         }
         let (layout, buffer) = (spec.layout.len(), spec.span.len() as u64);
         if layout != buffer {
             return Err(PrepareError::WrongSize { key: spec.key, layout, buffer });
         }
-        if !seen.insert((spec.job, far_owner, spec.key, spec.from, spec.to)) {
+        if !seen.insert((spec.job, spec.key, spec.from, spec.to)) {
             let (key, source_device, destination) = (spec.key, spec.from, spec.to);
             return Err(PrepareError::DuplicateKey { key, source_device, destination });
         }
@@ -85,11 +70,32 @@ pub fn check_request(shared: &EngineShared, specs: &[TransferSpec]) -> Result<Ve
             );
             if spec.outgoing { read.push(range) } else { written.push(range) }
         }
-        let peer = PeerTask { job: spec.job, task: far_owner };
-        peers.push(membership.current_member(peer).ok_or_else(|| unknown_device(spec.job, far))?);
     }
-    check_no_overlapping_writes(written, read)?;
-    Ok(peers)
+    check_no_overlapping_writes(written, read)
+}
+
+/// Checks a request, and returns the peer of each of its transfers.
+pub fn check_request(shared: &EngineShared, specs: &[TransferSpec]) -> Result<Vec<MemberId>, PrepareError> {
+    check_own_side(shared, specs)?;
+    let here = shared.here().task;
+    let membership = shared.membership.read().unwrap_or_else(PoisonError::into_inner);
+    let mut owners: HashMap<(PeerJob, DeviceId), MemberId> = HashMap::new();
+    let mut peer_of = |job: PeerJob, device: DeviceId| -> Result<MemberId, PrepareError> {
+        if let Some(known) = owners.get(&(job, device)) {
+            return Ok(*known);
+        }
+        if let Some(why) = membership.job_refusal(job) {
+            return Err(PrepareError::JobRefused { job, why: why.to_owned() });
+        }
+        let peer = membership
+            .device_owner(job, device)
+            .filter(|task| !job.is_own() || *task != here)
+            .and_then(|task| membership.current_member(PeerTask { job, task }))
+            .ok_or_else(|| unknown_device(job, device))?;
+        owners.insert((job, device), peer);
+        Ok(peer)
+    };
+    specs.iter().map(|spec| peer_of(spec.job, spec.near_and_far().1)).collect()
 }
 
 fn unknown_device(job: PeerJob, device: DeviceId) -> PrepareError {

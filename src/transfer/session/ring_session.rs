@@ -14,11 +14,11 @@ use crate::io::ring::{FRAMES_MAX, RingInbox, RingMemory, RingReader};
 use crate::launch::session_handle::POLL_INTERVAL;
 use crate::protocol::link::ProtocolViolation;
 
-/// The number of frames that a thread takes after a launch.
+/// The number of frames that a thread takes in one turn when it has launched, or leaves the ring.
 const ANSWERS_MAX: usize = 16;
 /// The number of frames that a thread takes in one turn.
 const TURN: usize = 256;
-/// How often a thread that leaves the ring takes what has arrived meanwhile.
+/// The number of turns of a thread that leaves the ring: it then leaves the rest to the reactor.
 const LAST_TURNS: usize = if cfg!(all(test, loom)) { 1 } else { 4 };
 
 /// A session whose control frames come by a ring.
@@ -109,7 +109,7 @@ pub trait RingSession {
         }
         // This thread has left, and has passed a fence, before it asks. The thread that detects the peer's end marks it before
         // it tries to read. So at least one of the two takes the last frames.
-        if self.is_peer_gone() {
+        if drained.is_ok() && self.is_peer_gone() {
             self.take_last_frames();
         }
         drained
@@ -167,9 +167,13 @@ pub trait RingSession {
         reader.announce_awake();
         let is_over = || self.is_over() || self.is_peer_gone();
         let mut is_done = done();
+        let mut drained = Ok(());
         while !is_done && !is_over() {
-            if let Err(violation) = self.drain_ring(&reader, TURN) {
-                self.end_for_violation(&violation);
+            drained = self.drain_ring(&reader, TURN);
+            if let Err(violation) = &drained {
+                self.end_for_violation(violation);
+                is_done = done();
+                break;
             }
             if self.awaits_region() {
                 break;
@@ -198,7 +202,8 @@ pub trait RingSession {
                 sleep.wait(left.min(POLL_INTERVAL));
             }
         }
-        if let Err(violation) = self.leave_ring(reader, Ok(())) {
+        // A session that has ended for a violation stays so.
+        if let Err(violation) = self.leave_ring(reader, drained) {
             self.end_for_violation(&violation);
         }
         is_done
