@@ -32,7 +32,9 @@ fn a_buffer_is_filled_after_the_launch_and_sent_when_it_is_defined() {
             // Both sides have launched it; until it begins, the program may use the memory.
             source.with_bytes_mut(|bytes| bytes.copy_from_slice(&contents(len, round))).unwrap();
             define.complete();
-            eventually("the sender has its memory", || source.with_bytes_mut(|_| ()).is_err());
+            let is_held = || source.with_bytes_mut(|_| ()).is_err();
+            eventually("the sender has its memory", || is_held() || sent.outcome().is_some());
+            assert!(is_held(), "{choice:?} {len}: {:?}", sent.outcome());
             target.with_bytes(|bytes| assert!(bytes.iter().all(|byte| *byte == 0xee), "{choice:?}")).unwrap();
             assert!(sent.outcome().is_none() && received.outcome().is_none());
             free.complete();
