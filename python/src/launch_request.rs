@@ -45,6 +45,7 @@ impl Request<'_> {
 }
 
 /// A transfer whose memory is known.
+#[derive(Clone)]
 pub struct NamedTransfer {
     outgoing: bool,
     span: Span,
@@ -81,11 +82,15 @@ impl NamedTransfer {
     /// named. It serves to check what concerns this task.
     fn provisional_spec(&self) -> TransferSpec {
         let far = self.far.unwrap_or(DeviceId(u32::MAX - self.peer.task.0));
-        let span = self.span.clone();
+        self.clone().spec_with_device(far)
+    }
+
+    /// Returns the transfer with this device of its peer.
+    fn spec_with_device(self, far: DeviceId) -> TransferSpec {
         let spec = if self.outgoing {
-            TransferSpec::send(span, self.near, far, self.key)
+            TransferSpec::send(self.span, self.near, far, self.key)
         } else {
-            TransferSpec::receive(span, far, self.near, self.key)
+            TransferSpec::receive(self.span, far, self.near, self.key)
         };
         spec.with_job(self.peer.job)
     }
@@ -106,12 +111,7 @@ impl NamedTransfer {
             info.devices.iter().min().copied().ok_or_else(|| no_device(self.peer))
         };
         let far = self.far.map_or_else(first, Ok)?;
-        let spec = if self.outgoing {
-            TransferSpec::send(self.span, self.near, far, self.key)
-        } else {
-            TransferSpec::receive(self.span, far, self.near, self.key)
-        };
-        Ok(spec.with_job(self.peer.job))
+        Ok(self.spec_with_device(far))
     }
 }
 

@@ -9,11 +9,11 @@ use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use muster::agent::{
-    AgentConfig, AgentError, AttachedEngine, EngineHost, PendingLaunch, TransferAccess, WaitStatus,
+    AgentConfig, AgentError, AttachedEngine, EngineHost, PeerWait, PendingLaunch, TransferAccess,
 };
 use muster::clock;
 use muster::transfer::{
@@ -478,26 +478,10 @@ pub struct Transfer {
     wait: Option<PeerWait>,
 }
 
-/// The wait of transfers for their peers.
-#[derive(Clone)]
-struct PeerWait {
-    host: Weak<EngineHost>,
-    status: WaitStatus,
-    deadline: Duration,
-}
-
-impl PeerWait {
-    /// Returns why the peers were not there, if that is why the transfers failed with this error.
-    fn reason(&self, error: &TransferError) -> Option<AgentError> {
-        self.status.explain(error, self.host.upgrade().as_ref(), self.deadline)
-    }
-}
-
 impl Transfer {
     fn of_pending(host: &Arc<EngineHost>, launch: &PendingLaunch, options: LaunchOptions) -> Self {
-        let deadline = options.deadline.unwrap_or_default();
-        let wait = PeerWait { host: Arc::downgrade(host), status: launch.wait_status(), deadline };
-        Self { handle: launch.transfer().clone(), limit: transfer_limit(options), wait: Some(wait) }
+        let wait = Some(host.peer_wait(launch, options.deadline));
+        Self { handle: launch.transfer().clone(), limit: transfer_limit(options), wait }
     }
 
     /// Returns the exception for a failure.

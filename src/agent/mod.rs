@@ -104,6 +104,7 @@ pub use unregistered_access::{
 
 pub(crate) use live_engines::hash_members;
 pub use task_claim::{GrantedTask, claim_task, own_claimant_id};
+pub use waiting_launches::PeerWait;
 
 use crate::transfer::{Incarnation, MemberId, TaskId, TransferEngine};
 use pending_launch::lock;

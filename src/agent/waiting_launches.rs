@@ -14,8 +14,8 @@
 //!   peers is absent. All waits end with the agent or attachment of the engine.
 
 use std::num::NonZeroUsize;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -126,6 +126,12 @@ impl EngineHost {
         Ok(launch)
     }
 
+    /// Returns the wait of a launch of this engine, which has this deadline, for its peers.
+    #[must_use]
+    pub fn peer_wait(self: &Arc<Self>, launch: &PendingLaunch, deadline: Option<Duration>) -> PeerWait {
+        PeerWait { host: Arc::downgrade(self), status: launch.wait_status(), deadline }
+    }
+
     /// Returns when the launches that wait now for places with these peers have them.
     pub async fn wait_for_earlier_launches(&self, peers: &[PeerTask]) {
         let earlier: Vec<_> = {
@@ -146,21 +152,32 @@ impl EngineHost {
     }
 }
 
-impl WaitStatus {
-    /// Returns the error of the agent, if that says better than `error`, with which the transfers failed, why their peers were not
-    /// there. `host` is that of the launch, if it still exists, and `limit` the launch's deadline.
+/// The wait of a launch for its peers: whom it waits for, and whether that is why it failed. It keeps neither the launch nor the
+/// engine.
+#[derive(Clone)]
+pub struct PeerWait {
+    host: Weak<EngineHost>,
+    status: WaitStatus,
+    deadline: Option<Duration>,
+}
+
+impl PeerWait {
+    /// Returns why the peers of the launch were not there, if the launch failed with `error` for that.
     #[must_use]
-    pub fn explain(
-        &self,
-        error: &TransferError,
-        host: Option<&Arc<EngineHost>>,
-        limit: Duration,
-    ) -> Option<AgentError> {
+    pub fn reason(&self, error: &TransferError) -> Option<AgentError> {
         match error {
             TransferError::Cancelled { .. } => None,
-            TransferError::Deadline { .. } => host?.missing_peers_error(&self.missing_peers(), limit),
-            _ => self.failure(),
+            TransferError::Deadline { .. } => {
+                self.host.upgrade()?.missing_peers_error(&self.missing_peers(), self.deadline?)
+            }
+            _ => self.status.failure(),
         }
+    }
+
+    /// Returns the peers with which the launch has no place yet.
+    #[must_use]
+    pub fn missing_peers(&self) -> Vec<PeerTask> {
+        self.status.missing_peers()
     }
 }
 

@@ -14,7 +14,7 @@
 //! | `wait.rs` | the runtime, waits, and cancellation |
 //! | `returned_values.rs` | answers whose memory the caller frees |
 //! | `agent.rs`, `join.rs` | the calls of a task, and how it joins |
-//! | `buffer.rs`, `transfer.rs` | memory, and transfers of it |
+//! | `buffer.rs`, `transfer.rs`, `launch.rs` | memory, transfers of it, and their wait for peers |
 //!
 //! # Types and ownership
 //!

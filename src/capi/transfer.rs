@@ -258,12 +258,7 @@ fn start(
     specs: &[MusterTransferSpec],
     options: LaunchOptions,
 ) -> Result<LaunchObject, CallError> {
-    let decoded = decode_specs(specs)?;
-    let sums = |direction| {
-        specs.iter().filter(move |spec| spec.direction == direction).map(|spec| spec.len as u64).sum()
-    };
-    let bytes = (sums(MUSTER_SEND), sums(MUSTER_RECEIVE));
-    LaunchObject::start(agent, decoded, peers_of(agent, specs), bytes, options)
+    LaunchObject::start(agent, decode_specs(specs)?, peers_of(agent, specs), options)
 }
 
 /// Returns the other tasks of these transfers. A device that no task has now belongs to the task that its number names
@@ -272,13 +267,10 @@ fn start(
 fn peers_of(agent: &Agent, specs: &[MusterTransferSpec]) -> Vec<PeerTask> {
     let far =
         |spec: &MusterTransferSpec| DeviceId(if spec.direction == MUSTER_SEND { spec.to } else { spec.from });
+    let devices: BTreeSet<DeviceId> = specs.iter().map(far).collect();
     let tasks: BTreeSet<TaskId> = agent.engine().with_membership(|membership| {
         let owner = |device| membership.device_owner(PeerJob::OWN, device);
-        specs
-            .iter()
-            .map(far)
-            .map(|device| owner(device).unwrap_or_else(|| task_of_device_id(device)))
-            .collect()
+        devices.into_iter().map(|device| owner(device).unwrap_or_else(|| task_of_device_id(device))).collect()
     });
     let others = tasks.into_iter().filter(|task| task.0 < agent.tasks() && *task != agent.here().task);
     others.map(|task| PeerTask { job: PeerJob::OWN, task }).collect()

@@ -1,19 +1,8 @@
 // Transfers with a task that has left and joins again: `absent_peer SERVICE`, a recoverable job of two tasks, both in this
 // process.
-#include "checks.h"
-
-#include <pthread.h>
+#include "two_agents.h"
 
 enum { LEN = 100000 };
-
-static const char *service;
-static muster_agent *second;
-
-static void *join_second(void *unused) {
-    (void)unused;
-    second = join_as(service, 1, 2);
-    return NULL;
-}
 
 static muster_buffer *new_buffer(unsigned char **data, uint64_t seed) {
     muster_buffer *buffer = NULL;
@@ -28,11 +17,8 @@ static muster_buffer *new_buffer(unsigned char **data, uint64_t seed) {
 
 int main(int argc, char **argv) {
     CHECK(argc == 2);
-    service = argv[1];
-    pthread_t thread;
-    CHECK(pthread_create(&thread, NULL, join_second, NULL) == 0);
-    muster_agent *first = join_as(service, 0, 2);
-    CHECK(pthread_join(thread, NULL) == 0);
+    muster_agent *first = NULL, *second = NULL;
+    join_both(argv[1], &first, &second);
     muster_members both, left;
     OK(muster_connected(first, &both));
     while (both.len != 2) {
@@ -96,7 +82,7 @@ int main(int argc, char **argv) {
     RETURNS(MUSTER_STATUS_UNKNOWN_DEVICE, muster_transfer_wait(unknown, PATIENCE_MS, NULL, NULL));
     OK(muster_transfer_free(unknown));
 
-    second = join_as(service, 1, 2);
+    second = join_as(argv[1], 1, 2);
     muster_transfer *receives[4];
     muster_buffer *targets[4] = {into[0], into[1], into[1], into[1]};
     for (uint64_t i = 0; i < 4; i++) {

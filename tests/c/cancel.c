@@ -1,16 +1,5 @@
 // Transfers that end early: `cancel SERVICE`, a recoverable job of two tasks, both in this process.
-#include "checks.h"
-
-#include <pthread.h>
-
-static const char *service;
-static muster_agent *second;
-
-static void *join_second(void *unused) {
-    (void)unused;
-    second = join_as(service, 1, 2);
-    return NULL;
-}
+#include "two_agents.h"
 
 // A callback that misuses the library: it is told so.
 static void release_badly(void *context, void *data, size_t len) {
@@ -24,11 +13,8 @@ static void release_badly(void *context, void *data, size_t len) {
 
 int main(int argc, char **argv) {
     CHECK(argc == 2);
-    service = argv[1];
-    pthread_t thread;
-    CHECK(pthread_create(&thread, NULL, join_second, NULL) == 0);
-    muster_agent *first = join_as(service, 0, 2);
-    CHECK(pthread_join(thread, NULL) == 0);
+    muster_agent *first = NULL, *second = NULL;
+    join_both(argv[1], &first, &second);
     OK(muster_wait_for_engines(first, NULL, 0, PATIENCE_MS, NULL));
     OK(muster_wait_for_engines(second, NULL, 0, PATIENCE_MS, NULL));
 

@@ -160,10 +160,7 @@ impl TransferEngine {
         specs: Vec<TransferSpec>,
         options: LaunchOptions,
     ) -> TransferHandle {
-        let (mut sent, mut received) = (0, 0);
-        for spec in &specs {
-            *(if spec.outgoing { &mut sent } else { &mut received }) += spec.span.len() as u64;
-        }
+        let (sent, received) = TransferSpec::sent_and_received(&specs);
         let shared = &self.0.shared;
         let launch = Launch::new(&shared.launch_metrics, specs.len(), sent, received);
         let transfer = TransferHandle::new(Arc::clone(&launch), self.here().task);

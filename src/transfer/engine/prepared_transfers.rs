@@ -45,6 +45,15 @@ pub struct TransferSpec {
 }
 
 impl TransferSpec {
+    /// Returns the bytes that these transfers send, and those that they receive.
+    #[must_use]
+    pub fn sent_and_received(specs: &[Self]) -> (u64, u64) {
+        specs.iter().fold((0, 0), |(sent, received), spec| {
+            let bytes = spec.span.len() as u64;
+            if spec.outgoing { (sent + bytes, received) } else { (sent, received + bytes) }
+        })
+    }
+
     /// Returns the device of this task, and that of the other task.
     pub(super) fn near_and_far(&self) -> (DeviceId, DeviceId) {
         if self.outgoing { (self.from, self.to) } else { (self.to, self.from) }

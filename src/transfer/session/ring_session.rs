@@ -170,12 +170,7 @@ pub trait RingSession {
         let mut drained = Ok(());
         while !is_done && !is_over() {
             drained = self.drain_ring(&reader, TURN);
-            if let Err(violation) = &drained {
-                self.end_for_violation(violation);
-                is_done = done();
-                break;
-            }
-            if self.awaits_region() {
+            if drained.is_err() || self.awaits_region() {
                 break;
             }
             is_done = done();
@@ -202,9 +197,9 @@ pub trait RingSession {
                 sleep.wait(left.min(POLL_INTERVAL));
             }
         }
-        // A session that has ended for a violation stays so.
         if let Err(violation) = self.leave_ring(reader, drained) {
             self.end_for_violation(&violation);
+            return done();
         }
         is_done
     }
