@@ -10,7 +10,7 @@ const PROTOS: [&str; 7] = [
     "xla_coordination.proto",
     "status_payload.proto",
     "xla_topology.proto",
-    "muster_hosts.proto",
+    "muster_task_claims.proto",
     "muster_peer_jobs.proto",
     "muster_transfers.proto",
 ];

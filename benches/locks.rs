@@ -249,7 +249,7 @@ async fn tasks(filter: &str) {
             let actor = Actor { who: "bench".into(), address: None, means: ActorOrigin::Cli };
             let reason = CommandReason::try_from("to measure it".to_owned()).unwrap();
             drop(
-                world.engine.read(|core, now| core.preview_exclusion(now, world.job, &actor, &reason, host)),
+                world.engine.read(|core, now| core.preview_exclusion(now, world.job, &actor, &reason, &host)),
             );
         };
         note("exclusion: the preview of a host with 1,000 tasks", world.measure(preview).await);

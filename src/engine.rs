@@ -64,7 +64,7 @@ pub trait Observer: Send + Sync {
     /// Receives an event.
     fn on_event(&self, event: &JobEvent);
     /// Receives an ended barrier.
-    fn on_barrier_ended(&self, ending: &BarrierRecordWithArrivals);
+    fn on_barrier_ended(&self, ending: &Arc<BarrierRecordWithArrivals>);
 }
 
 /// The counters of the engine.

@@ -15,7 +15,7 @@ use super::error::AgentError;
 use crate::clock;
 use crate::coordination::ProcessIdentity;
 use crate::proto::muster::v1 as pb;
-use crate::proto::muster::v1::hosts_client::HostsClient;
+use crate::proto::muster::v1::task_claims_client::TaskClaimsClient;
 
 /// The pause after a call that failed in the transport.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(200);
@@ -52,7 +52,7 @@ pub async fn claim_task(
 ) -> Result<GrantedTask, AgentError> {
     config.check()?;
     let (channel, port) = channel::create_service_channel(config)?;
-    let mut client = HostsClient::new(channel);
+    let mut client = TaskClaimsClient::new(channel);
     let claim = pb::TaskClaim { host: identity.host().to_owned(), local: identity.local(), claimant };
     let until = clock::monotonic() + limit;
     let mut told = String::new();

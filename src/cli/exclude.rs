@@ -26,8 +26,8 @@ use crate::text::{format_ranges, parse_positive_duration};
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {
-    /// A task's number, or a host's IP address for all tasks that register from it. Without it, the
-    /// exclusions in force are shown
+    /// A task's number; a host's name, as `muster hosts` shows it; or an IP address, for all tasks that register from
+    /// it. Without it, the exclusions in force are shown
     target: Option<String>,
 
     /// The reason; the excluded process receives it, and the audit keeps it

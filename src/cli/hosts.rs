@@ -1,39 +1,29 @@
-//! Implements `muster hosts`: lists the host of each task id. With `--forget` or `--forget-all`, the service forgets
-//! the host of one task id, or all hosts.
+//! Implements `muster hosts`: lists the hosts of a job with the state and the tasks of each.
 //!
 //! Begin at `run`.
 
 use std::fmt::Write as _;
 use std::process::ExitCode;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use clap::Args;
-use http::Method;
 
 use super::output::TerminalText;
-use super::server_args::{JobArg, ServerArgs, block_on_requests};
+use super::server_args::{JobArg, ServerArgs, block_on_requests, format_time};
+use crate::coordination::{HostState, HostView};
 use crate::http::api::HostsPage;
-use crate::text::encode_query_value;
+use crate::text::{format_micros, format_ranges, truncate_text};
 
-/// Show to which host each task id belongs, or forget it
+/// Show the hosts of a job: the state, the tasks and the lateness of each
 ///
-/// Processes that leave their task id to the service (`--task auto`, MUSTER_PROCESS_ID=auto, `muster launch
-/// --claim-ids`) get the one that their host had before. A new host gets an id when as many processes are present as the
-/// job has tasks.
+/// A host is known by the identity that its processes publish (`muster launch`, `muster worker`, muster.jax), or by the
+/// boot id of its kernel, or by the address from which its tasks registered.
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {
-    /// Forget the host of this task id: the next new host may take it
-    #[arg(long, value_name = "TASK", requires = "reason", conflicts_with = "forget_all")]
-    forget: Option<u32>,
-
-    /// Forget all hosts: they are numbered anew, in the order of their identities
-    #[arg(long, requires = "reason")]
-    forget_all: bool,
-
-    /// Why; the audit keeps it
-    #[arg(long, value_name = "TEXT")]
-    reason: Option<String>,
+    /// Only hosts in this state
+    #[arg(long, value_parser = parse_host_state, value_name = "down|degraded|excluded|healthy")]
+    state: Option<HostState>,
 
     #[command(flatten)]
     job_arg: JobArg,
@@ -45,64 +35,66 @@ pub struct Arguments {
 const EXAMPLES: &str = "\
 Examples:
   muster hosts
-  muster hosts --forget 3 --reason 'node-7 is gone for good'";
+  muster hosts --state down
+  muster exclude node-7 --reason 'ECC errors, ticket 4711' --dry-run";
 
 /// The number of hosts in a page.
 const PAGE: usize = 1000;
+/// The maximum number of characters of a host's name.
+const NAME_SHOWN: usize = 36;
+/// The maximum number of ranges of tasks of a host.
+const RANGES_SHOWN: usize = 4;
+
+fn parse_host_state(text: &str) -> Result<HostState, String> {
+    let known = || HostState::ALL.map(HostState::name).join(", ");
+    HostState::ALL
+        .into_iter()
+        .find(|state| state.name() == text)
+        .ok_or_else(|| format!("write one of {}", known()))
+}
 
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     block_on_requests(async {
         let client = arguments.server_args.connect().await?;
-        let path = format!("{}/hosts", arguments.job_arg.resolve_job_path(&client).await?);
-        if arguments.forget.is_some() || arguments.forget_all {
-            let Some(reason) = &arguments.reason else { bail!("give --reason") };
-            let of = arguments.forget.map_or_else(String::new, |task| format!("/{task}"));
-            let path = format!("{path}{of}?reason={}", encode_query_value(reason));
-            let () = client.send_request(Method::DELETE, &path, None).await?;
-            let what = arguments
-                .forget
-                .map_or_else(|| "All hosts are".to_owned(), |task| format!("The host of task {task} is"));
-            arguments
-                .server_args
-                .print_answer(&(), |()| TerminalText::from_line(format!("{what} forgotten.")))?;
-            return Ok(ExitCode::SUCCESS);
-        }
-        let mut all: HostsPage = client.get(&format!("{path}?limit={PAGE}")).await?;
+        let state = arguments.state.map_or_else(String::new, |state| format!("&state={}", state.name()));
+        let path =
+            format!("{}/hosts?limit={PAGE}{state}", arguments.job_arg.resolve_job_path(&client).await?);
+        let mut all: HostsPage = client.get(&path).await?;
         while let Some(after) = all.next {
-            let more: HostsPage = client.get(&format!("{path}?limit={PAGE}&after={after}")).await?;
+            let more: HostsPage = client.get(&format!("{path}&after={after}")).await?;
             all.hosts.extend(more.hosts);
             all.next = more.next;
         }
         arguments
             .server_args
-            .print_answer(&all, |all| TerminalText::from_escaped_text(&hosts_table_text(all)))?;
+            .print_answer(&all, |all| TerminalText::from_escaped_text(&hosts_table_text(&all.hosts)))?;
         Ok(ExitCode::SUCCESS)
     })
 }
 
 /// Returns the hosts as lines.
-fn hosts_table_text(all: &HostsPage) -> String {
-    let mut text = String::new();
-    if all.hosts.is_empty() {
-        text.push_str("No host is remembered: no process has left its task id to the service.\n");
-    } else {
-        text.push_str("TASK  HELD  RUN   ADDRESS          HOST\n");
+fn hosts_table_text(hosts: &[HostView]) -> String {
+    if hosts.is_empty() {
+        return "No host: no task of the present run has registered from an address that is known."
+            .to_owned();
     }
-    for host in &all.hosts {
-        let address = host.address.map_or_else(|| "-".to_owned(), |address| address.to_string());
-        let held = if host.held { "yes" } else { "no" };
+    let name = |host: &HostView| truncate_text(host.host.as_str(), NAME_SHOWN, "…");
+    let width = hosts.iter().map(|host| name(host).chars().count()).max().unwrap_or_default().max(4);
+    let mut text = format!("{:<width$} STATE     LIVE     TASKS         LATE BY    LAST HEARTBEAT\n", "HOST");
+    for host in hosts {
+        let live = format!("{}/{}", host.counts.connected, host.tasks.len());
+        let tasks = format_ranges(host.tasks.iter().map(|task| task.0), RANGES_SHOWN, "-", "…");
+        let late =
+            host.lateness.as_ref().map_or_else(|| "-".to_owned(), |it| format_micros(it.above_median_us));
+        let heard = host.last_heartbeat.map_or_else(|| "never".to_owned(), format_time);
         // Writing to a string cannot fail.
         let _ = writeln!(
             text,
-            "{:<5} {held:<5} {:<5} {address:<16} {}",
-            host.task.to_string(),
-            host.run.to_string(),
-            host.identity
+            "{:<width$} {:<9} {live:<8} {tasks:<13} {late:<10} {heard}",
+            name(host),
+            host.state.name()
         );
-    }
-    for claim in &all.waiting {
-        let _ = writeln!(text, "{} waits for a task id since {}", claim.identity, claim.since);
     }
     text.pop();
     text

@@ -28,6 +28,7 @@ mod server_args;
 mod setting_flags;
 mod status;
 mod stop_signals;
+mod task_owners;
 mod tls;
 mod token;
 mod transfer;
@@ -84,6 +85,7 @@ enum Command {
     Readmit(readmit::Arguments),
     Drain(drain::Arguments),
     Hosts(hosts::Arguments),
+    TaskOwners(task_owners::Arguments),
     Job(job::Arguments),
     Audit(audit::Arguments),
     Config(config::Arguments),
@@ -150,6 +152,7 @@ fn run_command_line(arguments: Vec<OsString>) -> ExitCode {
         Command::Readmit(arguments) => readmit::run(&arguments),
         Command::Drain(arguments) => drain::run(&arguments),
         Command::Hosts(arguments) => hosts::run(&arguments),
+        Command::TaskOwners(arguments) => task_owners::run(&arguments),
         Command::Job(arguments) => job::run(&arguments),
         Command::Audit(arguments) => audit::run(&arguments),
         Command::Config(arguments) => config::run(&arguments),

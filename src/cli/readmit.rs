@@ -29,8 +29,8 @@ pub struct Arguments {
     task: Option<i32>,
 
     /// Rather than by number: the exclusion of this host
-    #[arg(long, value_name = "IP", conflicts_with_all = ["exclusion", "task"])]
-    host: Option<std::net::IpAddr>,
+    #[arg(long, value_name = "NAME|IP", conflicts_with_all = ["exclusion", "task"])]
+    host: Option<String>,
 
     /// Why; the audit keeps it
     #[arg(long, value_name = "TEXT")]
@@ -53,16 +53,19 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     block_on_requests(async {
         let client = arguments.server_args.connect().await?;
         let path = format!("{}/exclusions", arguments.job_arg.resolve_job_path(&client).await?);
-        let wanted = match (arguments.task, arguments.host) {
-            (Some(task), _) => Some(ExclusionTarget::Task(TaskId(task))),
-            (None, Some(host)) => Some(ExclusionTarget::host(host)),
-            (None, None) => None,
+        let is_wanted = |target: &ExclusionTarget| match (arguments.task, &arguments.host) {
+            (Some(task), _) => *target == ExclusionTarget::Task(TaskId(task)),
+            (None, Some(host)) => match host.parse() {
+                Ok(address) => *target == ExclusionTarget::host(address),
+                Err(_) => target.host_text() == *host,
+            },
+            (None, None) => false,
         };
-        let number = match (arguments.exclusion, wanted) {
-            (Some(number), _) => number,
-            (None, wanted) => {
+        let number = match arguments.exclusion {
+            Some(number) => number,
+            None => {
                 let page: ExclusionsPage = client.get(&path).await?;
-                let found = page.exclusions.iter().find(|exclusion| Some(exclusion.target) == wanted);
+                let found = page.exclusions.iter().find(|exclusion| is_wanted(&exclusion.target));
                 let missing = || anyhow!("no such exclusion is in force; see all with: muster exclude");
                 found.ok_or_else(missing)?.id.0
             }

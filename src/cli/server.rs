@@ -27,7 +27,7 @@ use crate::http::{
 use crate::meter;
 use crate::service::findings::{self, FindingMetrics, FindingStore};
 use crate::service::reports::{self, TransferReportMetrics};
-use crate::service::{AuditLog, AuditedOperations, Timelines};
+use crate::service::{AuditLog, AuditedOperations, BarrierHistory, Timelines};
 use crate::telemetry::event_log::log_events;
 use crate::telemetry::log::LogMetrics;
 use crate::telemetry::metrics::{EventCounters, MetricSource, MetricSources, Metrics};
@@ -151,6 +151,7 @@ impl BoundListeners {
 struct EngineObservers {
     counters: Arc<EventCounters>,
     timelines: Arc<Timelines>,
+    barriers: Arc<BarrierHistory>,
     traces: Option<Arc<Traces>>,
 }
 
@@ -159,14 +160,15 @@ impl EngineObservers {
     fn start(config: &Config, engine: &Arc<Engine>) -> Result<Self> {
         let counters = Arc::new(EventCounters::new(findings::finding_ids()));
         let timelines = Arc::<Timelines>::default();
+        let barriers = Arc::<BarrierHistory>::default();
         let traces = start_traces(config, engine)?;
-        let mut observers: Vec<Arc<dyn Observer>> = vec![timelines.clone()];
+        let mut observers: Vec<Arc<dyn Observer>> = vec![timelines.clone(), barriers.clone()];
         if meter::ENABLED {
             observers.push(counters.clone());
         }
         observers.extend(traces.iter().map(|traces| Arc::clone(traces) as Arc<dyn Observer>));
         engine.set_observers(observers);
-        Ok(Self { counters, timelines, traces })
+        Ok(Self { counters, timelines, barriers, traces })
     }
 }
 
@@ -240,7 +242,7 @@ impl RunningServer {
         handshakes: Arc<HandshakeFailures>,
         listeners: impl Iterator<Item = Arc<ListenerState>>,
     ) -> AppState {
-        let EngineObservers { counters: tally, timelines, .. } = observers;
+        let EngineObservers { counters: tally, timelines, barriers, .. } = observers;
         let (config, audit) = (&self.config, Arc::clone(&self.audit));
         let mut others: Vec<Arc<dyn MetricSource>> =
             vec![self.readiness.clone(), self.streams.clone(), audit.clone(), Arc::new(LogMetrics)];
@@ -285,6 +287,7 @@ impl RunningServer {
             transfers: Arc::clone(&reports),
             guard: Arc::clone(&self.guard),
             timelines,
+            barriers,
             ..AppState::new(engine, readiness, Arc::clone(&self.about))
         };
         self.timers

@@ -114,7 +114,7 @@ impl Run {
             return cx
                 .reply_to_call(call, Err(Arc::new(Failure::from_service(Code::ResourceExhausted, text))));
         }
-        let name: Arc<str> = name.into();
+        let name = self.share_barrier_id(name);
         let stranger = members.as_ref().and_then(|set| self.first_unknown_task(set));
         let members = members
             .map(|set| self.known_tasks_of(set))

@@ -5,6 +5,8 @@
 //! few members at a time. The driver receives the record, with all arrivals, as `Effect::BarrierEnded`. Begin at
 //! [`Run::measure_oldest_unmeasured_barrier`].
 
+use std::sync::Arc;
+
 use super::barrier_record::BarrierRecordWithArrivals;
 use super::context::TransitionContext;
 use super::input::Effect;
@@ -28,7 +30,7 @@ impl Run {
                 self.recent.push_back(record.clone());
                 self.trim_barrier_records(cx.settings.bounds.barriers_recent);
                 let (job, run) = (cx.job, cx.run);
-                cx.effects.push(Effect::BarrierEnded(Box::new(BarrierRecordWithArrivals {
+                cx.effects.push(Effect::BarrierEnded(Arc::new(BarrierRecordWithArrivals {
                     job,
                     run,
                     record,

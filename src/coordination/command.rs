@@ -53,7 +53,7 @@ pub enum OperatorCommand {
         key: Bytes,
     },
     /// Forget to which process task ids belong.
-    ForgetHosts {
+    ForgetTaskOwners {
         /// The task id; `None`: every one.
         task: Option<TaskId>,
     },
@@ -79,8 +79,8 @@ pub enum CommandOutcome {
     KeyWritten,
     /// The key is deleted.
     KeyDeleted,
-    /// The number of hosts that are forgotten.
-    HostsForgotten(usize),
+    /// The number of owners that are forgotten.
+    TaskOwnersForgotten(usize),
     /// The settings of the job after the change.
     Configured(Box<JobSettings>),
     /// The job is deleted.

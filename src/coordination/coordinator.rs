@@ -317,7 +317,7 @@ impl Coordinator {
         job: JobId,
         actor: &Actor,
         reason: &CommandReason,
-        target: ExclusionTarget,
+        target: &ExclusionTarget,
     ) -> Result<ExclusionPreview, CommandRefusal> {
         let job = self.jobs.get(&job).ok_or(CommandRefusal::NoSuchJob)?;
         job.preview_exclusion(now, actor, reason, target)

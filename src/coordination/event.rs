@@ -276,12 +276,12 @@ pub enum EventKind {
         actor: Actor,
     },
     /// Processes that claimed a task id got one, which they keep over runs.
-    HostsAssigned {
+    TaskIdsAssigned {
         /// The tasks.
         tasks: Vec<TaskId>,
     },
     /// An operator made the service forget to which processes task ids belong.
-    HostsForgotten {
+    TaskOwnersForgotten {
         /// The tasks.
         tasks: Vec<TaskId>,
         /// The operator.
@@ -363,8 +363,8 @@ impl EventKind {
             Self::SettingsChanged { .. } => "settings-changed",
             Self::KeyWritten { .. } => "key-written",
             Self::KeyDeleted { .. } => "key-deleted",
-            Self::HostsAssigned { .. } => "hosts-assigned",
-            Self::HostsForgotten { .. } => "hosts-forgotten",
+            Self::TaskIdsAssigned { .. } => "task-ids-assigned",
+            Self::TaskOwnersForgotten { .. } => "task-owners-forgotten",
             Self::JobDeleted { .. } => "job-deleted",
             Self::PreemptionNoticed => "preemption-noticed",
             Self::FirstCause { .. } => "first-cause",
@@ -381,9 +381,13 @@ impl EventKind {
         match self {
             Self::BarrierPassed { without: tasks, .. }
             | Self::FindingOpened { tasks, .. }
-            | Self::HostsAssigned { tasks }
-            | Self::HostsForgotten { tasks, .. }
-            | Self::Excluded { target: ExclusionTarget::Host(_), tasks, .. } => tasks.contains(&task),
+            | Self::TaskIdsAssigned { tasks }
+            | Self::TaskOwnersForgotten { tasks, .. }
+            | Self::Excluded {
+                target: ExclusionTarget::Host(_) | ExclusionTarget::NamedHost(_),
+                tasks,
+                ..
+            } => tasks.contains(&task),
             Self::TransferFailed { task: one, with, .. } => [*one, *with].contains(&task),
             other => other.subject().task == Some(task),
         }
@@ -404,7 +408,7 @@ impl EventKind {
             }
             Self::Excluded { target, .. } | Self::Readmitted { target, .. } => match target {
                 ExclusionTarget::Task(task) => EventSubject { task: Some(*task), ..EventSubject::default() },
-                ExclusionTarget::Host(_) => EventSubject::default(),
+                ExclusionTarget::Host(_) | ExclusionTarget::NamedHost(_) => EventSubject::default(),
             },
             Self::TaskConnected { task, .. }
             | Self::TaskSuspected { task }
@@ -429,8 +433,8 @@ impl EventKind {
             Self::JobDeclared { .. }
             | Self::RunOpened
             | Self::FindingClosed { .. }
-            | Self::HostsAssigned { .. }
-            | Self::HostsForgotten { .. }
+            | Self::TaskIdsAssigned { .. }
+            | Self::TaskOwnersForgotten { .. }
             | Self::DrainRequested { .. }
             | Self::SettingsChanged { .. }
             | Self::KeyWritten { .. }
@@ -463,7 +467,7 @@ mod tests {
             EventKind::PreemptionNoticed,
             EventKind::FindingOpened { finding: Arc::from("f"), tasks: vec![] },
             EventKind::FindingClosed { finding: Arc::from("f") },
-            EventKind::HostsAssigned { tasks: vec![task] },
+            EventKind::TaskIdsAssigned { tasks: vec![task] },
             EventKind::TransferFailed { task, with: task, error: Arc::from("stalled"), count: 1 },
             EventKind::FirstCause { task: None },
             EventKind::RunEnded { outcome: RunOutcome::Failed },

@@ -1,21 +1,23 @@
 //! The table of a job's exclusions: the target, actor, reason and expiry of each one, and a record of ended
 //! exclusions. Exclusions belong to the job and outlive its runs.
 //!
-//! `exclusion_rules.rs` has the effects of an exclusion on tasks. An excluded host is identified by its IP address.
-//! The service knows the address of every task, but the host name only of a task whose process claimed its task id. A
-//! name could also resolve to another host later. Exclusions can be looked up by number, by target and by expiry. No
-//! number is used twice. Begin at [`ExclusionTable`].
+//! `exclusion_rules.rs` has the effects of an exclusion on tasks. A registration tells the task and the address from
+//! which it comes, and not the name of the host. So the exclusion of a host by name holds for the addresses and tasks
+//! of the host at the time of the command ([`ExcludedHost`]). Exclusions can be looked up by number, by task or address
+//! ([`ExclusionKey`]) and by expiry. No number is used twice. Begin at [`ExclusionTable`].
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::net::IpAddr;
+use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use utoipa::ToSchema;
 
 use super::actor::{Actor, CommandReason};
-use super::ids::{ExclusionId, TaskId, Timestamp};
+use super::ids::{ExclusionId, HostName, TaskId, Timestamp};
 use super::settings::JobBounds;
 
 /// An exclusion in force and the tasks, ascending, that it has still to remove from the run.
@@ -26,43 +28,20 @@ pub(super) struct PendingEviction {
 }
 
 /// The target of an exclusion.
-///
-/// A host is an address, not a name: the service sees addresses, and if a name resolved to another address
-/// tomorrow, the exclusion would silently move.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ExclusionTarget {
     /// A task, wherever it runs.
     Task(TaskId),
-    /// A host: any task that registers from it.
+    /// A host by its address: any task that registers from it.
     Host(IpAddr),
+    /// A host by its name.
+    NamedHost(Arc<ExcludedHost>),
 }
 
-impl ExclusionTarget {
-    /// Returns a host in the canonical form that is compared: an IPv4 address that arrived on an IPv6 socket
-    /// becomes IPv4.
-    #[must_use]
-    pub fn host(address: IpAddr) -> Self {
-        Self::Host(address.to_canonical())
-    }
-}
-
-/// The schema is written by hand: it must match the JSON, and the derive macro has none for addresses.
+/// The schema is that of the fields in JSON.
 impl utoipa::PartialSchema for ExclusionTarget {
     fn schema() -> utoipa::openapi::RefOr<utoipa::openapi::Schema> {
-        use utoipa::openapi::schema::{ObjectBuilder, OneOfBuilder};
-        let of = |field: &str, value: utoipa::openapi::RefOr<utoipa::openapi::Schema>, what: &str| {
-            ObjectBuilder::new().property(field, value).required(field).description(Some(what))
-        };
-        let whole = OneOfBuilder::new()
-            .item(of("task", <TaskId as utoipa::PartialSchema>::schema(), "A task, wherever it runs."))
-            .item(of(
-                "host",
-                <String as utoipa::PartialSchema>::schema(),
-                "A host, by its IP address: whatever task registers from it.",
-            ))
-            .description(Some("Whom an exclusion is about."));
-        whole.into()
+        <ExclusionTargetFields as utoipa::PartialSchema>::schema()
     }
 }
 
@@ -72,11 +51,198 @@ impl ToSchema for ExclusionTarget {
     }
 }
 
+/// A host that is excluded by its name, and what it is recognised by.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExcludedHost {
+    name: HostName,
+    /// The addresses that are its own, ascending: any task that registers from them is excluded.
+    addresses: Vec<IpAddr>,
+    /// The tasks, ascending, that are excluded wherever they run, because their host shares its address with another
+    /// one.
+    tasks: Vec<TaskId>,
+}
+
+impl ExcludedHost {
+    /// Returns the host with this name that is recognised by these addresses and tasks.
+    pub(super) fn new(name: HostName, addresses: Vec<IpAddr>, tasks: Vec<TaskId>) -> Self {
+        let mut addresses: Vec<IpAddr> = addresses.into_iter().map(|it| it.to_canonical()).collect();
+        addresses.sort_unstable();
+        let mut tasks = tasks;
+        tasks.sort_unstable();
+        Self { name, addresses, tasks }
+    }
+}
+
+/// What an exclusion matches: a task, or the address from which a task registers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(super) enum ExclusionKey {
+    Task(TaskId),
+    Address(IpAddr),
+}
+
+impl ExclusionKey {
+    /// Returns the key of an address in the canonical form that is compared: an IPv4 address that arrived on an IPv6
+    /// socket becomes IPv4.
+    pub fn address(address: IpAddr) -> Self {
+        Self::Address(address.to_canonical())
+    }
+}
+
+impl ExclusionTarget {
+    /// Returns the target for a host's address, in its canonical form.
+    #[must_use]
+    pub fn host(address: IpAddr) -> Self {
+        Self::Host(address.to_canonical())
+    }
+
+    /// Returns what the exclusion matches.
+    pub(super) fn keys(&self) -> impl Iterator<Item = ExclusionKey> {
+        let (task, address, host) = match self {
+            Self::Task(task) => (Some(*task), None, None),
+            Self::Host(address) => (None, Some(*address), None),
+            Self::NamedHost(host) => (None, None, Some(host)),
+        };
+        let tasks = task.into_iter().chain(host.into_iter().flat_map(|host| host.tasks.iter().copied()));
+        let addresses =
+            address.into_iter().chain(host.into_iter().flat_map(|host| host.addresses.iter().copied()));
+        tasks.map(ExclusionKey::Task).chain(addresses.map(ExclusionKey::address))
+    }
+
+    /// Returns the tasks that the exclusion matches by their numbers.
+    pub(super) fn tasks(&self) -> impl Iterator<Item = TaskId> {
+        self.keys().filter_map(|key| match key {
+            ExclusionKey::Task(task) => Some(task),
+            ExclusionKey::Address(_) => None,
+        })
+    }
+
+    /// Returns the address or the name of the host, or an empty text if the target is a task.
+    #[must_use]
+    pub fn host_text(&self) -> String {
+        match self {
+            Self::Task(_) => String::new(),
+            Self::Host(address) => address.to_string(),
+            Self::NamedHost(host) => host.name.to_string(),
+        }
+    }
+
+    /// Returns whether the exclusion matches a task by its number, wherever it runs.
+    pub(super) fn covers_number(&self, task: TaskId) -> bool {
+        match self {
+            Self::Task(one) => *one == task,
+            Self::Host(_) => false,
+            Self::NamedHost(host) => host.tasks.binary_search(&task).is_ok(),
+        }
+    }
+
+    /// Returns whether the exclusion matches a task by its number, or by the address from which it registered.
+    #[must_use]
+    pub fn covers(&self, task: TaskId, address: Option<IpAddr>) -> bool {
+        let address = address.map(|address| address.to_canonical());
+        let covers_address = |address: &IpAddr| match self {
+            Self::Task(_) => false,
+            Self::Host(one) => one == address,
+            Self::NamedHost(host) => host.addresses.binary_search(address).is_ok(),
+        };
+        self.covers_number(task) || address.as_ref().is_some_and(covers_address)
+    }
+}
+
+/// The target of an exclusion in a binary format, which cannot leave out fields.
+#[derive(Serialize, Deserialize)]
+enum BinaryExclusionTarget {
+    Task(TaskId),
+    Host(IpAddr),
+    NamedHost(ExcludedHost),
+}
+
+impl Serialize for ExclusionTarget {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        if serializer.is_human_readable() {
+            return ExclusionTargetFields::from(self.clone()).serialize(serializer);
+        }
+        let binary = match self {
+            Self::Task(task) => BinaryExclusionTarget::Task(*task),
+            Self::Host(address) => BinaryExclusionTarget::Host(*address),
+            Self::NamedHost(host) => BinaryExclusionTarget::NamedHost(host.as_ref().clone()),
+        };
+        binary.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for ExclusionTarget {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        if deserializer.is_human_readable() {
+            let fields = ExclusionTargetFields::deserialize(deserializer)?;
+            return fields.try_into().map_err(D::Error::custom);
+        }
+        Ok(match BinaryExclusionTarget::deserialize(deserializer)? {
+            BinaryExclusionTarget::Task(task) => Self::Task(task),
+            BinaryExclusionTarget::Host(address) => Self::Host(address),
+            BinaryExclusionTarget::NamedHost(host) => Self::NamedHost(Arc::new(host)),
+        })
+    }
+}
+
+/// The fields of an exclusion's target in JSON: either `task` or `host`.
+#[derive(Debug, Default, Clone, Serialize, Deserialize, ToSchema)]
+#[serde(default)]
+pub struct ExclusionTargetFields {
+    /// The task.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    task: Option<TaskId>,
+    /// The host: its IP address or its name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    host: Option<String>,
+    /// The addresses of a host that is excluded by name.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(value_type = Vec<String>)]
+    host_addresses: Vec<IpAddr>,
+    /// The tasks of a host that is excluded by name and shares its address with another host.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    host_tasks: Vec<TaskId>,
+}
+
+impl From<ExclusionTarget> for ExclusionTargetFields {
+    fn from(target: ExclusionTarget) -> Self {
+        match target {
+            ExclusionTarget::Task(task) => Self { task: Some(task), ..Self::default() },
+            ExclusionTarget::Host(address) => Self { host: Some(address.to_string()), ..Self::default() },
+            ExclusionTarget::NamedHost(host) => Self {
+                task: None,
+                host: Some(host.name.to_string()),
+                host_addresses: host.addresses.clone(),
+                host_tasks: host.tasks.clone(),
+            },
+        }
+    }
+}
+
+impl TryFrom<ExclusionTargetFields> for ExclusionTarget {
+    type Error = &'static str;
+
+    fn try_from(fields: ExclusionTargetFields) -> Result<Self, Self::Error> {
+        match (fields.task, fields.host) {
+            (Some(task), None) => Ok(Self::Task(task)),
+            (None, Some(host)) if fields.host_addresses.is_empty() && fields.host_tasks.is_empty() => host
+                .parse()
+                .map(Self::host)
+                .map_err(|_| "a host that is excluded by name has host_addresses or host_tasks"),
+            (None, Some(name)) => {
+                let (name, addresses) = (HostName::new(&name), fields.host_addresses);
+                Ok(Self::NamedHost(Arc::new(ExcludedHost::new(name, addresses, fields.host_tasks))))
+            }
+            _ => Err("the target of an exclusion has either a task or a host"),
+        }
+    }
+}
+
 impl fmt::Display for ExclusionTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Task(task) => write!(f, "task {task}"),
-            Self::Host(host) => write!(f, "host {host}"),
+            Self::Host(address) => write!(f, "host {address}"),
+            Self::NamedHost(host) => write!(f, "host {}", host.name),
         }
     }
 }
@@ -124,7 +290,8 @@ pub(super) struct Exclusion {
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct ExclusionTable {
     in_force: BTreeMap<ExclusionId, Exclusion>,
-    by_target: BTreeMap<ExclusionTarget, ExclusionId>,
+    /// The exclusions in force that match a task or an address.
+    by_key: BTreeMap<ExclusionKey, BTreeSet<ExclusionId>>,
     /// The expiry times, ascending.
     expiries: BTreeSet<(Timestamp, ExclusionId)>,
     /// The ended exclusions, newest end first.
@@ -151,18 +318,24 @@ impl ExclusionTable {
         self.in_force.get(&id)
     }
 
-    pub fn find_for_target(&self, target: ExclusionTarget) -> Option<&Exclusion> {
-        self.in_force.get(self.by_target.get(&target)?)
+    /// Returns the exclusions in force that match a task or an address, ascending.
+    pub fn ids_for_key(&self, key: ExclusionKey) -> impl Iterator<Item = ExclusionId> {
+        self.by_key.get(&key).into_iter().flatten().copied()
     }
 
-    /// Returns the exclusion in force that matches the task or the host.
-    pub fn find_matching(&self, task: TaskId, host: Option<IpAddr>) -> Option<&Exclusion> {
+    /// Returns the first exclusion in force that matches a task or an address.
+    pub fn find_for_key(&self, key: ExclusionKey) -> Option<&Exclusion> {
+        self.in_force.get(&self.ids_for_key(key).next()?)
+    }
+
+    /// Returns the exclusion in force that matches the task or its address.
+    pub fn find_matching(&self, task: TaskId, address: Option<IpAddr>) -> Option<&Exclusion> {
         // Every call passes here, and the usual table is empty.
         if self.in_force.is_empty() {
             return None;
         }
-        let by_host = || self.find_for_target(ExclusionTarget::host(host?));
-        self.find_for_target(ExclusionTarget::Task(task)).or_else(by_host)
+        let by_address = || self.find_for_key(ExclusionKey::address(address?));
+        self.find_for_key(ExclusionKey::Task(task)).or_else(by_address)
     }
 
     /// Returns whether an exclusion with this number ever existed.
@@ -180,10 +353,12 @@ impl ExclusionTable {
     ) -> ExclusionId {
         self.last_issued += 1;
         let id = ExclusionId(self.last_issued);
+        for key in target.keys() {
+            self.by_key.entry(key).or_default().insert(id);
+        }
         let exclusion =
             Exclusion { id, target, actor, reason, since, expires_at, refused: 0, last_refused_at: None };
         self.in_force.insert(id, exclusion);
-        self.by_target.insert(target, id);
         if let Some(at) = expires_at {
             self.expiries.insert((at, id));
         }
@@ -198,7 +373,14 @@ impl ExclusionTable {
         bounds: &JobBounds,
     ) -> Option<Exclusion> {
         let exclusion = self.in_force.remove(&id)?;
-        self.by_target.remove(&exclusion.target);
+        for key in exclusion.target.keys() {
+            if let Some(ids) = self.by_key.get_mut(&key) {
+                ids.remove(&id);
+                if ids.is_empty() {
+                    self.by_key.remove(&key);
+                }
+            }
+        }
         if let Some(at) = exclusion.expires_at {
             self.expiries.remove(&(at, id));
         }
@@ -232,10 +414,14 @@ impl ExclusionTable {
 
     /// Checks that the tables agree and are within their bounds.
     pub fn check_invariants(&self, bounds: &JobBounds) -> Result<(), String> {
-        let targets: BTreeMap<ExclusionTarget, ExclusionId> =
-            self.in_force.values().map(|exclusion| (exclusion.target, exclusion.id)).collect();
-        if targets != self.by_target {
-            return Err("the exclusions are not found by their targets".to_owned());
+        let mut by_key: BTreeMap<ExclusionKey, BTreeSet<ExclusionId>> = BTreeMap::new();
+        for exclusion in self.in_force.values() {
+            for key in exclusion.target.keys() {
+                by_key.entry(key).or_default().insert(exclusion.id);
+            }
+        }
+        if by_key != self.by_key {
+            return Err("the exclusions are not found by the tasks and addresses that they match".to_owned());
         }
         let ends = self.in_force.values().filter_map(|e| Some((e.expires_at?, e.id)));
         if ends.collect::<BTreeSet<_>>() != self.expiries {

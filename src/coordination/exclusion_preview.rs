@@ -25,13 +25,19 @@ impl Job {
         now: Timestamp,
         actor: &Actor,
         reason: &CommandReason,
-        target: ExclusionTarget,
+        target: &ExclusionTarget,
     ) -> Result<ExclusionPreview, CommandRefusal> {
         self.check_exclusion(target)?;
         // The copy shares everything that the exclusion does not change.
         let (mut trial, mut effects) = (self.clone(), Vec::new());
         let tasks = self.tasks_excluded_by(target);
-        let id = Arc::make_mut(&mut trial.exclusions).add(target, actor.clone(), reason.clone(), now, None);
+        let id = Arc::make_mut(&mut trial.exclusions).add(
+            target.clone(),
+            actor.clone(),
+            reason.clone(),
+            now,
+            None,
+        );
         trial.begin_evictions_of_exclusion(now, &mut effects, id, tasks.clone());
         trial.run_pending_work(now, &mut effects, &mut { usize::MAX });
         let mut preview = ExclusionPreview {

@@ -31,7 +31,9 @@ use super::barrier_table::MemberState;
 use super::command::CommandRefusal;
 use super::context::TransitionContext;
 use super::event::{EventKind, FailureClass, RunOutcome};
-use super::exclusion::{Exclusion, ExclusionEndKind, ExclusionEndRecord, ExclusionTarget, PendingEviction};
+use super::exclusion::{
+    Exclusion, ExclusionEndKind, ExclusionEndRecord, ExclusionKey, ExclusionTarget, PendingEviction,
+};
 use super::failure::{Code, Failure};
 use super::ids::{ConnectionId, ExclusionId, TaskId, Timestamp};
 use super::input::Effect;
@@ -52,8 +54,8 @@ impl Job {
         expires_in: Option<Duration>,
         end_run: bool,
     ) -> Result<ExclusionId, CommandRefusal> {
-        self.check_exclusion(target)?;
-        let tasks = self.tasks_excluded_by(target);
+        self.check_exclusion(&target)?;
+        let tasks = self.tasks_excluded_by(&target);
         if !end_run && let Some(outcome) = self.run.run_outcome_without(&tasks) {
             let why = match outcome {
                 RunOutcome::Failed => "its tasks share their fate, and it needs all of them",
@@ -68,14 +70,21 @@ impl Job {
     }
 
     /// Checks whether the exclusion may be added to the table.
-    pub(super) fn check_exclusion(&self, target: ExclusionTarget) -> Result<(), CommandRefusal> {
-        if let ExclusionTarget::Task(task) = target
-            && self.run.task(task).is_none()
-        {
-            return Err(CommandRefusal::NoSuchTask { task, last: self.settings.tasks.saturating_sub(1) });
+    pub(super) fn check_exclusion(&self, target: &ExclusionTarget) -> Result<(), CommandRefusal> {
+        let mut known = None;
+        let mut adds_something = false;
+        for key in target.keys() {
+            if let ExclusionKey::Task(task) = key
+                && self.run.task(task).is_none()
+            {
+                return Err(CommandRefusal::NoSuchTask { task, last: self.settings.tasks.saturating_sub(1) });
+            }
+            let found = self.exclusions.find_for_key(key);
+            adds_something |= found.is_none();
+            known = known.or(found);
         }
-        if let Some(known) = self.exclusions.find_for_target(target) {
-            let by = Box::new(known.actor.clone());
+        if let Some(known) = known.filter(|_| !adds_something) {
+            let (target, by) = (target.clone(), Box::new(known.actor.clone()));
             return Err(CommandRefusal::AlreadyExcluded { target, exclusion: known.id, by });
         }
         let bound = self.settings.bounds.exclusions;
@@ -85,13 +94,14 @@ impl Job {
         Ok(())
     }
 
-    /// Returns the tasks of the present run that an exclusion affects: the task itself, or those whose
-    /// present or last incarnation registered from the host.
-    pub(super) fn tasks_excluded_by(&self, target: ExclusionTarget) -> Vec<TaskId> {
+    /// Returns the tasks of the present run that an exclusion affects: those that it names, and those whose present or
+    /// last incarnation registered from an address that it names.
+    pub(super) fn tasks_excluded_by(&self, target: &ExclusionTarget) -> Vec<TaskId> {
         match target {
-            ExclusionTarget::Task(task) => self.run.task(task).map(|_| task).into_iter().collect(),
-            ExclusionTarget::Host(_) => {
-                self.run.task_ids().filter(|id| self.target_covers_task(target, *id)).collect()
+            ExclusionTarget::Task(task) => self.run.task(*task).map(|_| *task).into_iter().collect(),
+            ExclusionTarget::Host(_) | ExclusionTarget::NamedHost(_) => {
+                let address = |id| self.run.expect_task(id).peer.map(|peer| peer.ip());
+                self.run.task_ids().filter(|id| target.covers(*id, address(*id))).collect()
             }
         }
     }
@@ -107,9 +117,11 @@ impl Job {
         let Some(exclusion) = self.exclusions.get(id).cloned() else { return };
         let Exclusion { target, actor, reason, .. } = &exclusion;
         let expulsion = PendingEviction { exclusion: id, tasks: tasks.iter().copied().collect() };
+        let text = format!("{target} is excluded by {actor}: {reason}");
         with_run!(self, now, effects, |_run, cx| {
-            let change = EventKind::Excluded { exclusion: id, target: *target, tasks, actor: actor.clone() };
-            cx.emit_event(change, format!("{target} is excluded by {actor}: {reason}"));
+            let (target, actor) = (target.clone(), actor.clone());
+            let change = EventKind::Excluded { exclusion: id, target, tasks, actor };
+            cx.emit_event(change, text);
         });
         self.pending_evictions.push_back(expulsion);
         if self.pending_evictions.len() == 1 {
@@ -134,7 +146,7 @@ impl Job {
             self.pending_evictions.pop_front();
         }
         let Exclusion { target, actor, reason, .. } = &exclusion;
-        if !self.target_covers_task(*target, task) {
+        if !target.covers(task, self.run.expect_task(task).peer.map(|peer| peer.ip())) {
             return;
         }
         let why = format!("excluded by {actor}: {reason}");
@@ -142,17 +154,8 @@ impl Job {
         let own = self.exclusive_connections_of(task);
         with_run!(self, now, effects, |run, cx| {
             run.evict_task(cx, task, &failure, &why, &own);
-            run.mark_task_excused(cx, task, matches!(target, ExclusionTarget::Task(_)));
+            run.mark_task_excused(cx, task, target.covers_number(task));
         });
-    }
-
-    fn target_covers_task(&self, target: ExclusionTarget, id: TaskId) -> bool {
-        match target {
-            ExclusionTarget::Task(task) => task == id,
-            host @ ExclusionTarget::Host(_) => {
-                self.run.expect_task(id).peer.is_some_and(|peer| ExclusionTarget::host(peer.ip()) == host)
-            }
-        }
     }
 
     /// Returns whether a pending eviction will remove the task from the run.
@@ -209,9 +212,11 @@ impl Job {
             return;
         };
         let Exclusion { target, .. } = exclusion;
+        let is_readmitted = |task: &TaskId| self.exclusions.find_for_key(ExclusionKey::Task(*task)).is_none();
+        let readmitted: Vec<TaskId> = target.tasks().filter(is_readmitted).collect();
         with_run!(self, now, effects, |run, cx| {
             cx.emit_event(EventKind::Readmitted { exclusion: id, target, actor }, reason);
-            if let ExclusionTarget::Task(task) = target {
+            for task in readmitted {
                 run.wait_again_for_readmitted_task(task);
             }
         });
@@ -252,7 +257,8 @@ impl Job {
         if !self.settings.recoverable {
             return;
         }
-        let excluded: Vec<TaskId> = self.exclusions.in_force().filter_map(|e| e.task()).collect();
+        let excluded: Vec<TaskId> =
+            self.exclusions.in_force().flat_map(|exclusion| exclusion.target.tasks()).collect();
         for task in excluded {
             if self.run.task(task).is_some() {
                 self.run.expect_task_mut(task).is_excused = true;
@@ -262,20 +268,12 @@ impl Job {
 }
 
 impl Exclusion {
-    /// Returns the target task, if the target is one.
-    pub(super) fn task(&self) -> Option<TaskId> {
-        match self.target {
-            ExclusionTarget::Task(task) => Some(task),
-            ExclusionTarget::Host(_) => None,
-        }
-    }
-
     /// Returns the refusal for a process of the task. It is final: the client shows it and exits.
     fn refusal(&self, job: &str, task: TaskId) -> Failure {
-        let whom = match self.target {
+        let whom = match &self.target {
             ExclusionTarget::Task(_) => format!("Task {task} of job {job} is excluded"),
-            ExclusionTarget::Host(host) => {
-                format!("Task {task} of job {job} runs on {host}, a host that is excluded")
+            host @ (ExclusionTarget::Host(_) | ExclusionTarget::NamedHost(_)) => {
+                format!("Task {task} of job {job} runs on {}, a host that is excluded", host.host_text())
             }
         };
         let until = match self.expires_at {

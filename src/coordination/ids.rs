@@ -1,4 +1,4 @@
-//! The identifiers of the state machine (job, run, task, incarnation, connection, call, exclusion) and
+//! The identifiers of the state machine (job, run, task, host, incarnation, connection, call, exclusion) and
 //! [`Timestamp`].
 //!
 //! The driver numbers connections and calls, and draws the incarnations of the service. Begin at
@@ -107,6 +107,30 @@ impl Default for JobName {
 }
 
 impl fmt::Display for JobName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// The text by which the service knows a host: the host in the identity of its processes, or its boot id, or its
+/// address.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
+#[schema(value_type = String)]
+pub struct HostName(Arc<str>);
+
+impl HostName {
+    pub(super) fn new(name: &str) -> Self {
+        Self(name.into())
+    }
+
+    /// Returns the name as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for HostName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }

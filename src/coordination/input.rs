@@ -201,7 +201,7 @@ pub enum Effect {
     /// Publish an event.
     Event(JobEvent),
     /// Hand an ended barrier instance with all its arrivals to the observers; the state does not keep it.
-    BarrierEnded(Box<BarrierRecordWithArrivals>),
+    BarrierEnded(Arc<BarrierRecordWithArrivals>),
     /// Free memory while no caller waits.
     FreeLater(DeferredFree),
     /// Give the job another incarnation with [`Input::NextIncarnation`]: it has used its spare one.

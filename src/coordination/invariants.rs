@@ -62,7 +62,7 @@ impl Job {
         }
         self.check_task_connections()?;
         self.exclusions.check_invariants(&self.settings.bounds)?;
-        self.hosts.check_invariants(self.settings.tasks)?;
+        self.task_owners.check_invariants(self.settings.tasks)?;
         self.check_excluded_tasks()?;
         run.check_invariants(&self.settings)
     }
@@ -85,7 +85,7 @@ impl Job {
     fn check_excluded_tasks(&self) -> CheckResult {
         let decided = self.run.waiters.calls_with_decided_answer();
         for exclusion in self.exclusions.in_force() {
-            for id in self.tasks_excluded_by(exclusion.target) {
+            for id in self.tasks_excluded_by(&exclusion.target) {
                 let task = self.run.expect_task(id);
                 if self.is_eviction_pending(id) {
                     continue;
@@ -93,15 +93,18 @@ impl Job {
                 ensure!(!task.is_connected(), "task {id} is excluded and connected");
                 ensure!(task.poll.is_none(), "task {id} is excluded and its poll waits");
             }
-            let Some(id) = exclusion.task().filter(|id| self.run.task(*id).is_some()) else { continue };
-            if self.is_eviction_pending(id) {
-                continue;
+            let by_number = exclusion.target.tasks().filter(|id| self.run.task(*id).is_some());
+            for id in by_number.filter(|id| !self.is_eviction_pending(*id)) {
+                let waits = |(call, place): (CallId, &WaitTarget)| {
+                    place.task() == Some(id) && !decided.contains(&call)
+                };
+                ensure!(!self.run.waiters.iter().any(waits), "task {id} is excluded and waits");
+                let may_miss = self.settings.recoverable;
+                ensure!(
+                    !may_miss || self.run.expect_task(id).is_excused,
+                    "task {id} is excluded and waited for"
+                );
             }
-            let waits =
-                |(call, place): (CallId, &WaitTarget)| place.task() == Some(id) && !decided.contains(&call);
-            ensure!(!self.run.waiters.iter().any(waits), "task {id} is excluded and waits");
-            let may_miss = self.settings.recoverable;
-            ensure!(!may_miss || self.run.expect_task(id).is_excused, "task {id} is excluded and waited for");
         }
         Ok(())
     }

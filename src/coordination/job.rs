@@ -72,7 +72,7 @@ pub(super) struct Job {
     pub task_connections: CowMap<(TaskId, ConnectionId), ()>,
     pub exclusions: Arc<ExclusionTable>,
     /// The processes to which task ids belong.
-    pub hosts: Arc<TaskOwnerTable>,
+    pub task_owners: Arc<TaskOwnerTable>,
     pub closing: VecDeque<ClosingConnection>,
     pub ended_run_calls: VecDeque<EndedRunCalls>,
     /// The exclusions in force whose tasks are being evicted.
@@ -121,7 +121,7 @@ impl Job {
             connections: CowMap::default(),
             task_connections: CowMap::default(),
             exclusions: Arc::default(),
-            hosts: Arc::default(),
+            task_owners: Arc::default(),
             closing: VecDeque::new(),
             ended_run_calls: VecDeque::new(),
             pending_evictions: VecDeque::new(),

@@ -91,7 +91,7 @@ impl Job {
 
     /// Applies a change of the number or the kind of the tasks: a run without tasks begins anew.
     fn reset_run_if_empty(&mut self, now: Timestamp, effects: &mut Vec<Effect>) {
-        Arc::make_mut(&mut self.hosts).remove_owners_of_ids_from(self.settings.tasks);
+        Arc::make_mut(&mut self.task_owners).remove_owners_of_ids_from(self.settings.tasks);
         if self.run.ended.is_some() && self.open_next_run(now, effects).is_ok() {
             return;
         }

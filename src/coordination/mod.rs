@@ -126,7 +126,9 @@ pub use command::*;
 pub use coordinator::Coordinator;
 pub use deferred_free::DeferredFree;
 pub use event::*;
-pub use exclusion::{ExclusionEndKind, ExclusionEndRecord, ExclusionTarget};
+pub use exclusion::{
+    ExcludedHost, ExclusionEndKind, ExclusionEndRecord, ExclusionTarget, ExclusionTargetFields,
+};
 pub use failure::*;
 pub use heartbeat_history::HeartbeatGap;
 pub use heartbeat_stats::{GAP_BUCKETS, GapHistogram, HeartbeatStatsView, heartbeat_overdue_by};

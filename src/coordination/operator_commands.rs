@@ -53,9 +53,9 @@ impl Job {
                 cx.emit_event(EventKind::KeyDeleted { key, actor }, text);
                 Ok(CommandOutcome::KeyDeleted)
             }),
-            OperatorCommand::ForgetHosts { task } => self
+            OperatorCommand::ForgetTaskOwners { task } => self
                 .forget_task_owners(now, effects, actor, &reason, task)
-                .map(CommandOutcome::HostsForgotten),
+                .map(CommandOutcome::TaskOwnersForgotten),
             OperatorCommand::Configure(change) => self.change_settings(now, effects, actor, &reason, *change),
             OperatorCommand::DeleteJob { force } => {
                 self.check_deletion(force).map(|()| CommandOutcome::JobDeleted)

@@ -79,6 +79,9 @@ pub(super) struct Run {
     pub barrier_waits: CowVec<u32>,
     #[serde(skip)]
     pub exchanged_devices: CachedValue<Arc<Vec<Bytes>>>,
+    /// The id of the barrier that was called last: of all tasks at a barrier, only the first allocates its id.
+    #[serde(skip)]
+    latest_barrier_id: CachedValue<Arc<str>>,
     #[serde(skip)]
     states: CachedValue<(i64, Arc<TaskStates>)>,
 }
@@ -144,6 +147,7 @@ impl Run {
             pending_barrier_stats: VecDeque::new(),
             barrier_waits: CowVec::filled_with(&0, settings.tasks as usize),
             exchanged_devices: CachedValue::default(),
+            latest_barrier_id: CachedValue::default(),
             states: CachedValue::default(),
         }
     }
@@ -194,6 +198,14 @@ impl Run {
     /// Returns the members of a barrier that names none: all tasks.
     pub fn all_tasks_as_members(&self) -> BarrierMembers {
         BarrierMembers::All(u32::try_from(self.tasks.len()).unwrap_or(u32::MAX))
+    }
+
+    /// Returns the id of a barrier in shared memory.
+    pub fn share_barrier_id(&mut self, id: String) -> Arc<str> {
+        match &self.latest_barrier_id.0 {
+            Some(latest) if **latest == *id => Arc::clone(latest),
+            _ => Arc::clone(self.latest_barrier_id.0.insert(id.into())),
+        }
     }
 
     /// Returns the id of a barrier as clients know it.

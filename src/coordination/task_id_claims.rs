@@ -59,10 +59,11 @@ impl Job {
         let tasks = self.settings.tasks;
         let joins = self.run_that_registrations_join();
         let pending = |why| Ok(ClaimAnswer::Pending { why, tasks, retry_after: claim_retry_interval(tasks) });
-        let hosts = Arc::make_mut(&mut self.hosts);
-        hosts.drop_unrenewed_claims(now);
-        if let Some((task, owner)) =
-            hosts.task_of_identity(&claim.identity).and_then(|task| Some((task, hosts.owner(task)?.clone())))
+        let owners = Arc::make_mut(&mut self.task_owners);
+        owners.drop_unrenewed_claims(now);
+        if let Some((task, owner)) = owners
+            .task_of_identity(&claim.identity)
+            .and_then(|task| Some((task, owners.owner(task)?.clone())))
         {
             let is_same = owner.run == joins && owner.claimant == claim.claimant;
             if !is_same && self.is_task_id_held(task, joins, now) {
@@ -71,25 +72,25 @@ impl Job {
             }
             let (identity, claimant) = (claim.identity.clone(), claim.claimant);
             let owner = TaskOwner { identity, claimant, run: joins, claimed_at: now, address };
-            Arc::make_mut(&mut self.hosts).set_owner(task, owner);
+            Arc::make_mut(&mut self.task_owners).set_owner(task, owner);
             return Ok(ClaimAnswer::Granted { task, tasks });
         }
         let count = tasks as usize;
-        match hosts.add_waiting_claim(claim, address, now, count) {
+        match owners.add_waiting_claim(claim, address, now, count) {
             AddClaimResult::Waits => {}
             AddClaimResult::Duplicate(other) => {
                 let (identity, address) = (claim.identity.clone(), other.address);
                 return pending(ClaimWaitReason::HeldBySame { identity, task: None, address });
             }
             AddClaimResult::Full => {
-                let waiting = self.hosts.waiting_claim_count();
+                let waiting = self.task_owners.waiting_claim_count();
                 return Err(ClaimRefusal::TooManyClaims { waiting, tasks: count });
             }
         }
-        let waiting = self.hosts.waiting_claim_count();
+        let waiting = self.task_owners.waiting_claim_count();
         // At least as many as hold an id, without a look at each task.
         let present = waiting
-            + self.hosts.count_owners_that_claimed_for_run(joins)
+            + self.task_owners.count_owners_that_claimed_for_run(joins)
             + self.registering_or_connected_task_count(joins);
         if present < count {
             return pending(ClaimWaitReason::TooFew { present, tasks: count });
@@ -101,7 +102,7 @@ impl Job {
             return pending(ClaimWaitReason::TooFew { present, tasks: count });
         }
         self.assign_ids_to_waiting_claims(now, effects, &free, joins);
-        match self.hosts.task_of_identity(&claim.identity) {
+        match self.task_owners.task_of_identity(&claim.identity) {
             Some(task) => Ok(ClaimAnswer::Granted { task, tasks }),
             None => pending(ClaimWaitReason::NoneFree { tasks: count }),
         }
@@ -123,7 +124,7 @@ impl Job {
 
     /// Returns whether a process holds a task id in the run `joins`.
     pub(super) fn is_task_id_held(&self, id: TaskId, joins: RunNumber, now: Timestamp) -> bool {
-        let owner = self.hosts.owner(id);
+        let owner = self.task_owners.owner(id);
         let has_lease = owner.is_some_and(|owner| owner.has_lease(joins, now));
         let Some(task) = self.run.task(id).filter(|_| self.run.number == joins) else { return has_lease };
         let registration = self.run.barriers.instance(&BarrierKey::Registration);
@@ -145,7 +146,7 @@ impl Job {
         free: &[TaskId],
         joins: RunNumber,
     ) {
-        let given = Arc::make_mut(&mut self.hosts).assign_ids_to_waiting_claims(free, joins, now);
+        let given = Arc::make_mut(&mut self.task_owners).assign_ids_to_waiting_claims(free, joins, now);
         if given.is_empty() {
             return;
         }
@@ -162,7 +163,7 @@ impl Job {
         }
         let tasks = given.into_iter().map(|(task, ..)| task).collect();
         with_run!(self, now, effects, |_run, cx| {
-            cx.emit_event(EventKind::HostsAssigned { tasks }, named.join("; "));
+            cx.emit_event(EventKind::TaskIdsAssigned { tasks }, named.join("; "));
         });
     }
 
@@ -176,24 +177,24 @@ impl Job {
         task: Option<TaskId>,
     ) -> Result<usize, CommandRefusal> {
         let tasks: Vec<TaskId> = match task {
-            Some(task) if self.hosts.owner(task).is_none() => {
+            Some(task) if self.task_owners.owner(task).is_none() => {
                 return Err(CommandRefusal::NoHostRemembered(task));
             }
             Some(task) => vec![task],
-            None => self.hosts.owners().map(|(task, _)| task).collect(),
+            None => self.task_owners.owners().map(|(task, _)| task).collect(),
         };
-        let hosts = Arc::make_mut(&mut self.hosts);
+        let owners = Arc::make_mut(&mut self.task_owners);
         for task in &tasks {
-            hosts.remove_owner_of_task(*task);
+            owners.remove_owner_of_task(*task);
         }
         let count = tasks.len();
         with_run!(self, now, effects, |_run, cx| {
             let what = match task {
-                Some(task) => format!("the host of task {task} was"),
-                None => format!("the hosts of all tasks ({count}) were"),
+                Some(task) => format!("the owner of task id {task} was"),
+                None => format!("the owners of all task ids ({count}) were"),
             };
             let text = format!("{what} forgotten by {actor}: {reason}");
-            cx.emit_event(EventKind::HostsForgotten { tasks, actor }, text);
+            cx.emit_event(EventKind::TaskOwnersForgotten { tasks, actor }, text);
         });
         Ok(count)
     }

@@ -143,7 +143,7 @@ mod tests {
             panic!("a defect of an observer");
         }
 
-        fn on_barrier_ended(&self, _: &BarrierRecordWithArrivals) {}
+        fn on_barrier_ended(&self, _: &Arc<BarrierRecordWithArrivals>) {}
     }
 
     fn declare_job(engine: &Engine) {

@@ -152,6 +152,8 @@ impl MessageBuilder {
 /// The body of a response.
 #[derive(Debug)]
 pub(super) enum MessageChunks {
+    /// A message of a few bytes, without memory of its own.
+    Short(ShortMessage),
     /// One piece.
     One(Bytes),
     /// Several pieces.
@@ -168,9 +170,57 @@ pub(super) fn encode_framed_message(message: &impl prost::Message) -> Bytes {
     framed.freeze()
 }
 
+/// A framed message with one number: every reply to a heartbeat, a registration or a barrier is one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct ShortMessage {
+    bytes: [u8; Self::LONGEST],
+    length: usize,
+}
+
+impl ShortMessage {
+    /// The length of the prefix, a tag, and the longest varint.
+    const LONGEST: usize = PREFIX_LEN + 11;
+
+    pub(super) fn bytes(&self) -> &[u8] {
+        self.bytes.get(..self.length).unwrap_or_default()
+    }
+}
+
+/// Returns a message with its prefix, without memory of its own if it is short.
+pub(super) fn encode_short_framed_message(message: &impl prost::Message) -> MessageChunks {
+    let length = message.encoded_len();
+    let mut bytes = [0; ShortMessage::LONGEST];
+    let Some(mut contents) = bytes.get_mut(PREFIX_LEN..PREFIX_LEN + length) else {
+        return MessageChunks::One(encode_framed_message(message));
+    };
+    message.encode_raw(&mut contents);
+    // The length fits into the last byte of the prefix.
+    bytes[PREFIX_LEN - 1] = u8::try_from(length).unwrap_or(u8::MAX);
+    MessageChunks::Short(ShortMessage { bytes, length: PREFIX_LEN + length })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_short_message_is_the_same_bytes() {
+        for counter in [0, 1, 127, 128, i64::MAX, -1] {
+            let message = crate::proto::xla::coordination::BarrierResponse { counter };
+            let MessageChunks::Short(short) = encode_short_framed_message(&message) else {
+                panic!("{counter}")
+            };
+            assert_eq!(short.bytes(), encode_framed_message(&message), "{counter}");
+        }
+        let long = crate::proto::xla::coordination::BarrierRequest {
+            barrier_id: "b".repeat(64),
+            ..Default::default()
+        };
+        let MessageChunks::One(framed) = encode_short_framed_message(&long) else {
+            panic!("it is not short")
+        };
+        assert_eq!(framed, encode_framed_message(&long));
+    }
 
     #[test]
     fn prefixes() {

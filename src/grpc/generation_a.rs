@@ -175,7 +175,7 @@ fn decode_delete_key_value(message: &RequestMessage, _: &TaskSetCache) -> Decode
 
 fn decode_barrier(message: &RequestMessage, sets: &TaskSetCache) -> DecodeResult {
     let (rest, members) = sets.extract_task_set(message, 3, TaskSetEncoding::Messages)?;
-    let asked = wire::BarrierRequest::decode(rest).map_err(|error| decode_failure(&error))?;
+    let asked = wire::BarrierRequest::decode(&*rest).map_err(|error| decode_failure(&error))?;
     let (id, counter, timeout_ms) = (asked.barrier_id, asked.counter, asked.barrier_timeout_in_ms);
     Ok(decoded_call_from_task(asked.source_task, |task| Request::Barrier {
         id,
@@ -194,7 +194,7 @@ fn decode_cancel_barrier(message: &RequestMessage, _: &TaskSetCache) -> DecodeRe
 
 fn decode_get_alive_tasks(message: &RequestMessage, sets: &TaskSetCache) -> DecodeResult {
     let (rest, tasks) = sets.extract_task_set(message, 2, TaskSetEncoding::Messages)?;
-    let asked = wire::GetAliveTasksRequest::decode(rest).map_err(|error| decode_failure(&error))?;
+    let asked = wire::GetAliveTasksRequest::decode(&*rest).map_err(|error| decode_failure(&error))?;
     let tasks = tasks.unwrap_or_else(TaskSetCache::empty_set);
     Ok(decoded_call_from_task(asked.requesting_task, |task| Request::LiveSet { task, tasks }))
 }

@@ -145,7 +145,7 @@ fn decode_delete_key_value(message: &RequestMessage, _: &TaskSetCache) -> Decode
 
 fn decode_barrier(message: &RequestMessage, sets: &TaskSetCache) -> DecodeResult {
     let (rest, members) = sets.extract_task_set(message, 4, TaskSetEncoding::Numbers)?;
-    let asked = wire::BarrierRequest::decode(rest).map_err(|error| decode_failure(&error))?;
+    let asked = wire::BarrierRequest::decode(&*rest).map_err(|error| decode_failure(&error))?;
     let (id, counter, timeout_ms) = (asked.barrier_id, asked.counter, asked.barrier_timeout_in_ms);
     let task = TaskId(asked.source_task_id);
     Ok(decoded_call_with_incarnations(
@@ -162,7 +162,7 @@ fn decode_cancel_barrier(message: &RequestMessage, _: &TaskSetCache) -> DecodeRe
 
 fn decode_get_alive_tasks(message: &RequestMessage, sets: &TaskSetCache) -> DecodeResult {
     let (rest, tasks) = sets.extract_task_set(message, 3, TaskSetEncoding::Numbers)?;
-    let asked = wire::GetAliveTasksRequest::decode(rest).map_err(|error| decode_failure(&error))?;
+    let asked = wire::GetAliveTasksRequest::decode(&*rest).map_err(|error| decode_failure(&error))?;
     let task = TaskId(asked.requesting_task_id);
     let tasks = tasks.unwrap_or_else(TaskSetCache::empty_set);
     Ok(decoded_call_with_incarnations(asked.incarnations, Request::LiveSet { task, tasks }))

@@ -9,7 +9,9 @@ use prost::encoding::{encode_varint, encoded_len_varint};
 use super::decoded_call::{ReplyFormat, ReplyKind};
 use super::dialect::Dialect;
 use super::encoded_replies::EncodedReplyCache;
-use super::frame::{COPY_MAX, MessageBuilder, MessageChunks, PREFIX_LEN, encode_framed_message};
+use super::frame::{
+    COPY_MAX, MessageBuilder, MessageChunks, PREFIX_LEN, encode_framed_message, encode_short_framed_message,
+};
 use super::status::to_coordinated_task;
 use crate::coordination::{
     ClientTaskState, DirectoryListing, LiveSet, Reply, ServiceIncarnation, TaskInfo, TaskStates,
@@ -31,12 +33,11 @@ pub(super) fn encode_reply(
         Reply::Done => Bytes::from_static(&EMPTY),
         Reply::ServiceIncarnation(ServiceIncarnation(service_incarnation)) => {
             // The field has the same number in every response that carries it, in both generations.
-            encode_framed_message(&coordination::HeartbeatResponse {
-                service_incarnation: *service_incarnation,
-            })
+            let reply = coordination::HeartbeatResponse { service_incarnation: *service_incarnation };
+            return Ok(encode_short_framed_message(&reply));
         }
         Reply::BarrierPassed(counter) => {
-            encode_framed_message(&coordination::BarrierResponse { counter: *counter })
+            return Ok(encode_short_framed_message(&coordination::BarrierResponse { counter: *counter }));
         }
         Reply::Value(value) => return Ok(encode_key_value(&form.key, value)),
         Reply::Directory(entries) => return encode_directory(entries, most),
@@ -223,6 +224,7 @@ mod tests {
 
     fn check_prefix_and_join(parts: MessageChunks) -> Vec<u8> {
         let whole = match parts {
+            MessageChunks::Short(message) => message.bytes().to_vec(),
             MessageChunks::One(part) => part.to_vec(),
             MessageChunks::Many(parts) => parts.concat(),
         };

@@ -57,6 +57,9 @@ fn send_success(
         }
     }
     match encode_reply(reply, form, replies, most) {
+        Ok(MessageChunks::Short(message)) => {
+            sender.send_short_response(stream, &GRPC_RESPONSE_HEADERS, message.bytes(), &GRPC_OK_TRAILERS)
+        }
         Ok(MessageChunks::One(part)) => send_framed_message(sender, stream, [part]),
         Ok(MessageChunks::Many(parts)) => send_framed_message(sender, stream, parts),
         Err(length) => send_failure(sender, stream, &message_too_long_failure(length, most), form.dialect),

@@ -1,4 +1,4 @@
-//! Decodes and answers the method of the gRPC service `muster.v1.Hosts`, by which a process claims its task id.
+//! Decodes and answers the method of the gRPC service `muster.v1.TaskClaims`, by which a process claims its task id.
 //!
 //! `coordination/task_id_claims.rs` has the rules. A claim is routed to its job like every other call, and is
 //! answered at once. Begin at [`answer_task_claim`].
@@ -12,7 +12,7 @@ use crate::engine::Engine;
 use crate::proto::muster::v1 as pb;
 
 /// The service's name on the wire.
-pub(super) const SERVICE: &str = "muster.v1.Hosts";
+pub(super) const SERVICE: &str = "muster.v1.TaskClaims";
 /// Its only method.
 pub(super) const METHOD: &str = "Claim";
 

@@ -8,6 +8,7 @@
 //! requests that end in a known set. A request with the same bytes is not inflated again. Two sets, or two requests,
 //! count as equal only if all their bytes are equal; a checksum only finds the candidate.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -148,42 +149,48 @@ impl TaskSetCache {
     }
 
     /// Extracts the set in field `field` from a request: returns the rest of the request, and the set if the
-    /// field occurs.
-    pub(super) fn extract_task_set(
+    /// field occurs. The rest is copied only if it is in several places.
+    pub(super) fn extract_task_set<'m>(
         &self,
-        message: &RequestMessage,
+        message: &'m RequestMessage<'_>,
         field: u32,
         spelling: TaskSetEncoding,
-    ) -> Result<(Bytes, Option<TaskSet>), Failure> {
+    ) -> Result<(Cow<'m, [u8]>, Option<TaskSet>), Failure> {
         if let RequestMessage::Cached(MessageWithCachedSet { beginning, known }) = message
             && known.field == field
             && known.spelling == spelling
             && !contains_field_or_is_malformed(beginning, field)
         {
-            return Ok((beginning.clone(), Some(known.set.clone())));
+            return Ok((Cow::Borrowed(beginning), Some(known.set.clone())));
         }
-        self.extract_task_set_from_bytes(message.bytes(), field, spelling)
+        match message.contents() {
+            Cow::Borrowed(request) => self.extract_task_set_from_bytes(request, field, spelling),
+            Cow::Owned(request) => {
+                let (rest, set) = self.extract_task_set_from_bytes(&request, field, spelling)?;
+                Ok((Cow::Owned(rest.into_owned()), set))
+            }
+        }
     }
 
-    fn extract_task_set_from_bytes(
+    fn extract_task_set_from_bytes<'r>(
         &self,
-        request: Bytes,
+        request: &'r [u8],
         field: u32,
         spelling: TaskSetEncoding,
-    ) -> Result<(Bytes, Option<TaskSet>), Failure> {
+    ) -> Result<(Cow<'r, [u8]>, Option<TaskSet>), Failure> {
         let known = match request.len() {
             0..CACHED_MIN_BYTES => Arc::default(),
             _ => self.cached_sets(),
         };
         let mut lifted =
-            TaskSetExtractor { request: &request, field, spelling, ids: Vec::new(), set: None, region: None };
+            TaskSetExtractor { request, field, spelling, ids: Vec::new(), set: None, region: None };
         let rest = lifted.extract_set_fields(&known).map_err(|error| decode_failure(&error))?;
         let TaskSetExtractor { ids, set, region, .. } = lifted;
         if let Some(set) = set {
-            return Ok((rest.into(), Some(set)));
+            return Ok((rest, Some(set)));
         }
         if ids.is_empty() {
-            return Ok((rest.into(), None));
+            return Ok((rest, None));
         }
         let set = TaskSet::new(ids.into_iter().map(TaskId).collect());
         if let Some(FieldRange { start, end }) = region
@@ -192,7 +199,7 @@ impl TaskSetCache {
             let raw = Bytes::copy_from_slice(request.get(start..end).unwrap_or_default());
             self.insert_set(CachedTaskSet { spelling, field, raw, set: set.clone() });
         }
-        Ok((rest.into(), Some(set)))
+        Ok((rest, Some(set)))
     }
 
     fn insert_set(&self, new: CachedTaskSet) {
@@ -227,10 +234,42 @@ struct TaskSetExtractor<'a> {
     region: Option<FieldRange>,
 }
 
-impl TaskSetExtractor<'_> {
+/// The fields of a request besides the set.
+enum OtherFields {
+    /// They are the first bytes of the request.
+    Prefix(usize),
+    /// They are in several places.
+    Copied(Vec<u8>),
+}
+
+impl OtherFields {
+    /// Adds the bytes of `request` from `start` to `end`, which follow those that are here.
+    fn add(&mut self, request: &[u8], start: usize, end: usize) {
+        let bytes = |start: usize, end: usize| request.get(start..end).unwrap_or_default();
+        match self {
+            Self::Prefix(length) if *length == start => *length = end,
+            Self::Prefix(length) => {
+                let mut copied = Vec::with_capacity(*length + request.len() - start);
+                copied.extend_from_slice(bytes(0, *length));
+                copied.extend_from_slice(bytes(start, end));
+                *self = Self::Copied(copied);
+            }
+            Self::Copied(copied) => copied.extend_from_slice(bytes(start, end)),
+        }
+    }
+
+    fn of(self, request: &[u8]) -> Cow<'_, [u8]> {
+        match self {
+            Self::Prefix(length) => Cow::Borrowed(request.get(..length).unwrap_or_default()),
+            Self::Copied(copied) => Cow::Owned(copied),
+        }
+    }
+}
+
+impl<'r> TaskSetExtractor<'r> {
     /// Processes the fields; returns all others.
-    fn extract_set_fields(&mut self, known: &[Arc<CachedTaskSet>]) -> Result<Vec<u8>, DecodeError> {
-        let mut rest = Vec::new();
+    fn extract_set_fields(&mut self, known: &[Arc<CachedTaskSet>]) -> Result<Cow<'r, [u8]>, DecodeError> {
+        let mut others = OtherFields::Prefix(0);
         let mut left = self.request;
         let mut scattered = false;
         while !left.is_empty() {
@@ -239,7 +278,7 @@ impl TaskSetExtractor<'_> {
             if tag != self.field {
                 encoding::skip_field(wire_type, tag, &mut left, DecodeContext::default())?;
                 let end = self.request.len() - left.len();
-                rest.extend_from_slice(self.request.get(start..end).unwrap_or_default());
+                others.add(self.request, start, end);
                 continue;
             }
             let first = self.ids.is_empty() && self.set.is_none();
@@ -263,7 +302,7 @@ impl TaskSetExtractor<'_> {
         if scattered {
             self.region = None;
         }
-        Ok(rest)
+        Ok(others.of(self.request))
     }
 
     /// Returns the length of the cached set at `start`.
@@ -340,10 +379,10 @@ mod tests {
                 requesting_task_id: task,
                 task_ids: all.clone(),
             };
-            let (rest, set) = sets
-                .extract_task_set_from_bytes(asked.encode_to_vec().into(), 3, TaskSetEncoding::Numbers)
-                .unwrap();
-            let rest = xla::coordination::GetAliveTasksRequest::decode(rest).unwrap();
+            let encoded = asked.encode_to_vec();
+            let (rest, set) =
+                sets.extract_task_set_from_bytes(&encoded, 3, TaskSetEncoding::Numbers).unwrap();
+            let rest = xla::coordination::GetAliveTasksRequest::decode(&*rest).unwrap();
             assert_eq!(task_ids_of_set(set), (0..2000).collect::<Vec<_>>());
             assert_eq!(rest, xla::coordination::GetAliveTasksRequest { task_ids: vec![], ..asked });
             assert_eq!(cached_set_count(&sets), 1, "read once");
@@ -382,7 +421,7 @@ mod tests {
             let (message, is_kept) = read(&asked);
             assert!(is_kept);
             let (rest, set) = sets.extract_task_set(&message, 3, TaskSetEncoding::Numbers).unwrap();
-            let rest = xla::coordination::GetAliveTasksRequest::decode(rest).unwrap();
+            let rest = xla::coordination::GetAliveTasksRequest::decode(&*rest).unwrap();
             assert_eq!((rest.requesting_task_id, rest.incarnations), (task, asked.incarnations));
             assert_eq!(task_ids_of_set(set), all);
             // The cache distinguishes the encodings of the same bytes.
@@ -399,8 +438,7 @@ mod tests {
         // Eight other sets come: the first one is forgotten, and the requests that ended in it.
         for n in 1..=CACHED_SETS as i32 {
             let others = ask(0, &all[n as usize..]);
-            sets.extract_task_set_from_bytes(others.encode_to_vec().into(), 3, TaskSetEncoding::Numbers)
-                .unwrap();
+            sets.extract_task_set_from_bytes(&others.encode_to_vec(), 3, TaskSetEncoding::Numbers).unwrap();
         }
         assert!(!read(&ask(0, &all)).1);
     }
@@ -443,11 +481,11 @@ mod tests {
                     counter: 9,
                     ..Default::default()
                 };
-                let (rest, set) = sets
-                    .extract_task_set_from_bytes(asked.encode_to_vec().into(), 3, TaskSetEncoding::Messages)
-                    .unwrap();
+                let encoded = asked.encode_to_vec();
+                let (rest, set) =
+                    sets.extract_task_set_from_bytes(&encoded, 3, TaskSetEncoding::Messages).unwrap();
                 assert_eq!(task_ids_of_set(set), members);
-                let rest = tensorflow::BarrierRequest::decode(rest).unwrap();
+                let rest = tensorflow::BarrierRequest::decode(&*rest).unwrap();
                 assert_eq!(rest, tensorflow::BarrierRequest { tasks: vec![], ..asked });
             }
         }
@@ -458,21 +496,14 @@ mod tests {
     fn odd_spellings_are_read_and_bad_ones_refused() {
         let sets = TaskSetCache::default();
         let scattered = [0x18, 5, 0x10, 9, 0x1a, 2, 3, 4, 0x18, 1];
-        let (rest, set) = sets
-            .extract_task_set_from_bytes(Bytes::copy_from_slice(&scattered), 3, TaskSetEncoding::Numbers)
-            .unwrap();
+        let (rest, set) = sets.extract_task_set_from_bytes(&scattered, 3, TaskSetEncoding::Numbers).unwrap();
         assert_eq!(task_ids_of_set(set), [1, 3, 4, 5]);
         assert_eq!(*rest, [0x10, 9]);
-        let (_, none) = sets
-            .extract_task_set_from_bytes(Bytes::from_static(&[0x10, 9]), 3, TaskSetEncoding::Numbers)
-            .unwrap();
+        let (_, none) = sets.extract_task_set_from_bytes(&[0x10, 9], 3, TaskSetEncoding::Numbers).unwrap();
         assert!(none.is_none());
         for bad in [&[0x1a, 5, 1][..], &[0x1a], &[0x1b], &[0xff; 12], &[0x1d, 1, 2, 3, 4]] {
             for spelling in [TaskSetEncoding::Numbers, TaskSetEncoding::Messages] {
-                assert!(
-                    sets.extract_task_set_from_bytes(Bytes::copy_from_slice(bad), 3, spelling).is_err(),
-                    "{bad:?}"
-                );
+                assert!(sets.extract_task_set_from_bytes(bad, 3, spelling).is_err(), "{bad:?}");
             }
         }
     }
@@ -483,13 +514,11 @@ mod tests {
         let mut packed = vec![0x1a, 0xac, 0x02];
         packed.extend((0..300_u32).map(|n| (n % 100) as u8));
         for _ in 0..2 {
-            let (_, set) =
-                sets.extract_task_set_from_bytes(packed.clone().into(), 3, TaskSetEncoding::Numbers).unwrap();
+            let (_, set) = sets.extract_task_set_from_bytes(&packed, 3, TaskSetEncoding::Numbers).unwrap();
             assert_eq!(task_ids_of_set(set).len(), 100);
         }
         packed.extend([0x10, 1, 0x18, 101]);
-        let (rest, set) =
-            sets.extract_task_set_from_bytes(packed.into(), 3, TaskSetEncoding::Numbers).unwrap();
+        let (rest, set) = sets.extract_task_set_from_bytes(&packed, 3, TaskSetEncoding::Numbers).unwrap();
         assert_eq!(task_ids_of_set(set).len(), 101);
         assert_eq!(*rest, [0x10, 1]);
     }

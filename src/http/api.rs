@@ -10,9 +10,9 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::coordination::{
-    AutoExcludeRule, BarrierRecord, BarrierView, ClaimantView, CommandReason, Device, ErrorDelivery,
-    EventKind, ExclusionId, ExclusionView, HostView, JobName, JobSummary, PreemptionView, RunListItem,
-    RunNumber, RunState, TaskId, TaskView, Timestamp,
+    AutoExcludeRule, BarrierArrival, BarrierRecord, BarrierView, ClaimantView, CommandReason, Device,
+    ErrorDelivery, EventKind, ExclusionId, ExclusionView, HostView, JobName, JobSummary, PreemptionView,
+    RunListItem, RunNumber, RunState, TaskId, TaskOwnerView, TaskView, Timestamp,
 };
 use crate::service::findings::Finding;
 use crate::service::reports::{
@@ -267,11 +267,39 @@ pub struct DevicesPage {
     pub next: Option<u64>,
 }
 
-/// A page of a job's hosts, by task.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+/// An ended barrier with every arrival.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct BarrierArrivalsView {
+    /// The run.
+    pub run: RunNumber,
+    /// The record of the barrier.
+    #[serde(flatten)]
+    pub barrier: EndedBarrierView,
+    /// Every arrival, by task.
+    pub arrivals: Vec<BarrierArrival>,
+}
+
+/// The latest ended barriers of a job with their arrivals, the newest first.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct BarrierArrivalsPage {
+    /// The barriers.
+    pub barriers: Vec<BarrierArrivalsView>,
+}
+
+/// A page of a job's hosts, in the order of their first task.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct HostsPage {
     /// The hosts of this page.
     pub hosts: Vec<HostView>,
+    /// The value of `after` for the next page; none on the last page.
+    pub next: Option<TaskId>,
+}
+
+/// A page of the owners of a job's task ids, by task.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct TaskOwnersPage {
+    /// The owners of this page.
+    pub owners: Vec<TaskOwnerView>,
     /// The processes that wait for a task id, by identity.
     pub waiting: Vec<ClaimantView>,
     /// The value of `after` for the next page; none on the last page.
@@ -344,7 +372,7 @@ pub struct NewExclusion {
     /// A task, by its number; either this or `host`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub task: Option<i32>,
-    /// A host, by its IP address: every task that registers from it.
+    /// A host: by its name, or by its IP address for every task that registers from it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
     /// The reason: one line of at most 500 bytes, which the excluded process receives.

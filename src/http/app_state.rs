@@ -13,7 +13,7 @@ use super::redaction::RedactionPatterns;
 use crate::engine::Engine;
 use crate::service::findings::{FindingMetrics, FindingStore};
 use crate::service::reports::TransferReportStore;
-use crate::service::{AuditLog, AuditedOperations, Timelines};
+use crate::service::{AuditLog, AuditedOperations, BarrierHistory, Timelines};
 use crate::telemetry::metrics::{MetricSource, Metrics};
 use crate::tls::HandshakeFailures;
 
@@ -46,6 +46,8 @@ pub struct AppState {
     pub transfers: Arc<TransferReportStore>,
     /// The timelines of the jobs.
     pub timelines: Arc<Timelines>,
+    /// The latest ended barriers of the jobs.
+    pub barriers: Arc<BarrierHistory>,
 }
 
 impl AppState {
@@ -75,6 +77,7 @@ impl AppState {
             findings,
             transfers,
             timelines: Arc::default(),
+            barriers: Arc::default(),
             streams,
             bodies,
             redaction: Arc::default(),

@@ -4,6 +4,7 @@
 //! `create_exclusion`, then `perform_exclusion`.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::State;
@@ -27,17 +28,14 @@ use crate::service::ActorContext;
 const SECONDS_MAX: u64 = 366 * 24 * 60 * 60;
 
 impl NewExclusion {
-    fn parse_target(&self) -> Result<ExclusionTarget, Problem> {
+    /// Returns the target: a task, a host by its address, or a host that the present run of the job has by its name.
+    fn resolve_target(&self, site: &AppState, job: &JobPath) -> Result<ExclusionTarget, Problem> {
         match (self.task, &self.host) {
             (Some(task), None) => Ok(ExclusionTarget::Task(TaskId(task))),
-            (None, Some(host)) => match host.parse::<IpAddr>() {
-                Ok(address) => Ok(ExclusionTarget::host(address)),
-                Err(_) => Err(Problem::invalid_request(format!(
-                    "{host:?} is no IP address: a host is excluded by the address that its tasks register from, without \
-                     a port (see the tasks of the job)"
-                ))),
-            },
-            _ => Err(Problem::invalid_request("give either \"task\": NUMBER or \"host\": \"IP ADDRESS\"")),
+            (None, Some(host)) => resolve_host(site, job, host),
+            _ => Err(Problem::invalid_request(
+                "give either \"task\": NUMBER or \"host\": \"NAME OR IP ADDRESS\"",
+            )),
         }
     }
 
@@ -52,6 +50,20 @@ impl NewExclusion {
             seconds => Ok(seconds.map(Duration::from_secs)),
         }
     }
+}
+
+/// Returns the target for a host, by its address or its name.
+pub(super) fn resolve_host(site: &AppState, job: &JobPath, host: &str) -> Result<ExclusionTarget, Problem> {
+    if let Ok(address) = host.parse::<IpAddr>() {
+        return Ok(ExclusionTarget::host(address));
+    }
+    let found = site.read_job(job, |look| look.excluded_host(host))?;
+    found.map(|host| ExclusionTarget::NamedHost(Arc::new(host))).ok_or_else(|| {
+        Problem::invalid_request(format!(
+            "{host:?} is no IP address, and no task of the present run is on a host with this name: see the hosts of \
+             the job, and write an address without a port"
+        ))
+    })
 }
 
 /// The states of exclusions to return.
@@ -106,7 +118,7 @@ pub(super) struct ReasonQuery {
         (status = 201, body = ExclusionView, description = "The exclusion, which holds now"),
         (status = 200, body = ExclusionPreview, description = "What it would do (dry run)"),
         (status = 409, description = "It is refused: it would end the run, or there is one already"),
-        (status = 422, description = "There is no such task or address"),
+        (status = 422, description = "There is no such task or host"),
     ))]
 pub(super) async fn create_exclusion(
     State(site): State<AppState>,
@@ -129,11 +141,11 @@ pub(super) fn preview_exclusion(
     author: &ActorContext,
     new: &NewExclusion,
 ) -> Result<ExclusionPreview, Problem> {
-    let target = new.parse_target()?;
+    let target = new.resolve_target(site, job)?;
     new.checked_duration()?;
     Ok(site
         .engine
-        .read(|core, now| core.preview_exclusion(now, job.id, &author.actor, &new.reason, target))?)
+        .read(|core, now| core.preview_exclusion(now, job.id, &author.actor, &new.reason, &target))?)
 }
 
 /// Excludes a task or a host.
@@ -143,7 +155,7 @@ pub(super) fn perform_exclusion(
     author: &ActorContext,
     new: NewExclusion,
 ) -> Result<ExclusionView, Problem> {
-    let (target, expires_in) = (new.parse_target()?, new.checked_duration()?);
+    let (target, expires_in) = (new.resolve_target(site, job)?, new.checked_duration()?);
     let act = OperatorCommand::Exclude { target, expires_in, end_run: new.end_run };
     let view = site.operations.perform_audited(
         job.job_operation(author, new.reason, act),
@@ -241,7 +253,6 @@ fn exclusion_with_id(job: JobReader<'_>, id: ExclusionId) -> Option<ExclusionVie
 #[cfg(test)]
 mod tests {
     use std::net::SocketAddr;
-    use std::sync::Arc;
 
     use super::*;
     use crate::clock::Clock;

@@ -18,10 +18,13 @@
 //! - `GET POST /api/v1/jobs`, `GET PATCH DELETE /api/v1/jobs/{job}`: jobs, as summaries and in full
 //! - `GET /api/v1/jobs/{job}/events`: the events, as pages or as a stream
 //! - `GET POST /api/v1/jobs/{job}/exclusions`, `GET DELETE …/exclusions/{id}`: exclusions
-//! - `GET POST DELETE /api/v1/jobs/{job}/hosts`, `DELETE …/hosts/{task}`: the host to which each task id belongs
+//! - `GET /api/v1/jobs/{job}/hosts`, `GET …/hosts/{host}`: the hosts of the present run
+//! - `GET POST DELETE /api/v1/jobs/{job}/task-owners`, `DELETE …/task-owners/{task}`: the process that owns each
+//!   task id
 //! - `GET POST /api/v1/jobs/{job}/drain`: a coordinated save
 //! - `GET /api/v1/jobs/{job}/runs`, `/tasks`, `/tasks/{task}`, `/barriers`, `/live`, `/devices`,
 //!   `/devices/map`
+//! - `GET /api/v1/jobs/{job}/barriers/arrivals`: every arrival at the latest barriers
 //! - `GET /api/v1/jobs/{job}/transfers`, `/transfers/tasks`: transfer reports of workers
 //! - `GET /api/v1/jobs/{job}/keys`, `GET PUT DELETE …/keys/{key}`: the store of the present run
 //! - `GET /api/v1/jobs/{job}/findings`, `GET /api/v1/findings`: findings
@@ -37,6 +40,7 @@ mod allowed_hosts;
 pub mod api;
 mod app_state;
 mod audit;
+mod barrier_arrivals;
 mod body;
 mod client_network;
 mod connection_slots;
@@ -49,6 +53,7 @@ mod extractors;
 mod findings;
 mod headers;
 mod health;
+mod hosts;
 mod http_limits;
 mod jobs;
 mod keys;

@@ -10,8 +10,8 @@ use super::access::{RequiredAccess, login};
 use super::route_access_table::RouteAccessTable;
 use super::route_builder::RouteBuilder;
 use super::{
-    AppState, audit, drain, events, exclusions, findings, health, jobs, keys, metrics, openapi, pages, runs,
-    server_info, task_owners, transfers,
+    AppState, audit, barrier_arrivals, drain, events, exclusions, findings, health, hosts, jobs, keys,
+    metrics, openapi, pages, runs, server_info, task_owners, transfers,
 };
 
 /// Returns the REST routes.
@@ -30,6 +30,8 @@ fn api_routes() -> RouteBuilder {
         .add_described_routes(RequiredAccess::OPERATOR, routes!(exclusions::create_exclusion))
         .add_described_routes(RequiredAccess::VIEWER, routes!(exclusions::show_exclusion))
         .add_described_routes(RequiredAccess::OPERATOR, routes!(exclusions::lift_exclusion))
+        .add_described_routes(RequiredAccess::VIEWER, routes!(hosts::list_hosts))
+        .add_described_routes(RequiredAccess::VIEWER, routes!(hosts::show_host))
         .add_described_routes(RequiredAccess::VIEWER, routes!(task_owners::list_task_owners))
         .add_described_routes(
             RequiredAccess::OPERATOR,
@@ -42,6 +44,7 @@ fn api_routes() -> RouteBuilder {
         .add_described_routes(RequiredAccess::VIEWER, routes!(runs::list_tasks))
         .add_described_routes(RequiredAccess::VIEWER, routes!(runs::show_task))
         .add_described_routes(RequiredAccess::VIEWER, routes!(runs::list_barriers))
+        .add_described_routes(RequiredAccess::VIEWER, routes!(barrier_arrivals::list_barrier_arrivals))
         .add_described_routes(RequiredAccess::VIEWER, routes!(runs::show_live_set))
         .add_described_routes(RequiredAccess::VIEWER, routes!(runs::list_devices))
         .add_described_routes(RequiredAccess::VIEWER, routes!(runs::show_device_map))

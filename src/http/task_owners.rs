@@ -1,4 +1,4 @@
-//! The REST resource of a job's hosts: lists the process to which each task id belongs, grants a task id to a
+//! The REST resource of the owners of a job's task ids: lists the process to which each id belongs, grants a task id to a
 //! process, and makes the service forget the owner of a task id.
 //!
 //! `coordination/task_id_claims.rs` has the rules. A process claims its task id, and repeats the claim until the task
@@ -9,46 +9,46 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::{Extension, Json};
 
-use super::api::{HostsPage, NewClaim, TaskClaimView};
+use super::api::{NewClaim, TaskClaimView, TaskOwnersPage};
 use super::exclusions::ReasonQuery;
 use super::extractors::{ItemInJobPath, JobPath, JsonBody, QueryParams};
 use super::pagination::{page_query, paginate};
 use super::{AppState, Problem};
 use crate::coordination::{
-    ClaimAnswer, CommandOutcome, HostView, OperatorCommand, ProcessIdentity, TaskClaim, TaskId,
+    ClaimAnswer, CommandOutcome, OperatorCommand, ProcessIdentity, TaskClaim, TaskId, TaskOwnerView,
 };
 use crate::service::ActorContext;
 
 page_query! {
-    /// The query parameters of hosts.
-    HostsQuery {
-        /// Only hosts that hold their task id now, or only those that do not.
+    /// The query parameters of task owners.
+    TaskOwnersQuery {
+        /// Only owners that hold their task id now, or only those that do not.
         held: Option<bool>,
     }
     /// The number of the last task that the client has.
     after: Option<i32>,
-    /// The maximum number of hosts.
+    /// The maximum number of task owners.
     limit
 }
 
-/// The hosts that the service remembers, by task id
+/// The processes that own task ids
 ///
 /// A task id belongs to the process that claimed it last, over runs. Processes that wait for a task id are in every
 /// page.
-#[utoipa::path(get, path = "/api/v1/jobs/{job}/hosts", operation_id = "hosts_list", tag = "hosts",
-    params(("job" = String, Path, description = "The job's name"), HostsQuery),
-    responses((status = 200, body = HostsPage, description = "A page of hosts, and the processes that wait")))]
+#[utoipa::path(get, path = "/api/v1/jobs/{job}/task-owners", operation_id = "task_owners_list", tag = "task owners",
+    params(("job" = String, Path, description = "The job's name"), TaskOwnersQuery),
+    responses((status = 200, body = TaskOwnersPage, description = "A page of task owners, and the processes that wait")))]
 pub(super) async fn list_task_owners(
     State(site): State<AppState>,
     job: JobPath,
-    QueryParams(query): QueryParams<HostsQuery>,
-) -> Result<Json<HostsPage>, Problem> {
+    QueryParams(query): QueryParams<TaskOwnersQuery>,
+) -> Result<Json<TaskOwnersPage>, Problem> {
     let now = site.engine.clock().now();
-    let mut all = site.read_job(&job, |look| look.hosts(now))?;
-    all.hosts.retain(|host| query.held.is_none_or(|held| held == host.held));
-    let (hosts, next) =
-        paginate(all.hosts, query.after.map(TaskId), query.limit, |host: &HostView| host.task);
-    Ok(Json(HostsPage { hosts, waiting: all.waiting, next }))
+    let mut all = site.read_job(&job, |look| look.task_owners(now))?;
+    all.owners.retain(|owner| query.held.is_none_or(|held| held == owner.held));
+    let (owners, next) =
+        paginate(all.owners, query.after.map(TaskId), query.limit, |owner: &TaskOwnerView| owner.task);
+    Ok(Json(TaskOwnersPage { owners, waiting: all.waiting, next }))
 }
 
 /// Ask which task a process is
@@ -56,7 +56,7 @@ pub(super) async fn list_task_owners(
 /// A process that does not know its task id states the identity of its host. A known identity gets its task id at
 /// once; a new one when as many processes are present as the job has tasks. Until then the answer says why, and the
 /// process asks again after `retry_ms`. A claim that is not repeated for 10 s counts no more.
-#[utoipa::path(post, path = "/api/v1/jobs/{job}/hosts", operation_id = "hosts_claim", tag = "hosts",
+#[utoipa::path(post, path = "/api/v1/jobs/{job}/task-owners", operation_id = "task_owners_claim", tag = "task owners",
     params(("job" = String, Path, description = "The job's name")),
     request_body = NewClaim,
     responses(
@@ -93,12 +93,12 @@ pub(super) async fn claim_task_id(
     }
 }
 
-/// Forget to which host a task id belongs
+/// Forget the owner of a task id
 ///
-/// The next new host may take it. A process that has it goes on.
-#[utoipa::path(delete, path = "/api/v1/jobs/{job}/hosts/{task}", operation_id = "hosts_forget", tag = "hosts",
+/// The next new process may take the id. A process that holds it goes on.
+#[utoipa::path(delete, path = "/api/v1/jobs/{job}/task-owners/{task}", operation_id = "task_owners_forget", tag = "task owners",
     params(("job" = String, Path, description = "The job's name"), ("task" = i32, Path, description = "The task's number"), ReasonQuery),
-    responses((status = 204, description = "It is forgotten"), (status = 404, description = "No host is remembered for it")))]
+    responses((status = 204, description = "It is forgotten"), (status = 404, description = "The id has no owner")))]
 pub(super) async fn forget_task_owner(
     State(site): State<AppState>,
     job: JobPath,
@@ -106,16 +106,16 @@ pub(super) async fn forget_task_owner(
     Extension(author): Extension<ActorContext>,
     QueryParams(why): QueryParams<ReasonQuery>,
 ) -> Result<StatusCode, Problem> {
-    let act = OperatorCommand::ForgetHosts { task: Some(TaskId(task)) };
+    let act = OperatorCommand::ForgetTaskOwners { task: Some(TaskId(task)) };
     site.operations
         .perform_audited(job.job_operation(&author, why.reason, act), |_, _: CommandOutcome| ())?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Forget all hosts of a job
+/// Forget the owners of all task ids of a job
 ///
-/// The next hosts are numbered anew, in the order of their identities.
-#[utoipa::path(delete, path = "/api/v1/jobs/{job}/hosts", operation_id = "hosts_forget_all", tag = "hosts",
+/// The next processes are numbered anew, in the order of their identities.
+#[utoipa::path(delete, path = "/api/v1/jobs/{job}/task-owners", operation_id = "task_owners_forget_all", tag = "task owners",
     params(("job" = String, Path, description = "The job's name"), ReasonQuery),
     responses((status = 204, description = "They are forgotten")))]
 pub(super) async fn forget_all_task_owners(
@@ -124,7 +124,7 @@ pub(super) async fn forget_all_task_owners(
     Extension(author): Extension<ActorContext>,
     QueryParams(why): QueryParams<ReasonQuery>,
 ) -> Result<StatusCode, Problem> {
-    let act = OperatorCommand::ForgetHosts { task: None };
+    let act = OperatorCommand::ForgetTaskOwners { task: None };
     site.operations
         .perform_audited(job.job_operation(&author, why.reason, act), |_, _: CommandOutcome| ())?;
     Ok(StatusCode::NO_CONTENT)

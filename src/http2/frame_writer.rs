@@ -73,6 +73,12 @@ impl OutputBuffer {
         }
     }
 
+    /// Writes data that every peer takes in one frame.
+    pub(super) fn put_short_data(&mut self, stream: StreamId, data: &[u8]) {
+        debug_assert!(data.len() <= COPY_MAX, "{} bytes are not a few", data.len());
+        self.put_frame(kind::DATA, 0, stream, data);
+    }
+
     /// Writes the end of a stream without trailers.
     pub(super) fn put_end_of_stream(&mut self, stream: StreamId) {
         self.put_frame(kind::DATA, flag::END_STREAM, stream, &[]);

@@ -276,6 +276,21 @@ impl Http2Sender {
         self.send_trailers(stream, trailers);
     }
 
+    /// Sends a complete answer with a few bytes of data, which get memory of their own only if they must wait.
+    pub(crate) fn send_short_response(&mut self, id: StreamId, head: &[u8], data: &[u8], trailers: &[u8]) {
+        self.send_response_head(id, head, false);
+        if let Some(stream) = self.streams.get_mut(id) {
+            if self.queue.try_take_windows(&mut stream.output, data.len()) {
+                self.data_sent += data.len() as u64;
+                self.abuse.remove_points(u32::try_from(data.len() / BYTES_PER_CREDIT).unwrap_or(u32::MAX));
+                self.output.put_short_data(id, data);
+            } else {
+                self.send_data(id, Bytes::copy_from_slice(data));
+            }
+        }
+        self.send_trailers(id, trailers);
+    }
+
     /// Sends a head; with `end` it is the whole response.
     pub(crate) fn send_response_head(&mut self, id: StreamId, block: &[u8], end: bool) {
         let Some(stream) = self.streams.get_mut(id) else { return };

@@ -11,11 +11,13 @@
 //! | `actor_context.rs` | the author of a change, with the context of the request |
 //! | `role.rs` | the roles: viewer < operator < admin |
 //! | `findings/` | detectors: conclusions from measurements, and automatic exclusions |
+//! | `barrier_history.rs` | the latest ended barriers of each job, with every arrival |
 //! | `timelines.rs` | the timeline of each job, recorded from its events |
 //! | `reports/` | transfer reports of native workers, outside of the state machine |
 
 mod actor_context;
 mod audit;
+mod barrier_history;
 pub mod findings;
 mod operations;
 pub mod reports;
@@ -24,6 +26,7 @@ mod timelines;
 
 pub use actor_context::ActorContext;
 pub use audit::{AuditFailurePolicy, AuditLine, AuditLog, AuditOutcome, AuditPage};
+pub use barrier_history::BarrierHistory;
 pub use operations::{AuditedOperations, JobOperation};
 pub use role::AccessRole;
 pub use timelines::{

@@ -127,7 +127,7 @@ fn audit_verb(command: &OperatorCommand) -> &'static str {
         OperatorCommand::Drain { .. } => "drain",
         OperatorCommand::PutKey { .. } => "put-key",
         OperatorCommand::DeleteKey { .. } => "delete-key",
-        OperatorCommand::ForgetHosts { .. } => "forget-hosts",
+        OperatorCommand::ForgetTaskOwners { .. } => "forget-task-owners",
         OperatorCommand::Configure(_) => "change-settings",
         OperatorCommand::DeleteJob { .. } => "delete-job",
     }
@@ -147,9 +147,8 @@ fn audit_subject(command: &OperatorCommand, name: &JobName, after: Option<JobRea
         OperatorCommand::PutKey { key, .. } | OperatorCommand::DeleteKey { key } => {
             format!("key {}", String::from_utf8_lossy(key))
         }
-        OperatorCommand::ForgetHosts { task } => {
-            task.map_or_else(|| "hosts of all tasks".to_owned(), |task| format!("host of task {task}"))
-        }
+        OperatorCommand::ForgetTaskOwners { task } => task
+            .map_or_else(|| "owners of all task ids".to_owned(), |task| format!("owner of task id {task}")),
         OperatorCommand::Configure(_) => format!("job {name}"),
         OperatorCommand::DeleteJob { force } => {
             format!("job {name}{}", if *force { " by force" } else { "" })

@@ -169,7 +169,7 @@ fn event_tasks(what: &EventKind) -> Vec<TaskId> {
         | EventKind::RegistrationRefused { task, .. } => vec![*task],
         EventKind::FirstCause { task } | EventKind::Fenced { task } => task.iter().copied().collect(),
         EventKind::Excluded { tasks, .. } | EventKind::FindingOpened { tasks, .. } => tasks.clone(),
-        EventKind::HostsAssigned { tasks } | EventKind::HostsForgotten { tasks, .. } => tasks.clone(),
+        EventKind::TaskIdsAssigned { tasks } | EventKind::TaskOwnersForgotten { tasks, .. } => tasks.clone(),
         EventKind::BarrierPassed { without, .. } => without.clone(),
         _ => Vec::new(),
     }
@@ -260,7 +260,7 @@ impl Observer for Timelines {
         }
     }
 
-    fn on_barrier_ended(&self, _ending: &BarrierRecordWithArrivals) {}
+    fn on_barrier_ended(&self, _ending: &Arc<BarrierRecordWithArrivals>) {}
 }
 
 #[cfg(test)]

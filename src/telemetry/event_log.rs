@@ -161,8 +161,8 @@ fn log_level_of_event(what: &EventKind) -> Level {
         | EventKind::FindingClosed { .. }
         | EventKind::TaskReturned { .. }
         | EventKind::Readmitted { .. }
-        | EventKind::HostsAssigned { .. }
-        | EventKind::HostsForgotten { .. }
+        | EventKind::TaskIdsAssigned { .. }
+        | EventKind::TaskOwnersForgotten { .. }
         | EventKind::DrainRequested { .. }
         | EventKind::SettingsChanged { .. }
         | EventKind::KeyWritten { .. }

@@ -317,8 +317,8 @@ fn launches_on_several_hosts_get_the_tasks_of_their_hosts() {
             assert!(ended.out.lines().any(|said| said == line), "{line:?} is not in {ended:?}");
         }
     }
-    let hosts = server.get("/api/v1/jobs/default/hosts").json();
-    let told: Vec<String> = hosts["hosts"]
+    let owners = server.get("/api/v1/jobs/default/task-owners").json();
+    let told: Vec<String> = owners["owners"]
         .as_array()
         .expect("a list")
         .iter()
@@ -326,15 +326,15 @@ fn launches_on_several_hosts_get_the_tasks_of_their_hosts() {
         .collect();
     assert_eq!(told, [r#"0 "node-a" 0 1"#, r#"1 "node-a" 1 1"#, r#"2 "node-b" 0 1"#, r#"3 "node-b" 1 1"#]);
 
-    let listed = run(&mut muster(["hosts", "--server", &url]));
+    let listed = run(&mut muster(["task-owners", "--server", &url]));
     assert_eq!(listed.code, Some(0), "{listed:?}");
     assert!(listed.out.contains("node-a process 1") && listed.out.contains("HELD"), "{listed:?}");
-    let forgotten = run(&mut muster(["hosts", "--server", &url, "--forget", "3", "--reason", "gone"]));
+    let forgotten = run(&mut muster(["task-owners", "--server", &url, "--forget", "3", "--reason", "gone"]));
     assert_eq!(forgotten.code, Some(0), "{forgotten:?}");
-    let again = server.send("DELETE", "/api/v1/jobs/default/hosts/3?reason=gone", "");
+    let again = server.send("DELETE", "/api/v1/jobs/default/task-owners/3?reason=gone", "");
     assert_eq!(again.status, 404, "{again:?}");
 
-    let claim = |body: &str| server.send("POST", "/api/v1/jobs/pair/hosts", body);
+    let claim = |body: &str| server.send("POST", "/api/v1/jobs/pair/task-owners", body);
     let waits = claim(r#"{"host": "node-c", "claimant": "1f"}"#);
     let answer = waits.json();
     assert_eq!((waits.status, &answer["pending"], &answer["tasks"]), (202, &"too-few".into(), &2.into()));
@@ -345,8 +345,8 @@ fn launches_on_several_hosts_get_the_tasks_of_their_hosts() {
     for bad in [r#"{"host": "a b", "claimant": "1"}"#, r#"{"host": "a", "claimant": "x"}"#] {
         assert_eq!(claim(bad).status, 422, "{bad}");
     }
-    let all = server.send("DELETE", "/api/v1/jobs/default/hosts?reason=new%20cluster", "");
+    let all = server.send("DELETE", "/api/v1/jobs/default/task-owners?reason=new%20cluster", "");
     assert_eq!(all.status, 204, "{all:?}");
     let audit = server.get("/api/v1/audit").text();
-    assert!(audit.contains("forget-hosts") && !audit.contains("node-c"), "{audit}");
+    assert!(audit.contains("forget-task-owners") && !audit.contains("node-c"), "{audit}");
 }

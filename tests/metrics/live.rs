@@ -110,6 +110,8 @@ async fn exported_metrics_and_the_catalogue_agree() {
         "muster_task_failures_total{muster_job=\"doomed\",class=\"reported\"} 1",
         "muster_tasks{muster_job=\"late\",standing=\"registering\"} 1",
         "muster_tasks{muster_job=\"late\",standing=\"missing\"} 1",
+        "muster_hosts{muster_job=\"late\",state=\"healthy\"} 1",
+        "muster_hosts{muster_job=\"late\",state=\"down\"} 0",
         "muster_registrations_total{muster_job=\"flex\",kind=\"again\"} 1",
         "muster_waiting_calls{muster_job=\"train\",waits_for=\"error\"} 1",
         "muster_waiting_calls{muster_job=\"train\",waits_for=\"key\"} 1",

@@ -402,7 +402,7 @@ def test_a_host_keeps_its_process_id_over_runs(scene, release):
     assert processes_of_hosts(scene, server, release, AUTO, ["b", "a"]) == {"a": 0, "b": 1}
     # Host a is replaced by one whose name is sorted last; the other is told the same as before.
     assert processes_of_hosts(scene, server, release, AUTO, ["c", "b"]) == {"c": 0, "b": 1}
-    hosts = server.client._get("/api/v1/jobs/default/hosts")["hosts"]
+    hosts = server.client._get("/api/v1/jobs/default/task-owners")["owners"]
     assert [(host["task"], host["host"], host["run"]) for host in hosts] == [(0, "c", 2), (1, "b", 2)], hosts
     moved = server.client._get("/api/v1/jobs/default/devices/map")
     fates = {place["identity"]["host"]: place["fate"] for place in moved["places"]}

@@ -8,8 +8,8 @@ use std::time::Duration;
 use muster::coordination::{
     Actor, ActorOrigin, BarrierOutcome, BarrierRecordWithArrivals, CallId, CallOutcome, Caller, ClaimAnswer,
     ClaimRefusal, CommandOutcome, CommandReason, CommandRefusal, ConnectionEnd, ConnectionId, Coordinator,
-    Effect, EventKind, ExclusionPreview, ExclusionTarget, Input, JobEvent, JobId, JobName, JobSettings,
-    JobView, LiveSet, OperatorCommand, ProcessIdentity, Reply, Request, ServiceIncarnation,
+    Effect, EventKind, ExclusionId, ExclusionPreview, ExclusionTarget, Input, JobEvent, JobId, JobName,
+    JobSettings, JobView, LiveSet, OperatorCommand, ProcessIdentity, Reply, Request, ServiceIncarnation,
     StatedIncarnations, TaskClaim, TaskId, TaskIncarnation, TaskSet, Timestamp,
 };
 
@@ -66,8 +66,8 @@ pub struct SimulatedCoordinator {
     measured: Vec<(String, i64, BarrierOutcome)>,
     order: u64,
     tasks: u32,
-    /// The model: the tasks excluded by number.
-    excluded: BTreeSet<TaskId>,
+    /// The model: the tasks excluded by number, with the exclusions.
+    excluded: BTreeSet<(ExclusionId, TaskId)>,
     acted: Option<Result<CommandOutcome, CommandRefusal>>,
     claimed: Option<Result<ClaimAnswer, ClaimRefusal>>,
     /// Whether the job has been deleted.
@@ -223,7 +223,7 @@ impl SimulatedCoordinator {
         self.complete_pending_work();
         let foreseen = match &act {
             OperatorCommand::Exclude { target, .. } => {
-                Some(self.core.preview_exclusion(self.now, JOB, &test_operator(), &test_reason(), *target))
+                Some(self.core.preview_exclusion(self.now, JOB, &test_operator(), &test_reason(), target))
             }
             _ => None,
         };
@@ -391,25 +391,27 @@ impl SimulatedCoordinator {
     fn update_model_by_event(&mut self, event: &JobEvent) {
         self.order += 1;
         match &event.what {
-            EventKind::Excluded { target, tasks, .. } => {
+            EventKind::Excluded { exclusion, target, tasks, .. } => {
                 for task in tasks {
                     self.members.entry(*task).or_default().excused = true;
                 }
-                if let ExclusionTarget::Task(task) = target {
-                    self.excluded.insert(*task);
-                }
+                self.excluded.extend(tasks_excluded_by_number(target).map(|task| (*exclusion, task)));
             }
-            EventKind::Readmitted { target: ExclusionTarget::Task(task), .. } => {
-                self.excluded.remove(task);
+            EventKind::Readmitted { exclusion, target, .. } => {
                 let started = self.job_view().run.started_at.is_some();
-                // A task that has not registered in a forming run is required again.
-                if let Some(member) = self.members.get_mut(task).filter(|member| !member.connected) {
-                    member.excused = started;
+                for task in tasks_excluded_by_number(target) {
+                    self.excluded.remove(&(*exclusion, task));
+                    // A task that has not registered in a forming run is required again.
+                    let is_out = self.is_excluded_by_number(task);
+                    let member = self.members.get_mut(&task);
+                    if let Some(member) = member.filter(|member| !member.connected && !is_out) {
+                        member.excused = started;
+                    }
                 }
             }
             EventKind::RunOpened => {
                 self.members.clear();
-                for task in &self.excluded {
+                for (_, task) in &self.excluded {
                     self.members.entry(*task).or_default().excused = true;
                 }
                 self.began.clear();
@@ -431,9 +433,13 @@ impl SimulatedCoordinator {
         }
     }
 
+    fn is_excluded_by_number(&self, task: TaskId) -> bool {
+        self.excluded.iter().any(|(_, excluded)| *excluded == task)
+    }
+
     fn check_answer(&mut self, call: CallId, asked: &PendingCall, outcome: &CallOutcome) {
         let Ok(reply) = outcome else { return };
-        let excluded = asked.request.task().filter(|task| self.excluded.contains(task));
+        let excluded = asked.request.task().filter(|task| self.is_excluded_by_number(*task));
         assert!(
             excluded.is_none(),
             "an excluded task is told of a success: {call:?} is answered {reply:?}: {:?}",
@@ -562,4 +568,19 @@ impl SimulatedCoordinator {
         assert_eq!(view.run.live, 0, "nobody is live");
         self.check_replay();
     }
+}
+
+/// Returns the tasks that an exclusion keeps out wherever they run.
+fn tasks_excluded_by_number(target: &ExclusionTarget) -> impl Iterator<Item = TaskId> + use<> {
+    let fields = serde_json::to_value(target).expect("a target is JSON");
+    let number = |value: &serde_json::Value| value.as_i64().and_then(|number| i32::try_from(number).ok());
+    let tasks = fields["host_tasks"].as_array().cloned().unwrap_or_default();
+    let numbers: Vec<i32> = tasks.iter().chain([&fields["task"]]).filter_map(number).collect();
+    numbers.into_iter().map(TaskId)
+}
+
+/// Returns the target of an exclusion of a host by its name, recognised by these addresses and tasks.
+pub fn named_host(name: &str, addresses: &[&str], tasks: &[i32]) -> ExclusionTarget {
+    let fields = serde_json::json!({ "host": name, "host_addresses": addresses, "host_tasks": tasks });
+    serde_json::from_value(fields).expect("a target")
 }

@@ -9,7 +9,7 @@ use muster::coordination::{
     SettingsChange, TaskId, TaskPhase, TaskSet,
 };
 
-use crate::coordinator::{JOB, SimulatedCoordinator, test_operator, test_reason};
+use crate::coordinator::{JOB, SimulatedCoordinator, named_host, test_operator, test_reason};
 use crate::rules::{SimulatedJob, id_of_task};
 
 fn exclude_task(job: &mut SimulatedJob, task: usize) -> Result<CommandOutcome, CommandRefusal> {
@@ -245,7 +245,7 @@ fn a_recoverable_run_starts_without_those_who_are_excluded_and_takes_them_in_lat
         JOB,
         &test_operator(),
         &test_reason(),
-        ExclusionTarget::Task(id_of_task(2)),
+        &ExclusionTarget::Task(id_of_task(2)),
     );
     assert!(preview.expect("it may be excluded").starts_run);
     exclude_task(&mut job, 2).expect("it is not there yet");
@@ -302,6 +302,42 @@ fn a_run_that_forms_waits_again_for_a_task_whose_exclusion_is_lifted() {
     assert!(job.is_waiting(first) && job.is_waiting(second), "task 2 is waited for again");
     let third = job.register_task(2);
     assert!([first, second, third].iter().all(|call| job.coordinator.answers[call].is_ok()));
+}
+
+#[test]
+fn a_host_is_excluded_and_readmitted_by_its_name() {
+    let mut job = SimulatedJob::recoverable(4);
+    job.connections[1] = job.coordinator.connect_from_host(7);
+    job.lives[1] = job.coordinator.draw_task_incarnation();
+    job.register_task(1);
+    exclude_task(&mut job, 2).expect("excluded");
+    let target = named_host("node-a", &["10.0.0.7"], &[2, 3]);
+    let exclude = OperatorCommand::Exclude { target, expires_in: None, end_run: false };
+    job.coordinator.perform_operator_command(exclude.clone()).expect("one of its tasks is not excluded yet");
+    let view = job.coordinator.job_view();
+    let host = &view.exclusions[1];
+    assert_eq!(
+        (host.tasks.clone(), host.target.to_string()),
+        ([1, 2, 3].map(id_of_task).to_vec(), "host node-a".into())
+    );
+    assert_eq!(view.run.live, 1);
+    let again = job.coordinator.perform_operator_command(exclude);
+    assert!(matches!(again, Err(CommandRefusal::AlreadyExcluded { .. })), "{again:?}");
+
+    // Task 2 stays out as long as one of its two exclusions is in force.
+    let readmit = |exclusion| OperatorCommand::Readmit { exclusion: ExclusionId(exclusion) };
+    job.coordinator.perform_operator_command(readmit(2)).expect("readmitted");
+    for (task, host, out) in [(1, 7, false), (2, 2, true), (3, 3, false)] {
+        job.lives[task] = job.coordinator.draw_task_incarnation();
+        job.connections[task] = job.coordinator.connect_from_host(host);
+        let call = job.register_task(task);
+        assert_eq!(job.coordinator.answers[&call].is_err(), out, "task {task}");
+    }
+    job.coordinator.perform_operator_command(readmit(1)).expect("readmitted");
+    job.connections[2] = job.coordinator.connect_from_host(2);
+    let call = job.register_task(2);
+    assert!(job.coordinator.answers[&call].is_ok());
+    assert_eq!(job.coordinator.job_view().run.live, 4);
 }
 
 #[test]

@@ -11,7 +11,7 @@ use muster::coordination::{
     ServiceIncarnation, SettingsChange, StatedIncarnations, TaskId, TaskIncarnation, TaskSet,
 };
 
-use crate::coordinator::SimulatedCoordinator;
+use crate::coordinator::{SimulatedCoordinator, named_host};
 use crate::for_every_seed;
 
 /// A simulated client process.
@@ -182,7 +182,10 @@ impl RandomSchedule {
         let act = match self.rng.u8(0..12) {
             0..5 => {
                 let target = match self.rng.u8(0..4) {
-                    0 => ExclusionTarget::Host([10, 0, 0, self.rng.u8(1..5)].into()),
+                    0 => match self.rng.u8(1..5) {
+                        4 => named_host("node-d", &["10.0.0.4"], &[0, 2]),
+                        last => ExclusionTarget::Host([10, 0, 0, last].into()),
+                    },
                     _ => ExclusionTarget::Task(self.random_task()),
                 };
                 let expires_in = self.rng.bool().then(|| Duration::from_millis(self.rng.u64(0..60_000)));

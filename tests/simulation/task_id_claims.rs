@@ -100,7 +100,7 @@ impl ClaimingFleet {
             .events
             .iter()
             .rev()
-            .find(|event| matches!(event.what, EventKind::HostsAssigned { .. }));
+            .find(|event| matches!(event.what, EventKind::TaskIdsAssigned { .. }));
         &assigned.expect("an assignment").reason
     }
 }
@@ -132,12 +132,12 @@ fn new_hosts_are_numbered_by_their_identities_once_all_are_there() {
         ),
         (Ok(1), Ok(0), Ok(2))
     );
-    let hosts = fleet.coordinator.core.job(JOB).expect("the job").hosts(fleet.coordinator.now);
+    let owners = fleet.coordinator.core.job(JOB).expect("the job").task_owners(fleet.coordinator.now);
     let told: Vec<_> =
-        hosts.hosts.iter().map(|host| (host.task.0, host.identity.host(), host.held)).collect();
+        owners.owners.iter().map(|host| (host.task.0, host.identity.host(), host.held)).collect();
     assert_eq!(told, [(0, "a", true), (1, "b", true), (2, "c", true)]);
-    assert!(hosts.waiting.is_empty());
-    assert_eq!(hosts.hosts[0].address.map(|address| address.to_string()).as_deref(), Some("10.0.0.1"));
+    assert!(owners.waiting.is_empty());
+    assert_eq!(owners.owners[0].address.map(|address| address.to_string()).as_deref(), Some("10.0.0.1"));
 }
 
 #[test]
@@ -278,10 +278,10 @@ fn waiting_claims_have_a_bound() {
 fn an_operator_forgets_hosts_and_fewer_tasks_forget_theirs() {
     let mut fleet = ClaimingFleet::new(3, false);
     let first = fleet.start_and_register_all(&["a", "b", "c"]);
-    let forget = |task: Option<i32>| OperatorCommand::ForgetHosts { task: task.map(TaskId) };
+    let forget = |task: Option<i32>| OperatorCommand::ForgetTaskOwners { task: task.map(TaskId) };
     assert_eq!(
         fleet.coordinator.perform_operator_command(forget(Some(1))),
-        Ok(CommandOutcome::HostsForgotten(1))
+        Ok(CommandOutcome::TaskOwnersForgotten(1))
     );
     let refused = fleet.coordinator.perform_operator_command(forget(Some(1)));
     assert_eq!(refused, Err(CommandRefusal::NoHostRemembered(TaskId(1))));
@@ -304,7 +304,7 @@ fn an_operator_forgets_hosts_and_fewer_tasks_forget_theirs() {
     assert_eq!(ClaimingFleet::hosts_with_task_ids(&third), [("c", 1), ("a", 0)], "the id of c is no more");
     assert_eq!(
         fleet.coordinator.perform_operator_command(forget(None)),
-        Ok(CommandOutcome::HostsForgotten(2))
+        Ok(CommandOutcome::TaskOwnersForgotten(2))
     );
 }
 

@@ -41,8 +41,8 @@ impl Job {
     pub(super) fn exclusion_views(&self, with_past: bool) -> Vec<ExclusionView> {
         let view = |exclusion: &Exclusion, ended: Option<&ExclusionEndRecord>| ExclusionView {
             id: exclusion.id,
-            target: exclusion.target,
-            tasks: if ended.is_some() { Vec::new() } else { self.tasks_excluded_by(exclusion.target) },
+            target: exclusion.target.clone(),
+            tasks: if ended.is_some() { Vec::new() } else { self.tasks_excluded_by(&exclusion.target) },
             actor: exclusion.actor.clone(),
             reason: exclusion.reason.clone(),
             since: exclusion.since,

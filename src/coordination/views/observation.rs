@@ -9,6 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::barrier::LIVE_SET_REQUEST;
+use super::host_assignment::{HostAssignment, HostOrTask};
+use super::hosts::HostCounts;
 use super::task_state::{TaskCounts, TaskPhase, TaskState};
 use crate::coordination::barrier_record::{BarrierKind, BarrierRecord};
 use crate::coordination::barrier_table::{BarrierInstance, BarrierKey};
@@ -164,6 +166,10 @@ pub struct JobObservation {
     pub counts: TaskCounts,
     /// Every task, by number.
     pub tasks: Vec<TaskObservation>,
+    /// The hosts, and the host of each task.
+    pub hosts: HostAssignment,
+    /// The number of hosts in each state.
+    pub host_counts: HostCounts,
     /// The barriers in progress.
     pub barriers: Vec<BarrierObservation>,
     /// The latest ended barriers, the newest last.
@@ -191,17 +197,24 @@ impl JobObservation {
         self.tasks.get(usize::try_from(task.0).ok()?)
     }
 
-    /// Describes tasks for people: the first few with their addresses, the rest of `all` as a number.
+    /// Describes tasks for people: hosts all of whose tasks are among them, then the first few other tasks with their
+    /// addresses, and the rest of `all` as a number.
     #[must_use]
     pub fn describe_tasks(&self, tasks: &[TaskId], all: usize) -> String {
         const SHOWN: usize = 8;
-        let one = |id: &TaskId| match self.task(*id).and_then(|task| task.peer) {
-            Some(peer) => format!("task {id} at {peer}"),
-            None => format!("task {id}"),
+        let describe = |group: &HostOrTask<'_>| match group {
+            HostOrTask::Host(host) => host.describe_all_tasks(),
+            HostOrTask::Task(id) => match self.task(*id).and_then(|task| task.peer) {
+                Some(peer) => format!("task {id} at {peer}"),
+                None => format!("task {id}"),
+            },
         };
-        let mut text: Vec<String> = tasks.iter().take(SHOWN).map(one).collect();
-        if all > text.len() {
-            text.push(format!("and {} more ({all} in all)", all - text.len()));
+        let groups = self.hosts.group_by_host(tasks);
+        let shown = &groups[..groups.len().min(SHOWN)];
+        let mut text: Vec<String> = shown.iter().map(describe).collect();
+        let named = shown.iter().map(HostOrTask::task_count).sum();
+        if all > named {
+            text.push(format!("and {} more ({all} in all)", all - named));
         }
         text.join(", ")
     }
@@ -234,6 +247,9 @@ impl Job {
                 task.excluded = self.exclusion_covering(task.task).is_some();
             }
         }
+        let hosts = self.assign_hosts();
+        let state_of = |task: TaskId| Some(tasks.get(usize::try_from(task.0).ok()?)?.state());
+        let host_counts = HostCounts::count_hosts(&hosts, state_of);
         JobObservation {
             job,
             name: self.name.clone(),
@@ -248,6 +264,8 @@ impl Job {
             noticed_at: run.noticed_at,
             counts: TaskCounts::count_states(tasks.iter().map(TaskObservation::state)),
             tasks,
+            hosts,
+            host_counts,
             barriers: run.observe_barriers(),
             recent: run.recent.iter().cloned().collect(),
             waiting: run.count_waiting_calls(),

@@ -138,10 +138,10 @@ pub struct LiveTasksView {
 }
 
 impl Job {
-    /// Returns the view of the present run, with its exclusions.
+    /// Returns the view of the present run, with hosts and exclusions.
     pub(super) fn run_view(&self) -> RunView {
         let mut view = self.run.run_view();
-        self.add_exclusions_to_views(&mut view.tasks);
+        self.add_hosts_and_exclusions_to_views(&mut view.tasks);
         view.counts = TaskCounts::count_tasks(&view.tasks);
         view
     }

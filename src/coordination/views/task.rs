@@ -15,7 +15,7 @@ use crate::coordination::barrier_table::{BarrierInstance, BarrierKey, MemberStat
 use crate::coordination::exclusion::Exclusion;
 use crate::coordination::heartbeat_history::HeartbeatGap;
 use crate::coordination::heartbeat_stats::HeartbeatStatsView;
-use crate::coordination::ids::{ConnectionId, ExclusionId, TaskId, Timestamp};
+use crate::coordination::ids::{ConnectionId, ExclusionId, HostName, TaskId, Timestamp};
 use crate::coordination::job::Job;
 use crate::coordination::key_value_store::display_key;
 use crate::coordination::run::Run;
@@ -31,6 +31,9 @@ const KEY_WAITS_SHOWN: usize = 4;
 pub struct TaskView {
     /// Its number.
     pub task: TaskId,
+    /// The host on which it is, if one is known.
+    #[serde(default)]
+    pub host: Option<HostName>,
     /// The phase of the task.
     pub standing: TaskPhase,
     /// The time since which it is in that phase.
@@ -127,10 +130,10 @@ impl TaskCounts {
 }
 
 impl Job {
-    /// Returns the tasks of the present run, with their exclusions.
+    /// Returns the tasks of the present run, with their hosts and exclusions.
     pub(super) fn task_views(&self) -> Vec<TaskView> {
         let mut tasks = self.run.task_views();
-        self.add_exclusions_to_views(&mut tasks);
+        self.add_hosts_and_exclusions_to_views(&mut tasks);
         tasks
     }
 
@@ -140,11 +143,15 @@ impl Job {
         let waits_for = self.run.key_waits().remove(&id).unwrap_or_default();
         let mut view =
             TaskView { recent_gaps, waits_for, ..self.run.task_view(id, self.run.barriers_waited_at(id)) };
-        self.add_exclusions_to_views(std::slice::from_mut(&mut view));
+        self.add_hosts_and_exclusions_to_views(std::slice::from_mut(&mut view));
         Some(view)
     }
 
-    pub(super) fn add_exclusions_to_views(&self, tasks: &mut [TaskView]) {
+    pub(super) fn add_hosts_and_exclusions_to_views(&self, tasks: &mut [TaskView]) {
+        let hosts = self.assign_hosts();
+        for task in &mut *tasks {
+            task.host = hosts.host_of(task.task).map(|host| host.name.clone());
+        }
         if self.exclusions.len() > 0 {
             for task in tasks {
                 task.excluded = self.exclusion_covering(task.task).map(|exclusion| TaskExclusion {
@@ -243,6 +250,7 @@ impl Run {
         let standing = self.task_phase(id, task);
         TaskView {
             task: id,
+            host: None,
             standing,
             since: match standing {
                 TaskPhase::Registering => task.registered_at,

@@ -13,12 +13,14 @@ use super::frame::{NavEntry, PageFrame, PageUser, render_page};
 use super::job::{BarrierInProgressRow, barrier_in_progress_rows};
 use super::job_head::render_head_fragment;
 use super::links;
-use super::live_page::LivePage;
+use super::live_page::{BarriersPageQuery, LivePage};
+use super::named_tasks::NamedGroup;
 use super::snapshot::JobSnapshot;
 use super::status::barrier_display_name;
+use super::waterfall::{OpenedBarrier, Waterfall};
 use super::{amount, times};
 use crate::coordination::{BarrierOutcome, BarrierRecord, JobName, StragglerView, TaskId, TaskView};
-use crate::http::extractors::JobPath;
+use crate::http::extractors::{JobPath, QueryParams};
 use crate::http::{AppState, Problem};
 
 /// The maximum number of recent barriers on the page.
@@ -31,6 +33,27 @@ const LATE_SHOWN: usize = 20;
 struct BarriersPageProgressFragment<'a> {
     job: &'a JobName,
     waiting: Vec<BarrierInProgressRow<'a>>,
+}
+
+#[derive(Template)]
+#[template(path = "parts/waterfall.html")]
+struct WaterfallFragment<'a> {
+    job: &'a JobName,
+    query: &'a BarriersPageQuery,
+    fall: Waterfall,
+}
+
+impl WaterfallFragment<'_> {
+    fn query_with_scale(&self, scale: &str) -> String {
+        BarriersPageQuery { scale: scale.to_owned(), ..self.query.clone() }.to_query()
+    }
+}
+
+#[derive(Template)]
+#[template(path = "parts/opened.html")]
+struct OpenedBarrierFragment<'a> {
+    job: &'a JobName,
+    opened: Option<OpenedBarrier>,
 }
 
 struct EndedBarrierRow<'a> {
@@ -51,7 +74,7 @@ struct RecentBarriersFragment<'a> {
 
 struct LateTask<'a> {
     task: TaskId,
-    host: String,
+    address: String,
     it: &'a StragglerView,
     last_percent: u64,
     score: String,
@@ -79,7 +102,7 @@ fn late_task_row_if_ever_last(task: &TaskView) -> Option<LateTask<'_>> {
     let it = task.straggling.as_ref().filter(|it| it.last > 0)?;
     Some(LateTask {
         task: task.task,
-        host: super::snapshot::task_address_text(task),
+        address: super::snapshot::task_address_text(task),
         last_percent: it.recent_last * 100 / it.recent.max(1),
         score: format!("{:.2}", it.score),
         it,
@@ -87,7 +110,10 @@ fn late_task_row_if_ever_last(task: &TaskView) -> Option<LateTask<'_>> {
 }
 
 /// Returns the fragments of the page.
-pub(super) fn render_fragments(snapshot: &JobSnapshot) -> Result<Vec<Fragment>, Problem> {
+pub(super) fn render_fragments(
+    snapshot: &JobSnapshot,
+    query: &BarriersPageQuery,
+) -> Result<Vec<Fragment>, Problem> {
     let (job, run) = (&snapshot.view.name, &snapshot.view.run);
     let progress =
         BarriersPageProgressFragment { job, waiting: barrier_in_progress_rows(snapshot, &BTreeSet::new()) };
@@ -103,6 +129,8 @@ pub(super) fn render_fragments(snapshot: &JobSnapshot) -> Result<Vec<Fragment>, 
     Ok(vec![
         render_head_fragment(snapshot)?,
         Fragment::new("progress", &progress)?,
+        Fragment::new("waterfall", &WaterfallFragment { job, query, fall: Waterfall::new(snapshot, query) })?,
+        Fragment::new("opened", &OpenedBarrierFragment { job, opened: OpenedBarrier::new(snapshot, query) })?,
         Fragment::new("recent", &recent)?,
         Fragment::new("late", &LateTasksFragment { job, late })?,
     ])
@@ -119,17 +147,18 @@ pub(super) async fn show_barriers_page(
     State(site): State<AppState>,
     job: JobPath,
     user: PageUser,
+    QueryParams(query): QueryParams<BarriersPageQuery>,
 ) -> Result<Response, Problem> {
     let snapshot = JobSnapshot::capture_for_request(&site, &job)?;
     let now = snapshot.captured_at();
-    let title = format!("Barriers of {}", job.name);
+    let (title, parts) = (format!("Barriers of {}", job.name), render_fragments(&snapshot, &query)?);
     let page = PageFrame::for_job_snapshot(
         user,
         NavEntry::Barriers,
         title,
         &snapshot,
-        &LivePage::Barriers,
-        render_fragments(&snapshot)?,
+        &LivePage::Barriers(query),
+        parts,
     );
     render_page(&BarriersPageTemplate { page, job: job.name }, now)
 }

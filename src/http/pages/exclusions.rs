@@ -254,7 +254,7 @@ fn render_exclusion_confirmation_page(
 ) -> Result<Response, Problem> {
     let target = match task {
         Some(task) => ExclusionTarget::Task(TaskId(task)),
-        None => ExclusionTarget::host(form.host.trim().parse().map_err(|_| Problem::internal_error())?),
+        None => exclusions::resolve_host(site, job, form.host.trim())?,
     };
     let back = match task {
         Some(task) => links::task_page_path(&job.name, &TaskId(task)),

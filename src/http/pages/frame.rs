@@ -59,6 +59,7 @@ impl<S: Sync> FromRequestParts<S> for PageUser {
 pub(super) enum NavEntry {
     Overview,
     Job,
+    Hosts,
     Timeline,
     Barriers,
     Task,

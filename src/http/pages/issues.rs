@@ -6,7 +6,8 @@ use askama::Template;
 
 use super::amount;
 use super::fragment::Fragment;
-use super::links::{self, TaskLabel};
+use super::links;
+use super::named_tasks::{NamedGroup, NamedTasks};
 use super::snapshot::{JobSnapshot, last_arrival_time};
 use super::status::{self, TaskStatus, barrier_display_name};
 use super::times;
@@ -29,10 +30,8 @@ pub(super) struct Issue {
     /// The error that clients received, if the text is another one.
     pub told: String,
     pub since: Timestamp,
-    /// The first tasks of the issue.
-    pub tasks: Vec<TaskLabel>,
-    /// The number of tasks of the issue.
-    pub total: usize,
+    /// The first hosts and tasks of the issue.
+    pub named: NamedTasks,
     pub means: String,
     pub advice: String,
     pub guide: String,
@@ -54,12 +53,11 @@ impl Issue {
         tasks.sort_by_key(|task| {
             matches!(snapshot.status_of(*task), TaskStatus::Failed | TaskStatus::Suspect)
         });
+        let named = NamedTasks::new(snapshot, &tasks, finding.task_count, NAMED);
         Self {
             tone,
             means: finding.means.clone(),
             evidence: finding.evidence.clone(),
-            total: finding.task_count.max(tasks.len()),
-            tasks: tasks.iter().take(NAMED).map(|task| snapshot.task_label(*task)).collect(),
             ..Self::new(
                 snapshot,
                 tone,
@@ -67,6 +65,7 @@ impl Issue {
                 status::to_sentence(&finding.summary_without_tasks),
                 finding.since,
             )
+            .with_named_tasks(named)
             .with_advice(&finding.advice, &format!("/guide/findings#{}", finding.id))
         }
     }
@@ -86,8 +85,7 @@ impl Issue {
             text,
             told: String::new(),
             since,
-            tasks: Vec::new(),
-            total: 0,
+            named: NamedTasks::default(),
             means: String::new(),
             advice: String::new(),
             guide: String::new(),
@@ -95,15 +93,15 @@ impl Issue {
         }
     }
 
-    fn with_tasks(mut self, snapshot: &JobSnapshot, tasks: &[TaskId]) -> Self {
-        self.tasks = tasks.iter().take(NAMED).map(|task| snapshot.task_label(*task)).collect();
-        self.total = tasks.len();
-        self
+    fn with_tasks(self, snapshot: &JobSnapshot, tasks: &[TaskId]) -> Self {
+        self.with_named_tasks(NamedTasks::new(snapshot, tasks, tasks.len(), NAMED))
     }
 
-    /// Returns the number of tasks of the issue that are not listed.
-    pub fn unlisted_task_count(&self) -> usize {
-        self.total.saturating_sub(self.tasks.len())
+    /// Sets the tasks. If they are all tasks of whole hosts, the title says so.
+    fn with_named_tasks(mut self, named: NamedTasks) -> Self {
+        self.title.push_str(&named.whole_hosts_text());
+        self.named = named;
+        self
     }
 
     fn with_advice(mut self, advice: &str, guide: &str) -> Self {

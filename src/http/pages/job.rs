@@ -13,8 +13,10 @@ use super::frame::{NavEntry, PageFrame, PageUser, render_page};
 use super::job_head::render_head_fragment;
 use super::links::TaskLabel;
 use super::live_page::{LivePage, TaskTableQuery};
+use super::named_tasks::{NamedGroup, NamedTasks};
 use super::snapshot::{JobSnapshot, last_arrival_time};
 use super::status::{AWAITED_AFTER, TaskStatus, barrier_display_name};
+use super::timeline::TimelineScope;
 use super::{amount, issues, links, status, task_grid, task_table, timeline, times};
 use crate::coordination::{
     BarrierKind, BarrierView, FirstCause, JobName, JobView, RunState, RunSummary, TaskId,
@@ -33,9 +35,8 @@ const BARRIERS_SHOWN: usize = 32;
 pub(super) struct BarrierInProgressRow<'a> {
     pub barrier: &'a BarrierView,
     pub name: String,
-    pub missing: Vec<TaskLabel>,
-    /// The number of missing tasks that are listed neither here nor above.
-    pub others: usize,
+    /// The missing tasks that the page has not named above.
+    pub missing: NamedTasks,
     /// The numbers of the missing tasks that the page names above.
     pub above: String,
     pub first: TaskLabel,
@@ -57,8 +58,7 @@ impl<'a> BarrierInProgressRow<'a> {
         missing.sort_by_key(|task| snapshot.status_of(*task) == TaskStatus::Failed);
         Self {
             name: barrier_display_name(&barrier.id),
-            missing: missing.iter().take(named).map(|task| snapshot.task_label(*task)).collect(),
-            others: missing.len().saturating_sub(named),
+            missing: NamedTasks::new(snapshot, &missing, missing.len(), named),
             above: links::task_ranges_text(&above),
             first: snapshot.task_label(barrier.first),
             numbers: links::task_ranges_text(&barrier.missing),
@@ -124,14 +124,14 @@ pub(super) fn render_fragments(
 ) -> Result<Vec<Fragment>, Problem> {
     let needs = issues::job_issues(snapshot);
     let calm = issues::no_issue_text(snapshot);
-    let named = needs.iter().flat_map(|need| need.tasks.iter().map(|one| one.task)).collect();
+    let named = needs.iter().flat_map(|need| need.named.task_ids()).collect();
     Ok(vec![
         render_head_fragment(snapshot)?,
         issues::render_issue_list_fragment(&needs, false, calm)?,
         render_barriers_fragment(snapshot, &named)?,
         task_grid::render_task_grid_fragment(snapshot)?,
         task_table::render_task_table_fragment(snapshot, listing)?,
-        timeline::render_timeline_fragment(snapshot, false, None)?,
+        timeline::render_timeline_fragment(snapshot, TimelineScope::Job)?,
         Fragment::new("history", &EarlierRunsFragment { view: &snapshot.view })?,
         Fragment::new("settings", &SettingsFragment { view: &snapshot.view })?,
     ])

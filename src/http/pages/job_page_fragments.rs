@@ -10,7 +10,9 @@ use super::fragment::Fragment;
 use super::frame::PageUser;
 use super::live_page::LivePage;
 use super::snapshot::JobSnapshot;
-use super::{barriers, devices, drain, exclusions, job, job_head, keys, task, timeline, transfers};
+use super::{
+    barriers, devices, drain, exclusions, host, hosts, job, job_head, keys, task, timeline, transfers,
+};
 use crate::coordination::TaskId;
 use crate::http::{AppState, Problem};
 
@@ -26,8 +28,9 @@ pub(super) fn render_job_page_fragments(
     };
     match page {
         LivePage::Job(table) => shared(&|| job::render_fragments(snapshot, table)),
+        LivePage::Hosts(which) => shared(&|| hosts::render_fragments(snapshot, which)),
         LivePage::Timeline(which) => shared(&|| timeline::render_fragments(snapshot, which)),
-        LivePage::Barriers => shared(&|| barriers::render_fragments(snapshot)),
+        LivePage::Barriers(which) => shared(&|| barriers::render_fragments(snapshot, which)),
         LivePage::Transfers(filter) => shared(&|| transfers::render_fragments(snapshot, filter)),
         LivePage::Keys(which) => shared(&|| keys::render_fragments(site, snapshot, which)),
         LivePage::Devices(which) => devices::render_fragments_for_user(site, snapshot, user, which),
@@ -35,6 +38,9 @@ pub(super) fn render_job_page_fragments(
         LivePage::Task { task } => {
             let task = task.parse().map_or(TaskId(-1), TaskId);
             Ok(Arc::new(task::render_fragments(site, snapshot, user, task)?.unwrap_or_default()))
+        }
+        LivePage::Host { host } => {
+            Ok(Arc::new(host::render_fragments(snapshot, user, host)?.unwrap_or_default()))
         }
         LivePage::Drain => drain::render_fragments(snapshot, user, DrainForm::default()).map(Arc::new),
         LivePage::Exclusions => exclusions::render_fragments(site, snapshot, user).map(Arc::new),

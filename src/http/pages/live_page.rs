@@ -12,8 +12,13 @@ pub(super) enum LivePage {
     Overview,
     Audit(AuditPageQuery),
     Job(TaskTableQuery),
+    Hosts(HostsPageQuery),
+    Host {
+        #[serde(default)]
+        host: String,
+    },
     Timeline(TimelinePageQuery),
-    Barriers,
+    Barriers(BarriersPageQuery),
     Task {
         #[serde(default)]
         task: String,
@@ -55,6 +60,39 @@ pub(super) struct TaskTableQuery {
     /// The page, counted from 1; `rows` in the address of a stream, where `page` names the page itself.
     #[serde(rename = "rows", alias = "page", skip_serializing_if = "String::is_empty")]
     pub page: String,
+}
+
+/// The query parameters of the page of hosts.
+#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(super) struct HostsPageQuery {
+    /// The state of the hosts in the table.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub state: String,
+    /// The text that name or address must contain, or the number of a task.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub find: String,
+    /// What the colours of the picture tell: `lateness`, or else the state.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub by: String,
+}
+
+/// The query parameters of the page of barriers.
+#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(super) struct BarriersPageQuery {
+    /// The id of the barrier to which the picture is limited.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub barrier: String,
+    /// The use that is opened: run, counter and id of the barrier, with slashes between.
+    #[serde(rename = "open", skip_serializing_if = "String::is_empty")]
+    pub opened: String,
+    /// The rows of the opened use: `task`, or else hosts.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub by: String,
+    /// The scale of the picture: `own`, or else one for all rows.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub scale: String,
 }
 
 /// The query parameters of the page of the timeline.
@@ -131,9 +169,18 @@ mod tests {
                 down: "1".into(),
                 page: "3".into(),
             }),
-            LivePage::Job(_) => LivePage::Timeline(TimelinePageQuery { task: "7".into() }),
-            LivePage::Timeline(_) => LivePage::Barriers,
-            LivePage::Barriers => LivePage::Task { task: "7".into() },
+            LivePage::Job(_) => {
+                LivePage::Hosts(HostsPageQuery { state: "down".into(), find: odd(), by: "lateness".into() })
+            }
+            LivePage::Hosts(_) => LivePage::Host { host: odd() },
+            LivePage::Host { .. } => LivePage::Timeline(TimelinePageQuery { task: "7".into() }),
+            LivePage::Timeline(_) => LivePage::Barriers(BarriersPageQuery {
+                barrier: odd(),
+                opened: "1/2/step".into(),
+                by: "task".into(),
+                scale: "own".into(),
+            }),
+            LivePage::Barriers(_) => LivePage::Task { task: "7".into() },
             LivePage::Task { .. } => {
                 LivePage::Devices(DevicesPageQuery { task: odd(), fate: "moved".into() })
             }

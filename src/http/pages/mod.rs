@@ -24,7 +24,8 @@
 //! | `snapshot.rs` | the snapshot of one job that all viewers share |
 //! | `overview.rs`, `job.rs`, … | one file for each page |
 //! | `job_head.rs` | the head of every page of a job |
-//! | `issues.rs`, `task_grid.rs`, `task_table.rs` | parts of the page of a job |
+//! | `issues.rs`, `named_tasks.rs`, `task_grid.rs`, `task_table.rs` | parts of the page of a job |
+//! | `host_map.rs`, `waterfall.rs` | the pictures of hosts and of barriers |
 //! | `live_page.rs` | the pages that receive live updates, and the addresses of their streams |
 //! | `job_page_fragments.rs` | the function that renders the fragments of each of these pages |
 //! | `live.rs`, `fragment_patch.rs` | live updates, and line patches between two versions of a fragment |
@@ -42,6 +43,9 @@ mod fragment;
 mod fragment_patch;
 mod frame;
 mod guide;
+mod host;
+mod host_map;
+mod hosts;
 mod issues;
 mod job;
 mod job_head;
@@ -50,6 +54,7 @@ mod keys;
 mod links;
 mod live;
 mod live_page;
+mod named_tasks;
 mod overview;
 mod search;
 mod snapshot;
@@ -62,6 +67,7 @@ mod tests;
 mod timeline;
 mod times;
 mod transfers;
+mod waterfall;
 
 use std::sync::Arc;
 
@@ -82,6 +88,8 @@ pub(super) fn page_routes() -> RouteBuilder {
         .add_get_route(RequiredAccess::VIEWER, "/", overview::show_overview_page)
         .add_get_route(RequiredAccess::VIEWER, "/jobs", overview::redirect_to_overview)
         .add_get_route(RequiredAccess::VIEWER, "/jobs/{job}", job::show_job_page)
+        .add_get_route(RequiredAccess::VIEWER, "/jobs/{job}/hosts", hosts::show_hosts_page)
+        .add_get_route(RequiredAccess::VIEWER, "/jobs/{job}/hosts/{host}", host::show_host_page)
         .add_get_route(RequiredAccess::VIEWER, "/jobs/{job}/timeline", timeline::show_timeline_page)
         .add_get_route(RequiredAccess::VIEWER, "/jobs/{job}/barriers", barriers::show_barriers_page)
         .add_get_route(RequiredAccess::VIEWER, "/jobs/{job}/tasks/{task}", task::show_task_page)

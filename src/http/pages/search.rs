@@ -2,9 +2,6 @@
 //!
 //! There is no index: a search reads each of the first 500 jobs at most once. Begin at `show_search_page`.
 
-use std::collections::BTreeMap;
-use std::net::IpAddr;
-
 use askama::Template;
 use axum::extract::State;
 use axum::response::Response;
@@ -12,7 +9,7 @@ use serde::Deserialize;
 
 use super::frame::{NavEntry, PageFrame, PageUser, render_page};
 use super::{amount, links};
-use crate::coordination::{JobId, JobName, JobObservation, TaskId};
+use crate::coordination::{HostName, HostOfTasks, JobId, JobName, JobObservation, TaskId};
 use crate::http::extractors::QueryParams;
 use crate::http::{AppState, Problem};
 
@@ -34,13 +31,13 @@ pub(super) struct SearchQuery {
 struct FoundTask {
     job: JobName,
     task: TaskId,
-    host: String,
+    address: String,
 }
 
 /// A matching host, with its tasks in one job.
 struct FoundHost {
     job: JobName,
-    host: IpAddr,
+    host: HostName,
     tasks: Vec<TaskId>,
 }
 
@@ -70,29 +67,25 @@ impl SearchResults {
             self.jobs.push(name.clone());
         }
         let number = query.strip_prefix("task").unwrap_or(query).trim().parse::<i32>().ok();
-        // An address consists of hexadecimal digits, dots and colons.
-        let is_address = query.chars().all(|c| c.is_ascii_hexdigit() || c == '.' || c == ':');
-        let is_address = is_address && query.contains(['.', ':']);
-        if number.is_none() && !is_address {
-            return;
-        }
         let Some(seen) = seen() else { return };
         if let Some(task) = number.and_then(|number| seen.task(TaskId(number))) {
-            let host = task.peer.map(|peer| peer.to_string()).unwrap_or_default();
-            self.tasks.push(FoundTask { job: name.clone(), task: task.task, host });
+            let address = task.peer.map(|peer| peer.to_string()).unwrap_or_default();
+            self.tasks.push(FoundTask { job: name.clone(), task: task.task, address });
         }
-        if is_address {
-            let mut hosts: BTreeMap<IpAddr, Vec<TaskId>> = BTreeMap::new();
-            for task in &seen.tasks {
-                let Some(peer) = task.peer else { continue };
-                let host = peer.ip().to_canonical();
-                if host.to_string().contains(query) || peer.to_string() == query {
-                    hosts.entry(host).or_default().push(task.task);
-                }
-            }
-            let found = hosts.into_iter().map(|(host, tasks)| FoundHost { job: name.clone(), host, tasks });
-            self.hosts.extend(found.take(SHOWN + 1));
-        }
+        let is_peer = |task: &TaskId| {
+            seen.task(*task).and_then(|task| task.peer).is_some_and(|peer| peer.to_string() == query)
+        };
+        let is_match = |host: &&HostOfTasks| {
+            host.name.as_str().to_lowercase().contains(query)
+                || host.addresses.iter().any(|address| address.to_string().contains(query))
+                || host.tasks.iter().any(is_peer)
+        };
+        let found = seen.hosts.hosts().iter().filter(is_match).map(|host| FoundHost {
+            job: name.clone(),
+            host: host.name.clone(),
+            tasks: host.tasks.clone(),
+        });
+        self.hosts.extend(found.take(SHOWN + 1));
     }
 
     /// Limits the results of each kind.

@@ -11,8 +11,9 @@ use super::fragment::Fragment;
 use super::links::TaskLabel;
 use super::status::{TaskStatus, awaited_key_text, barrier_display_name};
 use crate::coordination::{
-    BarrierKind, BarrierView, JobId, JobView, LiveSetRequestView, TaskId, TaskIncarnations, TaskPhase,
-    TaskView, Timestamp, heartbeat_overdue_by,
+    BarrierKind, BarrierRecordWithArrivals, BarrierView, Coordinator, HostAssignment, HostView, JobId,
+    JobView, LiveSetRequestView, TaskId, TaskIncarnations, TaskPhase, TaskView, Timestamp,
+    heartbeat_overdue_by,
 };
 use crate::http::extractors::JobPath;
 use crate::http::{AppState, Problem};
@@ -20,11 +21,38 @@ use crate::service::JobTimeline;
 use crate::service::findings::{self, Finding};
 use crate::service::reports::TransferReportStore;
 
+/// What a snapshot copies from the state of a job.
+pub(super) struct CapturedState {
+    view: JobView,
+    roster: TaskIncarnations,
+    hosts: Vec<HostView>,
+    host_assignment: HostAssignment,
+}
+
+impl CapturedState {
+    /// Copies the state of a job; `None` if it does not exist.
+    pub fn capture(core: &Coordinator, id: JobId, now: Timestamp) -> Option<Self> {
+        let job = core.job(id)?;
+        Some(Self {
+            view: core.job_view(id, now)?,
+            roster: job.task_incarnations(),
+            hosts: job.hosts(),
+            host_assignment: job.host_assignment(),
+        })
+    }
+}
+
 /// The state of a job at one moment.
 pub(super) struct JobSnapshot {
     pub id: JobId,
     /// The present incarnations of the tasks.
     pub roster: TaskIncarnations,
+    /// The hosts of the present run, in the order of their first task.
+    pub hosts: Vec<HostView>,
+    /// The host of each task.
+    pub host_assignment: HostAssignment,
+    /// The latest ended barriers of all runs, the newest first.
+    pub ended_barriers: Vec<Arc<BarrierRecordWithArrivals>>,
     /// The transfer reports, which the pages that show them read.
     pub reports: Arc<TransferReportStore>,
     pub view: JobView,
@@ -45,14 +73,15 @@ impl JobSnapshot {
     pub fn capture(site: &AppState, id: JobId) -> Option<Self> {
         // Findings are checked against the state that the page shows.
         let found = site.findings.has_open_findings(id);
-        let (view, roster, seen) = site.engine.read(|core, now| {
+        let (state, seen) = site.engine.read(|core, now| {
             let seen = if found { core.observe_job(id, now) } else { None };
-            Some((core.job_view(id, now)?, core.job(id)?.task_incarnations(), seen))
+            Some((CapturedState::capture(core, id, now)?, seen))
         })?;
         let hold =
             |seen| findings::open_findings_that_hold(&site.engine, &site.transfers, &site.findings, &seen);
         let open = seen.map_or_else(Vec::new, hold);
-        Some(Self::new(id, (view, roster), open, site.timelines.timeline_of(id), Arc::clone(&site.transfers)))
+        let (timeline, reports) = (site.timelines.timeline_of(id), Arc::clone(&site.transfers));
+        Some(Self::new(id, state, open, timeline, site.barriers.latest_first(id), reports))
     }
 
     /// Takes a snapshot of the job of a request.
@@ -63,11 +92,13 @@ impl JobSnapshot {
 
     pub fn new(
         id: JobId,
-        (mut view, roster): (JobView, TaskIncarnations),
+        state: CapturedState,
         open: Vec<Finding>,
         happened: JobTimeline,
+        ended_barriers: Vec<Arc<BarrierRecordWithArrivals>>,
         board: Arc<TransferReportStore>,
     ) -> Self {
+        let CapturedState { mut view, roster, hosts, host_assignment } = state;
         let questions = std::mem::take(&mut view.run.live_sets);
         view.run.barriers.extend(questions.into_iter().map(live_set_as_barrier));
         let awaited = awaited_since_by_task(&view);
@@ -81,6 +112,9 @@ impl JobSnapshot {
         Self {
             id,
             roster,
+            hosts,
+            host_assignment,
+            ended_barriers,
             reports: board,
             view,
             findings: open,
@@ -160,6 +194,13 @@ impl JobSnapshot {
             .collect()
     }
 
+    /// Returns each status of these tasks with its number of tasks, the most urgent first.
+    pub fn status_counts_of(&self, tasks: &[TaskId]) -> Vec<(TaskStatus, usize)> {
+        let count = |status| tasks.iter().filter(|task| self.status_of(**task) == status).count();
+        let counts = TaskStatus::ALL.into_iter().map(|status| (status, count(status)));
+        counts.filter(|(_, count)| *count > 0).collect()
+    }
+
     pub fn device_count_of(&self, task: TaskId) -> usize {
         self.devices.get(&task).copied().unwrap_or_default()
     }
@@ -180,7 +221,8 @@ impl JobSnapshot {
         }
         TaskLabel {
             task: id,
-            host: task.map(task_address_text).unwrap_or_default(),
+            address: task.map(task_address_text).unwrap_or_default(),
+            host: task.and_then(|task| task.host.clone()),
             status: self.status_of(id),
             activity: doing,
             heard: task.and_then(|task| task.last_heartbeat),

@@ -2,7 +2,6 @@
 //!
 //! `pages/exclusions.rs` handles the form. Begin at `show_task_page`.
 
-use std::net::IpAddr;
 use std::time::Duration;
 
 use askama::Template;
@@ -18,10 +17,11 @@ use super::live_page::LivePage;
 use super::snapshot::{JobSnapshot, task_address_text};
 use super::status::{TaskStatus, awaited_key_text, barrier_display_name};
 use super::task_table::gap_class_counts;
+use super::timeline::TimelineScope;
 use super::{amount, links, status, timeline, times, transfers};
 use crate::coordination::{
-    BarrierOutcome, BarrierRecord, Coordinator, Device, ExclusionTarget, ExclusionView, HeartbeatGap,
-    JobName, JobView, KeyEntry, TaskId, TaskView, Timestamp,
+    BarrierOutcome, BarrierRecord, Coordinator, Device, ExclusionView, HeartbeatGap, HostName, JobName,
+    JobView, KeyEntry, TaskId, TaskView, Timestamp,
 };
 use crate::http::extractors::{ItemInJobPath, JobPath, QueryParams};
 use crate::http::runs::no_such_task;
@@ -45,7 +45,7 @@ struct TaskStateFragment<'a> {
     status: TaskStatus,
     /// The time since which it has its status.
     since: Timestamp,
-    host: String,
+    address: String,
     waits: Vec<String>,
     /// The keys that it waits for, and since when.
     keys: Vec<(String, Timestamp)>,
@@ -236,22 +236,18 @@ struct TaskExclusionFormFragment<'a> {
     exclusion: Option<&'a ExclusionView>,
     recoverable: bool,
     form: ExcludeForm,
-    host: Option<IpAddr>,
+    host: Option<&'a HostName>,
 }
 
 impl<'a> TaskExclusionFormFragment<'a> {
-    fn new(snapshot: &'a JobSnapshot, task: &TaskView, user: &'a PageUser) -> Self {
+    fn new(snapshot: &'a JobSnapshot, task: &'a TaskView, user: &'a PageUser) -> Self {
         let id = task.task;
         let peer = task.lives.iter().find_map(|life| life.peer);
-        let host = peer.map(|peer| peer.ip().to_canonical());
-        let covers = |exclusion: &&ExclusionView| match exclusion.target {
-            ExclusionTarget::Task(task) => task == id,
-            ExclusionTarget::Host(address) => Some(address) == host,
-        };
+        let covers = |exclusion: &&ExclusionView| exclusion.target.covers(id, peer.map(|peer| peer.ip()));
         let (job, recoverable) = (&snapshot.view.name, snapshot.view.settings.recoverable);
         let exclusion = snapshot.view.exclusions.iter().find(covers);
         let form = ExcludeForm { task: id.to_string(), ..ExcludeForm::default() };
-        Self { job, user, id, exclusion, recoverable, form, host }
+        Self { job, user, id, exclusion, recoverable, form, host: task.host.as_ref() }
     }
 }
 
@@ -273,7 +269,7 @@ pub(super) fn render_fragments(
         task,
         status: snapshot.status_of(id),
         since: snapshot.status_since(task),
-        host: task_address_text(task),
+        address: task_address_text(task),
         waits: task.waits_at.iter().map(|id| barrier_display_name(id)).collect(),
         keys: task.waits_for.iter().map(|wait| (awaited_key_text(&wait.key), wait.since)).collect(),
         awaited_at: waited_for.map(|b| (barrier_display_name(&b.id), b.arrived, b.members)).collect(),
@@ -298,7 +294,7 @@ pub(super) fn render_fragments(
             "meetings",
             &BarrierAttendanceFragment { job: &view.name, attendances: meetings, more },
         )?,
-        timeline::render_timeline_fragment(snapshot, false, Some(id))?,
+        timeline::render_timeline_fragment(snapshot, TimelineScope::Task(id))?,
         render_devices_fragment(snapshot, id)?,
         render_written_keys_fragment(site, snapshot, id)?,
     ]))

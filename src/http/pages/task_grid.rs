@@ -116,8 +116,8 @@ pub(super) fn render_task_grid_fragment(snapshot: &JobSnapshot) -> Result<Fragme
 
 fn grid_cell(snapshot: &JobSnapshot, task: TaskId, look: TaskStatus) -> GridCell {
     let named = snapshot.task_label(task);
-    let host = if named.host.is_empty() { String::new() } else { format!(" at {}", named.host) };
-    GridCell { task, status: look, says: format!("Task {task}{host}: {}", look.word()) }
+    let place = if named.address.is_empty() { String::new() } else { format!(" at {}", named.address) };
+    GridCell { task, status: look, says: format!("Task {task}{place}: {}", look.word()) }
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use super::live_page::TaskTableQuery;
 use super::snapshot::{JobSnapshot, task_address_text};
 use super::status::{TaskStatus, shorten, wait_texts};
 use super::times;
-use crate::coordination::{GapHistogram, HeartbeatStatsView, JobName, TaskView, Timestamp};
+use crate::coordination::{GapHistogram, HeartbeatStatsView, HostName, JobName, TaskView, Timestamp};
 use crate::http::Problem;
 use crate::text::encode_query_value;
 
@@ -49,7 +49,7 @@ const COLUMNS: [TaskColumn; 11] = [
         "For",
         "time in this state; of an awaited task, how long the others have waited",
     ),
-    TaskColumn::new_text("host", "Host and peer", "the address from which it registered"),
+    TaskColumn::new_text("host", "Host and peer", "its host, and the address from which it registered"),
     TaskColumn::new_text("incarnation", "Incarnation", "its current life, and how many lives it had before"),
     TaskColumn::new_text("heard", "Heartbeat", "its last heartbeat"),
     TaskColumn::new_text(
@@ -132,6 +132,7 @@ impl TaskTableQuery {
             return task.task.0 == number;
         }
         task_address_text(task).contains(find)
+            || task.host.as_ref().is_some_and(|host| host.as_str().contains(find))
             || task.waits_at.iter().any(|id| id.contains(find))
             || task.waits_for.iter().any(|wait| wait.key.contains(find))
             || task.lives.first().is_some_and(|life| life.incarnation.starts_with(find))
@@ -142,7 +143,8 @@ impl TaskTableQuery {
         match self.sort.as_str() {
             "state" => tasks.sort_by_key(|task| (snapshot.status_of(task.task), snapshot.status_since(task))),
             "since" => tasks.sort_by_key(|task| snapshot.status_since(task)),
-            "host" => tasks.sort_by_cached_key(|task| task.lives.iter().find_map(|life| life.peer)),
+            "host" => tasks
+                .sort_by_cached_key(|task| (task.host.clone(), task.lives.iter().find_map(|life| life.peer))),
             "incarnation" => tasks.sort_by_cached_key(|task| (Reverse(task.lives.len()), incarnation(task))),
             "heard" => tasks.sort_by_key(|task| task.last_heartbeat),
             "gap" => {
@@ -173,7 +175,9 @@ struct TaskRow<'a> {
     since: Timestamp,
     /// Its failure is a consequence of the first cause.
     follows: bool,
-    host: String,
+    address: String,
+    /// Its host, unless its address names it.
+    host: Option<&'a HostName>,
     incarnation: &'a str,
     lives_before: usize,
     waits: String,
@@ -184,13 +188,14 @@ struct TaskRow<'a> {
 
 impl<'a> TaskRow<'a> {
     fn new(snapshot: &'a JobSnapshot, task: &'a TaskView) -> Self {
-        let waits = wait_texts(task);
+        let (waits, address) = (wait_texts(task), task_address_text(task));
         let score = task.straggling.as_ref().map(|it| format!("{:.2}", it.score)).unwrap_or_default();
         Self {
             status: snapshot.status_of(task.task),
             since: snapshot.status_since(task),
             follows: snapshot.is_consequence(task.task),
-            host: task_address_text(task),
+            host: task.host.as_ref().filter(|host| !address.contains(host.as_str())),
+            address,
             incarnation: task.lives.first().map_or("", |life| &life.incarnation),
             lives_before: task.lives.len().saturating_sub(1),
             waits: shorten(&waits.join(", "), 60),

@@ -11,7 +11,7 @@ use bytes::Bytes;
 
 use super::fragment::Fragment;
 use super::live_page::TaskTableQuery;
-use super::snapshot::JobSnapshot;
+use super::snapshot::{CapturedState, JobSnapshot};
 use super::status::TaskStatus;
 use super::{drain, issues, job, overview, times};
 use crate::coordination::{
@@ -21,7 +21,7 @@ use crate::coordination::{
 };
 use crate::engine::Observer as _;
 use crate::service::findings::{self, DetectorInput, FindingTransition, run_detectors};
-use crate::service::{Timelines, reports};
+use crate::service::{BarrierHistory, Timelines, reports};
 
 const JOB: JobId = JobId(0);
 const SECOND: Duration = Duration::from_secs(1);
@@ -41,6 +41,7 @@ struct PagesFixture {
     recoverable: bool,
     findings: findings::FindingStore,
     timelines: Timelines,
+    barriers: BarrierHistory,
     reports: Arc<reports::TransferReportStore>,
 }
 
@@ -69,6 +70,7 @@ impl PagesFixture {
             recoverable: settings.recoverable,
             findings: findings::FindingStore::default(),
             timelines: Timelines::default(),
+            barriers: BarrierHistory::default(),
             reports: Arc::default(),
         };
         let name = "train".parse().unwrap();
@@ -98,10 +100,8 @@ impl PagesFixture {
                     let incarnation = ServiceIncarnation(1000 + self.calls);
                     self.apply_input(Input::NextIncarnation { job, incarnation });
                 }
-                Effect::Reply(..)
-                | Effect::ClaimAnswered(_)
-                | Effect::BarrierEnded(_)
-                | Effect::FreeLater(_) => {}
+                Effect::BarrierEnded(ending) => self.barriers.on_barrier_ended(&ending),
+                Effect::Reply(..) | Effect::ClaimAnswered(_) | Effect::FreeLater(_) => {}
             }
         }
     }
@@ -192,17 +192,17 @@ impl PagesFixture {
 
     /// Returns the present snapshot of the job.
     fn snapshot(&self) -> JobSnapshot {
-        let view = self.core.job_view(JOB, self.now).unwrap();
-        let roster = self.core.job(JOB).unwrap().task_incarnations();
+        let state = CapturedState::capture(&self.core, JOB, self.now).unwrap();
         let seen = self.core.observe_job(JOB, self.now).unwrap();
         let open = self
             .findings
             .open_findings_among(&seen, run_detectors(DetectorInput { job: &seen, clocks: &[] }));
         JobSnapshot::new(
             JOB,
-            (view, roster),
+            state,
             open,
             self.timelines.timeline_of(JOB),
+            self.barriers.latest_first(JOB),
             Arc::clone(&self.reports),
         )
     }
@@ -302,8 +302,9 @@ fn a_finding_its_card_and_the_barrier_count_the_same_missing_tasks() {
         assert!(totals.contains(&"108") && totals.contains(&"100"), "{totals:?}: {needs}");
         assert!(totals.iter().all(|total| ["100", "108"].contains(total)), "{totals:?}: {needs}");
         // Tasks that may still arrive are named before lost ones, which have an issue of their own.
-        assert_contains(&needs, "Task 100 10.0.0.13:4100 connected, not at any barrier");
-        assert_contains(&needs, "and 104 more (108 in all)");
+        assert_contains(&needs, "Host 10.0.0.13 all 8 tasks (96–103): 4 failed, 4 awaited");
+        assert_contains(&needs, "Task 104 10.0.0.14:4104 connected, not at any barrier");
+        assert_contains(&needs, "and 97 more (108 in all)");
     }
     assert_contains(&rig.job_page_fragment_text("needs"), "892 of 1000 tasks wait at barrier train/step");
     assert_contains(&rig.job_page_fragment_text("needs"), "108 tasks are missing.");

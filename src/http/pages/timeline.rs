@@ -93,29 +93,52 @@ struct TimelineFragment<'a> {
 struct FirstCauseRow {
     at: Timestamp,
     task: Option<TaskId>,
-    host: String,
+    address: String,
     why: String,
     /// The text that clients received, if it is another one.
     told: String,
     following: usize,
 }
 
-/// The timeline: a short one for the page of the job, or all that is known.
+/// The entries of a timeline fragment.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum TimelineScope<'a> {
+    /// The latest entries, for the page of the job.
+    Job,
+    /// The latest entries about one task, for its page.
+    Task(TaskId),
+    /// The latest entries about tasks, ascending, for the page of their host.
+    Tasks(&'a [TaskId]),
+    /// All entries that are kept, or all about one task, for the page of the timeline.
+    Whole(Option<TaskId>),
+}
+
+impl TimelineScope<'_> {
+    fn includes(&self, entry: &TimelineEntry) -> bool {
+        match self {
+            Self::Job | Self::Whole(None) => true,
+            Self::Task(task) | Self::Whole(Some(task)) => entry.tasks.contains(task),
+            Self::Tasks(tasks) => entry.tasks.iter().any(|task| tasks.binary_search(task).is_ok()),
+        }
+    }
+}
+
+/// Renders a timeline.
 pub(super) fn render_timeline_fragment(
     snapshot: &JobSnapshot,
-    whole: bool,
-    only: Option<TaskId>,
+    scope: TimelineScope<'_>,
 ) -> Result<Fragment, Problem> {
     let run = &snapshot.view.run;
+    let whole = matches!(scope, TimelineScope::Whole(_));
     let most = if whole { TIMELINE_ENTRIES_MAX } else { ENTRIES_SHORT };
-    let about = |entry: &&TimelineEntry| only.is_none_or(|task| entry.tasks.contains(&task));
+    let about = |entry: &&TimelineEntry| scope.includes(entry);
     let following = |entry: &&TimelineEntry| entry.role == CausalRole::Consequence && entry.run == run.number;
     let cause = run.first_cause.as_ref().map(|cause| {
         let (why, told) = status::cause_and_client_error_texts(&cause.error, &cause.why);
         FirstCauseRow {
             at: cause.at,
             task: cause.task,
-            host: cause.task.map(|task| snapshot.task_label(task).host).unwrap_or_default(),
+            address: cause.task.map(|task| snapshot.task_label(task).address).unwrap_or_default(),
             why,
             told,
             following: snapshot
@@ -128,9 +151,10 @@ pub(super) fn render_timeline_fragment(
         }
     });
     // The page of the job shows the first cause as its first issue, the page of its task as the last error.
-    let told_above = match only {
-        None => !whole && issues::is_first_cause_listed(snapshot),
-        Some(task) => !whole && run.first_cause.as_ref().is_some_and(|cause| cause.task == Some(task)),
+    let told_above = match scope {
+        TimelineScope::Job => issues::is_first_cause_listed(snapshot),
+        TimelineScope::Task(task) => run.first_cause.as_ref().is_some_and(|cause| cause.task == Some(task)),
+        TimelineScope::Tasks(_) | TimelineScope::Whole(_) => false,
     };
     let shown = snapshot.timeline.latest_first().filter(about);
     let more = !whole && shown.clone().nth(most).is_some();
@@ -169,7 +193,8 @@ pub(super) fn render_fragments(
     snapshot: &JobSnapshot,
     which: &TimelinePageQuery,
 ) -> Result<Vec<Fragment>, Problem> {
-    Ok(vec![render_head_fragment(snapshot)?, render_timeline_fragment(snapshot, true, which.task_filter())?])
+    let scope = TimelineScope::Whole(which.task_filter());
+    Ok(vec![render_head_fragment(snapshot)?, render_timeline_fragment(snapshot, scope)?])
 }
 
 /// Serves `GET /jobs/{job}/timeline`.

@@ -84,7 +84,7 @@ pub struct Detection {
     pub summary_without_tasks: String,
     /// The time since which the condition has held.
     pub since: Timestamp,
-    /// The first tasks that it concerns.
+    /// The tasks that it concerns: of a barrier, the first 64.
     pub tasks: Vec<TaskId>,
     /// The number of tasks that it concerns.
     pub task_count: usize,
@@ -94,13 +94,10 @@ pub struct Detection {
     pub evidence: Vec<Evidence>,
 }
 
-/// The maximum number of tasks that one finding names.
-pub(super) const TASKS_NAMED: usize = 16;
 impl Detection {
     /// Returns a detection about these tasks.
-    pub(super) fn new(summary_without_tasks: String, since: Timestamp, mut tasks: Vec<TaskId>) -> Self {
+    pub(super) fn new(summary_without_tasks: String, since: Timestamp, tasks: Vec<TaskId>) -> Self {
         let task_count = tasks.len();
-        tasks.truncate(TASKS_NAMED);
         Self {
             title: None,
             summary_without_tasks,

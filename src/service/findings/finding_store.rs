@@ -12,13 +12,18 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::detector::{Detection, Detector, Evidence, Severity};
-use crate::coordination::{JobId, JobName, JobObservation, RunNumber, TaskId, Timestamp};
+use crate::coordination::{
+    HostName, HostOrTask, JobId, JobName, JobObservation, RunNumber, TaskId, Timestamp,
+};
 
 /// The time for which a finding stays open after its last detection, so that a flickering condition is one
 /// finding.
 const CLOSE_AFTER: Duration = Duration::from_secs(10);
 /// The maximum number of closed findings of one job.
 const CLOSED_KEPT: usize = 64;
+
+/// The maximum number of tasks, and of hosts, that one finding names.
+pub(super) const TASKS_NAMED: usize = 16;
 
 /// A conclusion from the measurements of a job, with its evidence and advice.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -57,9 +62,12 @@ pub struct Finding {
     /// The instance of that barrier.
     #[serde(default)]
     pub counter: Option<i64>,
-    /// The hosts of the tasks.
+    /// The hosts of at least two tasks whose tasks are all concerned: it is the host, and not one task.
+    #[serde(default)]
+    pub hosts: Vec<HostName>,
+    /// The addresses of the tasks.
     #[schema(value_type = Vec<String>)]
-    pub hosts: Vec<IpAddr>,
+    pub addresses: Vec<IpAddr>,
     /// The numbers on which it rests.
     pub evidence: Vec<Evidence>,
     /// The meaning.
@@ -205,12 +213,19 @@ impl Finding {
     }
 }
 
-fn finding_from_detection(seen: &JobObservation, detector: &Detector, found: Detection) -> Finding {
-    let host = |id: &TaskId| Some(seen.task(*id)?.peer?.ip());
-    let mut hosts: Vec<IpAddr> = found.tasks.iter().filter_map(host).collect();
-    hosts.sort_unstable();
-    hosts.dedup();
+fn finding_from_detection(seen: &JobObservation, detector: &Detector, mut found: Detection) -> Finding {
     let named = seen.describe_tasks(&found.tasks, found.task_count);
+    let host_name = |group: HostOrTask<'_>| match group {
+        HostOrTask::Host(host) => Some(host.name.clone()),
+        HostOrTask::Task(_) => None,
+    };
+    let groups = seen.hosts.group_by_host(&found.tasks);
+    let hosts = groups.into_iter().filter_map(host_name).take(TASKS_NAMED).collect();
+    found.tasks.truncate(TASKS_NAMED);
+    let address = |id: &TaskId| Some(seen.task(*id)?.peer?.ip());
+    let mut addresses: Vec<IpAddr> = found.tasks.iter().filter_map(address).collect();
+    addresses.sort_unstable();
+    addresses.dedup();
     let summary = if named.is_empty() {
         found.summary_without_tasks.clone()
     } else {
@@ -233,6 +248,7 @@ fn finding_from_detection(seen: &JobObservation, detector: &Detector, found: Det
         barrier,
         counter,
         hosts,
+        addresses,
         evidence: found.evidence,
         means: detector.means.into(),
         advice: detector.advice.into(),

@@ -6,12 +6,12 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::detector::TASKS_NAMED;
+use super::finding_store::TASKS_NAMED;
 use super::*;
 use crate::coordination::{
-    BarrierKind, BarrierObservation, BarrierOutcome, BarrierRecord, BoundUsage, GapHistogram, JobName,
-    PastRunObservation, RunNumber, RunOutcome, RunState, StragglerView, TaskCounts, TaskObservation,
-    TaskPhase, Timestamp, WaitingCallCounts,
+    BarrierKind, BarrierObservation, BarrierOutcome, BarrierRecord, BoundUsage, GapHistogram, HostAssignment,
+    HostCounts, JobName, PastRunObservation, RunNumber, RunOutcome, RunState, StragglerView, TaskCounts,
+    TaskObservation, TaskPhase, Timestamp, WaitingCallCounts,
 };
 
 const NOW: Timestamp = Timestamp(10_000_000_000);
@@ -60,6 +60,8 @@ fn healthy_job() -> JobObservation {
         counts: TaskCounts::default(),
         noticed_at: None,
         tasks: (0..8).map(task).collect(),
+        hosts: HostAssignment::default(),
+        host_counts: HostCounts::default(),
         barriers: vec![barrier_observation(20, 18, &[1, 2])],
         recent: Vec::new(),
         waiting: WaitingCallCounts::default(),

@@ -80,6 +80,8 @@ catalogue! {
     RUNS: Counter "muster_runs_total" ["muster_job", "outcome"];
     /// Tasks by where they stand.
     TASKS: Gauge "muster_tasks" ["muster_job", "standing"];
+    /// Hosts of the present run by state: down (no live task), degraded (some tasks failed or missing), excluded, healthy.
+    HOSTS: Gauge "muster_hosts" ["muster_job", "state"];
     /// Tasks of the live set: connected and not excluded.
     LIVE_TASKS: Gauge "muster_live_tasks" ["muster_job"];
     /// Registrations that took effect; kind again: of a task that had been connected in the same run.

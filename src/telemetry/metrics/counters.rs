@@ -181,7 +181,7 @@ impl Observer for EventCounters {
         }
     }
 
-    fn on_barrier_ended(&self, ending: &BarrierRecordWithArrivals) {
+    fn on_barrier_ended(&self, ending: &Arc<BarrierRecordWithArrivals>) {
         let record = &ending.record;
         let mut counts = self.lock();
         let tally = counts.jobs.entry(ending.job).or_default();

@@ -17,7 +17,9 @@ use std::time::Duration;
 use self::catalogue as metric;
 pub use self::counters::EventCounters;
 pub use self::text_format::ScrapeOutput;
-use crate::coordination::{BarrierKind, GapHistogram, JobId, JobObservation, RunState, TaskPhase, TaskState};
+use crate::coordination::{
+    BarrierKind, GapHistogram, HostState, JobId, JobObservation, RunState, TaskPhase, TaskState,
+};
 use crate::engine::Engine;
 use crate::meter;
 use crate::text::micros_to_seconds;
@@ -167,6 +169,9 @@ impl Metrics {
         }
         for state in TaskState::ALL {
             page.add_usize_sample(&metric::TASKS, &[job, state.name()], seen.counts.get(state));
+        }
+        for state in HostState::ALL {
+            page.add_usize_sample(&metric::HOSTS, &[job, state.name()], seen.host_counts.get(state));
         }
         page.add_usize_sample(&metric::LIVE_TASKS, &[job], seen.live);
         page.add_usize_sample(&metric::EXCLUSIONS, &[job], seen.exclusions);

@@ -42,7 +42,7 @@ impl ExclusionSpanRecorder {
     pub fn record_event(&mut self, event: &JobEvent) {
         match &event.what {
             EventKind::Excluded { exclusion, target, tasks, actor } if self.open.len() < OPEN_MAX => {
-                let open = self.new_open_exclusion(event, *exclusion, *target, tasks, actor);
+                let open = self.new_open_exclusion(event, *exclusion, target, tasks, actor);
                 self.open.insert((event.job, *exclusion), open);
             }
             EventKind::RegistrationRefused { exclusion, task, peer } => {
@@ -107,7 +107,7 @@ impl ExclusionSpanRecorder {
         &self,
         event: &JobEvent,
         exclusion: ExclusionId,
-        target: ExclusionTarget,
+        target: &ExclusionTarget,
         tasks: &[TaskId],
         actor: &Actor,
     ) -> OpenExclusion {

@@ -53,7 +53,7 @@ const QUEUE: usize = 1 << 12;
 /// A message from the engine to the tracing thread.
 enum TraceMessage {
     Event(Box<JobEvent>),
-    Barrier(Box<BarrierRecordWithArrivals>),
+    Barrier(Arc<BarrierRecordWithArrivals>),
     Parent(JobId, ExclusionId, TraceParent),
     Stop,
 }
@@ -239,8 +239,8 @@ impl Observer for Traces {
         }
     }
 
-    fn on_barrier_ended(&self, ending: &BarrierRecordWithArrivals) {
-        self.send_message(TraceMessage::Barrier(Box::new(ending.clone())));
+    fn on_barrier_ended(&self, ending: &Arc<BarrierRecordWithArrivals>) {
+        self.send_message(TraceMessage::Barrier(Arc::clone(ending)));
     }
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::displayed_figures::{DisplayedFigures, number_after, texts_between};
+use super::displayed_figures::{DisplayedFigures, html_section, number_after, texts_between};
 use super::programs::RandomProgram;
 use super::{ComparedFigures, ComparisonContext, STATES};
 
@@ -100,6 +100,42 @@ pub fn compare_job_figures(
             ));
         }
         ledger.assert_same(state, &said, why);
+    }
+
+    // The hosts.
+    let hosts = |page: &Value, state: &str| -> Vec<Value> {
+        let all = page["hosts"].as_array().into_iter().flatten();
+        all.filter(|host| host["state"] == state).map(|host| host["tasks"].clone()).collect()
+    };
+    let legend = texts_between(&seen.hosts_page, "<ul class=\"legend\">", "</ul>").next().unwrap_or_default();
+    for state in ["down", "degraded", "excluded", "healthy"] {
+        let listed = hosts(&seen.hosts, state);
+        let entry = texts_between(legend, &format!("?state={state}\""), "</a>").next().map(str::to_owned);
+        let rows =
+            html_section(&seen.hosts_page, "host-table").matches(&format!("</svg>{state}</span>")).count();
+        ledger.assert_same(
+            "hosts",
+            &[
+                ("REST", listed.len() as u64),
+                ("hosts", hosts(&seen.hosts_listed, state).len() as u64),
+                ("metrics", metric("muster_hosts", &[("state", state)])),
+                ("hosts page", entry.and_then(|entry| number_after(&entry, "<b>")).unwrap_or(0)),
+                ("rows of the hosts page", rows as u64),
+            ],
+            why,
+        );
+        let tasks_of = |host: &Value| host.as_array().map_or(0, Vec::len) as u64;
+        let housed: u64 = listed.iter().map(tasks_of).sum();
+        let on_state = |task: &&Value| {
+            let name = task["host"].as_str();
+            let all = seen.hosts["hosts"].as_array().into_iter().flatten();
+            all.into_iter().any(|host| host["state"] == state && host["host"].as_str() == name)
+        };
+        ledger.assert_same(
+            "tasks of hosts",
+            &[("REST hosts", housed), ("REST tasks", tasks.iter().filter(on_state).count() as u64)],
+            why,
+        );
     }
 
     // The barriers and their missing tasks.

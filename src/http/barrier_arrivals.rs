@@ -1,0 +1,118 @@
+//! The REST resource of the arrivals at ended barriers, as JSON and as CSV.
+//!
+//! `service/barrier_history.rs` keeps the arrivals. Begin at `list_barrier_arrivals`.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::header;
+use axum::response::{IntoResponse as _, Response};
+use serde::Deserialize;
+use utoipa::{IntoParams, ToSchema};
+
+use super::AppState;
+use super::api::{BarrierArrivalsPage, BarrierArrivalsView, EndedBarrierView};
+use super::extractors::{JobPath, QueryParams};
+use super::pagination::page_limit;
+use crate::coordination::{BarrierArrival, BarrierRecordWithArrivals, RunNumber};
+
+/// The formats of arrivals.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum ArrivalsFormat {
+    /// JSON.
+    #[default]
+    Json,
+    /// A table with a line for each arrival.
+    Csv,
+}
+
+/// The query parameters of the arrivals at barriers.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct ArrivalsQuery {
+    /// Only barriers with this id.
+    barrier: Option<String>,
+    /// Only barriers of this run.
+    run: Option<u64>,
+    /// `json` (the default) or `csv`.
+    #[serde(default)]
+    #[param(inline)]
+    format: ArrivalsFormat,
+    /// The maximum number of barriers.
+    #[serde(default, deserialize_with = "crate::http::pagination::deserialize_limit")]
+    #[param(minimum = 1)]
+    limit: Option<usize>,
+}
+
+/// Every arrival at the latest ended barriers, the newest first
+///
+/// The service keeps the arrivals at the last 64 barriers of a job, or fewer if they have many members. As CSV, `after_us`
+/// is the time after the first arrival, and `blocked_us` the time from the arrival to the end.
+#[utoipa::path(get, path = "/api/v1/jobs/{job}/barriers/arrivals", operation_id = "barriers_arrivals", tag = "barriers",
+    params(("job" = String, Path, description = "The job's name"), ArrivalsQuery),
+    responses((status = 200, body = BarrierArrivalsPage, description = "The barriers with all arrivals, by task")))]
+pub(super) async fn list_barrier_arrivals(
+    State(site): State<AppState>,
+    job: JobPath,
+    QueryParams(query): QueryParams<ArrivalsQuery>,
+) -> Response {
+    let is_wanted = |ended: &Arc<BarrierRecordWithArrivals>| {
+        query.barrier.as_ref().is_none_or(|id| *ended.record.id == **id)
+            && query.run.is_none_or(|run| ended.run == RunNumber(run))
+    };
+    let mut barriers: Vec<_> = site.barriers.latest_first(job.id).into_iter().filter(is_wanted).collect();
+    barriers.truncate(page_limit(query.limit));
+    match query.format {
+        ArrivalsFormat::Json => {
+            let view = |ended: Arc<BarrierRecordWithArrivals>| BarrierArrivalsView {
+                run: ended.run,
+                barrier: EndedBarrierView::from(ended.record.clone()),
+                arrivals: ended.arrivals.clone(),
+            };
+            Json(BarrierArrivalsPage { barriers: barriers.into_iter().map(view).collect() }).into_response()
+        }
+        ArrivalsFormat::Csv => {
+            let heading = [(header::CONTENT_TYPE, "text/csv; charset=utf-8")];
+            (heading, arrivals_as_csv(&barriers)).into_response()
+        }
+    }
+}
+
+/// Returns a line for each arrival, below a line with the names of the columns.
+fn arrivals_as_csv(barriers: &[Arc<BarrierRecordWithArrivals>]) -> String {
+    let mut csv = "run,barrier,use,task,at_us,after_us,blocked_us\r\n".to_owned();
+    for ended in barriers {
+        let (record, arrivals) = (&ended.record, &ended.arrivals);
+        let first = arrivals.iter().map(|arrival| arrival.at.0).min().unwrap_or_default();
+        let id = csv_text(&record.id);
+        for BarrierArrival { task, at } in arrivals {
+            let (after, blocked) = (at.0 - first, record.ended.0.saturating_sub(at.0));
+            // Writing to a string cannot fail.
+            let _ =
+                write!(csv, "{},{id},{},{task},{},{after},{blocked}\r\n", ended.run, record.counter, at.0);
+        }
+    }
+    csv
+}
+
+/// Returns a text that a client chose as a cell: quoted, and not as a formula of a spreadsheet.
+fn csv_text(text: &str) -> String {
+    let mark = if text.starts_with(['=', '+', '-', '@', '\t', '\r']) { "'" } else { "" };
+    format!("\"{mark}{}\"", text.replace('"', "\"\""))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_stays_in_its_cell_and_is_no_formula() {
+        assert_eq!(csv_text("train/step"), "\"train/step\"");
+        assert_eq!(csv_text("a\"b,\nc"), "\"a\"\"b,\nc\"");
+        assert_eq!(csv_text("=1+1"), "\"'=1+1\"");
+    }
+}

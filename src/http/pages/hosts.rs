@@ -1,0 +1,112 @@
+//! Renders the hosts of a job: a picture with a box for each host, and a table with those that need a look first.
+//!
+//! `host_map.rs` draws the picture, and `host.rs` is the page of one host. Begin at `show_hosts_page`.
+
+use std::cmp::Reverse;
+
+use askama::Template;
+use axum::extract::State;
+use axum::response::Response;
+
+use super::fragment::Fragment;
+use super::frame::{NavEntry, PageFrame, PageUser, render_page};
+use super::host_map::{HostMap, MapColouring};
+use super::job_head::render_head_fragment;
+use super::live_page::{HostsPageQuery, LivePage};
+use super::snapshot::JobSnapshot;
+use super::{amount, links, times};
+use crate::coordination::{HostState, HostView, JobName};
+use crate::http::extractors::{JobPath, QueryParams};
+use crate::http::{AppState, Problem};
+
+/// The maximum number of rows of the table.
+const ROWS_MAX: usize = 200;
+
+#[derive(Template)]
+#[template(path = "parts/hosts.html")]
+struct HostsFragment<'a> {
+    job: &'a JobName,
+    /// The number of hosts in each state that some host has.
+    counts: Vec<(HostState, usize)>,
+    total: usize,
+    /// The tasks that are on no known host.
+    homeless: usize,
+    map: HostMap<'a>,
+}
+
+#[derive(Template)]
+#[template(path = "parts/host-table.html")]
+struct HostTableFragment<'a> {
+    job: &'a JobName,
+    rows: Vec<&'a HostView>,
+    found: usize,
+    total: usize,
+}
+
+/// Returns the order in which a person should look at hosts: those in trouble first, then the latest at barriers.
+fn order_of_urgency(host: &HostView) -> (HostState, Reverse<u64>, i32) {
+    let late = host.lateness.as_ref().map_or(0, |it| it.above_median_us);
+    (host.state, Reverse(late), host.first_task().0)
+}
+
+/// Returns the fragments of the page.
+pub(super) fn render_fragments(
+    snapshot: &JobSnapshot,
+    query: &HostsPageQuery,
+) -> Result<Vec<Fragment>, Problem> {
+    let (job, all) = (&snapshot.view.name, &snapshot.hosts);
+    let count = |state| (state, all.iter().filter(|host| host.state == state).count());
+    let counts = HostState::ALL.map(count).into_iter().filter(|(_, count)| *count > 0).collect();
+    let housed: usize = all.iter().map(|host| host.tasks.len()).sum();
+    let hosts = HostsFragment {
+        job,
+        counts,
+        total: all.len(),
+        homeless: snapshot.task_count() - housed,
+        map: HostMap::new(snapshot, MapColouring::from_query(&query.by)),
+    };
+    let mut rows: Vec<&HostView> = all
+        .iter()
+        .filter(|host| query.state.is_empty() || host.state.name() == query.state)
+        .filter(|host| query.find.is_empty() || is_found(host, query.find.trim()))
+        .collect();
+    rows.sort_by_key(|host| order_of_urgency(host));
+    let found = rows.len();
+    rows.truncate(ROWS_MAX);
+    let table = HostTableFragment { job, rows, found, total: all.len() };
+    Ok(vec![
+        render_head_fragment(snapshot)?,
+        Fragment::new("hosts", &hosts)?,
+        Fragment::new("host-table", &table)?,
+    ])
+}
+
+/// Returns whether a host has this text in its name or in one of its addresses, or the task with this number.
+pub(super) fn is_found(host: &HostView, text: &str) -> bool {
+    let by_number = text.parse().is_ok_and(|number: i32| host.tasks.iter().any(|task| task.0 == number));
+    by_number
+        || host.host.as_str().contains(text)
+        || host.addresses.iter().any(|address| address.to_string().contains(text))
+}
+
+#[derive(Template)]
+#[template(path = "hosts.html")]
+struct HostsPageTemplate {
+    page: PageFrame,
+    job: JobName,
+    query: HostsPageQuery,
+}
+
+/// Serves `GET /jobs/{job}/hosts`.
+pub(super) async fn show_hosts_page(
+    State(site): State<AppState>,
+    job: JobPath,
+    user: PageUser,
+    QueryParams(query): QueryParams<HostsPageQuery>,
+) -> Result<Response, Problem> {
+    let snapshot = JobSnapshot::capture_for_request(&site, &job)?;
+    let (now, parts) = (snapshot.captured_at(), render_fragments(&snapshot, &query)?);
+    let (title, live) = (format!("Hosts of {}", job.name), LivePage::Hosts(query.clone()));
+    let page = PageFrame::for_job_snapshot(user, NavEntry::Hosts, title, &snapshot, &live, parts);
+    render_page(&HostsPageTemplate { page, job: job.name, query }, now)
+}

@@ -1,0 +1,111 @@
+//! The latest ended barriers of each job with every arrival, for pictures and REST.
+//!
+//! The run of a job keeps the records of its latest barriers without the arrivals; there are as many arrivals as tasks.
+//! [`BarrierHistory`] is an [`Observer`]: the driver passes each ended barrier to it, in shared memory. Begin at
+//! [`BarrierHistory::latest_first`].
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::coordination::{BarrierRecordWithArrivals, EventKind, JobEvent, JobId};
+use crate::engine::Observer;
+
+/// The maximum number of ended barriers of a job.
+const BARRIERS_KEPT: usize = 64;
+/// The maximum number of their arrivals, of 16 bytes each. At least one barrier is kept, however many arrivals it has.
+const ARRIVALS_KEPT: usize = 1 << 16;
+
+/// The ended barriers of one job, the newest last.
+#[derive(Debug, Default)]
+struct EndedBarriers {
+    barriers: VecDeque<Arc<BarrierRecordWithArrivals>>,
+    arrivals: usize,
+}
+
+impl EndedBarriers {
+    fn add(&mut self, ended: &Arc<BarrierRecordWithArrivals>) {
+        self.arrivals += ended.arrivals.len();
+        self.barriers.push_back(Arc::clone(ended));
+        while self.barriers.len() > 1
+            && (self.barriers.len() > BARRIERS_KEPT || self.arrivals > ARRIVALS_KEPT)
+            && let Some(oldest) = self.barriers.pop_front()
+        {
+            self.arrivals -= oldest.arrivals.len();
+        }
+    }
+}
+
+/// The ended barriers of all jobs.
+#[derive(Debug, Default)]
+pub struct BarrierHistory(Mutex<HashMap<JobId, EndedBarriers>>);
+
+impl BarrierHistory {
+    fn lock_barriers(&self) -> MutexGuard<'_, HashMap<JobId, EndedBarriers>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the latest ended barriers of a job, of all its runs, the newest first.
+    #[must_use]
+    pub fn latest_first(&self, job: JobId) -> Vec<Arc<BarrierRecordWithArrivals>> {
+        let jobs = self.lock_barriers();
+        jobs.get(&job).map_or_else(Vec::new, |ended| ended.barriers.iter().rev().cloned().collect())
+    }
+}
+
+impl Observer for BarrierHistory {
+    fn on_event(&self, event: &JobEvent) {
+        if matches!(event.what, EventKind::JobDeleted { .. }) {
+            self.lock_barriers().remove(&event.job);
+        }
+    }
+
+    fn on_barrier_ended(&self, ending: &Arc<BarrierRecordWithArrivals>) {
+        self.lock_barriers().entry(ending.job).or_default().add(ending);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::coordination::{
+        BarrierArrival, BarrierKind, BarrierOutcome, BarrierRecord, RunNumber, TaskId, Timestamp,
+    };
+
+    fn ended_barrier(counter: i64, arrivals: usize) -> Arc<BarrierRecordWithArrivals> {
+        let arrival = BarrierArrival { task: TaskId(0), at: Timestamp(1) };
+        let record = BarrierRecord {
+            id: "step".into(),
+            counter,
+            kind: BarrierKind::Client,
+            began: Timestamp(1),
+            ended: Timestamp(2),
+            members: arrivals,
+            arrived: arrivals,
+            first: None,
+            last: None,
+            skew_us: 0,
+            waited_us: 0,
+            outcome: BarrierOutcome::Passed,
+            without: Vec::new(),
+            latest: Vec::new(),
+        };
+        let (job, run) = (JobId(3), RunNumber(1));
+        Arc::new(BarrierRecordWithArrivals { job, run, record, arrivals: vec![arrival; arrivals] })
+    }
+
+    #[test]
+    fn the_number_of_barriers_and_of_arrivals_is_bounded() {
+        let history = BarrierHistory::default();
+        let counters =
+            || -> Vec<i64> { history.latest_first(JobId(3)).iter().map(|it| it.record.counter).collect() };
+        for counter in 0..100 {
+            history.on_barrier_ended(&ended_barrier(counter, 2));
+        }
+        assert_eq!(counters(), (36..100).rev().collect::<Vec<_>>());
+        history.on_barrier_ended(&ended_barrier(100, ARRIVALS_KEPT / 2));
+        history.on_barrier_ended(&ended_barrier(101, ARRIVALS_KEPT / 2));
+        assert_eq!(counters(), [101, 100]);
+        history.on_barrier_ended(&ended_barrier(102, 2 * ARRIVALS_KEPT));
+        assert_eq!(counters(), [102], "one is kept, however large");
+    }
+}
