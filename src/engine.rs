@@ -448,8 +448,14 @@ impl Engine {
     }
 
     /// Applies one input; the answer to the call `own` is returned separately.
-    fn apply(&self, state: &mut EngineState, input: Input, own: Option<CallId>) -> AppliedInput {
-        let now = self.clock.now();
+    fn apply(
+        &self,
+        locked: &mut WriteLockedState<'_, EngineState>,
+        input: Input,
+        own: Option<CallId>,
+    ) -> AppliedInput {
+        let now = locked.locked_at().unwrap_or_else(|| self.clock.now());
+        let state = &mut **locked;
         state.inputs += 1;
         let observers = self.observers.get().map(Vec::as_slice).unwrap_or_default();
         let mut effects = std::mem::take(&mut state.effects);

@@ -41,6 +41,12 @@ impl Clock {
         u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
+    /// Returns the time at which [`Self::elapsed_nanos`] returned `nanos`.
+    #[must_use]
+    pub fn at_elapsed_nanos(&self, nanos: u64) -> Timestamp {
+        Timestamp::default().after(self.epoch + Duration::from_nanos(nanos))
+    }
+
     /// Returns the moment of the monotonic clock at which this clock shows `at`.
     #[must_use]
     pub fn instant_at(&self, at: Timestamp) -> Instant {

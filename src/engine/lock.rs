@@ -12,7 +12,7 @@ use std::io::Write as _;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::clock::Clock;
+use crate::clock::{Clock, Timestamp};
 use crate::meter;
 
 /// The times for which the engine's lock is waited for and held.
@@ -20,7 +20,7 @@ use crate::meter;
 pub struct EngineLockTimes {
     /// For inputs about one task or one key; one in many is timed.
     pub inputs: meter::LockTimes,
-    /// For all other inputs; each is timed.
+    /// For all other inputs; each hold is timed, and the wait of one in many.
     pub bulk: meter::LockTimes,
     /// For readers (pages, scrapes, detectors), which take a copy; each is timed.
     pub reads: meter::LockTimes,
@@ -29,7 +29,7 @@ pub struct EngineLockTimes {
 /// The locked state, to read.
 pub(super) struct ReadLockedState<'a, T> {
     // Declared before the lock, so that it is dropped before it: only the holder of the lock adds times.
-    _held: meter::LockHold<'a>,
+    held: meter::LockHold<'a>,
     state: MutexGuard<'a, T>,
 }
 
@@ -46,6 +46,13 @@ pub(super) struct WriteLockedState<'a, T> {
     locked: ReadLockedState<'a, T>,
     /// Whether the thread was already panicking when it took the lock, as a connection does that reports its own end.
     was_panicking: bool,
+}
+
+impl<T> WriteLockedState<'_, T> {
+    /// Returns the time at which the lock was taken, if it was read then.
+    pub(super) fn locked_at(&self) -> Option<Timestamp> {
+        self.locked.held.began_at()
+    }
 }
 
 impl<T> Deref for WriteLockedState<'_, T> {
@@ -104,7 +111,7 @@ impl<T> StateLock<T> {
 
     /// Locks the state for any other input.
     pub(super) fn lock_for_bulk_work<'a>(&'a self, clock: &'a Clock) -> WriteLockedState<'a, T> {
-        self.lock_for_change(self.times.bulk.begin_timed_wait(clock))
+        self.lock_for_change(self.times.bulk.begin_wait_for_timed_hold(clock))
     }
 
     /// Locks the state for a reader.
@@ -119,7 +126,7 @@ impl<T> StateLock<T> {
     fn lock_with_timing<'a>(&'a self, waiting: meter::LockWait<'a>) -> ReadLockedState<'a, T> {
         // Only a reader can have panicked under the lock in a process that still runs.
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        ReadLockedState { _held: waiting.begin_hold(), state }
+        ReadLockedState { held: waiting.begin_hold(), state }
     }
 }
 

@@ -8,7 +8,7 @@
 use std::marker::PhantomData;
 
 use super::HistogramSnapshot;
-use crate::clock::Clock;
+use crate::clock::{Clock, Timestamp};
 
 pub const ENABLED: bool = false;
 
@@ -79,6 +79,10 @@ impl LockTimes {
         LockWait(PhantomData)
     }
 
+    pub fn begin_wait_for_timed_hold<'a>(&'a self, _clock: &'a Clock) -> LockWait<'a> {
+        LockWait(PhantomData)
+    }
+
     pub fn begin_timed_wait<'a>(&'a self, _clock: &'a Clock) -> LockWait<'a> {
         LockWait(PhantomData)
     }
@@ -96,3 +100,10 @@ impl<'a> LockWait<'a> {
 
 #[derive(Debug)]
 pub struct LockHold<'a>(PhantomData<&'a ()>);
+
+impl LockHold<'_> {
+    #[must_use]
+    pub fn began_at(&self) -> Option<Timestamp> {
+        None
+    }
+}

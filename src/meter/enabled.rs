@@ -8,7 +8,7 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use super::{BOUNDS, FIRST_BOUND_NS, HistogramSnapshot};
-use crate::clock::Clock;
+use crate::clock::{Clock, Timestamp};
 
 /// Whether this build counts anything.
 pub const ENABLED: bool = true;
@@ -156,20 +156,32 @@ pub struct LockTimes {
 }
 
 impl LockTimes {
-    /// Marks the begin of an attempt to lock. One in many is timed on each thread.
+    /// Marks the begin of an attempt to lock. One in many is timed on each thread, the wait and the hold.
     pub fn begin_sampled_wait<'a>(&'a self, clock: &'a Clock) -> LockWait<'a> {
-        thread_local! {
-            static USES: Cell<u32> = const { Cell::new(0) };
-        }
-        let uses = USES.get();
-        USES.set(uses.wrapping_add(1));
-        if uses.is_multiple_of(SAMPLE_INTERVAL) { self.begin_timed_wait(clock) } else { LockWait(None) }
+        let since = is_sampled().then(|| Moment::now(clock));
+        LockWait { of: self, clock, is_hold_timed: since.is_some(), since }
     }
 
-    /// Marks the begin of an attempt to lock, which is timed.
-    pub fn begin_timed_wait<'a>(&'a self, clock: &'a Clock) -> LockWait<'a> {
-        LockWait(Some(TimedLockUse { of: self, clock, since: Moment::now(clock) }))
+    /// Marks the begin of an attempt to lock. Every hold is timed, and the wait of one in many.
+    pub fn begin_wait_for_timed_hold<'a>(&'a self, clock: &'a Clock) -> LockWait<'a> {
+        let since = is_sampled().then(|| Moment::now(clock));
+        LockWait { of: self, clock, is_hold_timed: true, since }
     }
+
+    /// Marks the begin of an attempt to lock, of which the wait and the hold are timed.
+    pub fn begin_timed_wait<'a>(&'a self, clock: &'a Clock) -> LockWait<'a> {
+        LockWait { of: self, clock, is_hold_timed: true, since: Some(Moment::now(clock)) }
+    }
+}
+
+/// Returns whether this use of a lock is the one in many of its thread that is timed.
+fn is_sampled() -> bool {
+    thread_local! {
+        static USES: Cell<u32> = const { Cell::new(0) };
+    }
+    let uses = USES.get();
+    USES.set(uses.wrapping_add(1));
+    uses.is_multiple_of(SAMPLE_INTERVAL)
 }
 
 #[derive(Debug)]
@@ -181,16 +193,25 @@ struct TimedLockUse<'a> {
 
 /// An attempt to lock that waits.
 #[derive(Debug)]
-pub struct LockWait<'a>(Option<TimedLockUse<'a>>);
+pub struct LockWait<'a> {
+    of: &'a LockTimes,
+    clock: &'a Clock,
+    /// The begin of the wait, if it is timed.
+    since: Option<Moment>,
+    is_hold_timed: bool,
+}
 
 impl<'a> LockWait<'a> {
     /// Marks the end of the wait: the caller holds the lock.
     #[must_use]
     pub fn begin_hold(self) -> LockHold<'a> {
-        LockHold(self.0.map(|waited| {
-            let since = Moment::now(waited.clock);
-            waited.of.waited.add_interval_as_only_writer(waited.since, since);
-            TimedLockUse { since, ..waited }
+        let Self { of, clock, since: waited_since, is_hold_timed } = self;
+        LockHold(is_hold_timed.then(|| {
+            let since = Moment::now(clock);
+            if let Some(waited_since) = waited_since {
+                of.waited.add_interval_as_only_writer(waited_since, since);
+            }
+            TimedLockUse { of, clock, since }
         }))
     }
 }
@@ -198,6 +219,14 @@ impl<'a> LockWait<'a> {
 /// The use of a lock that is held. The caller drops it right before the lock.
 #[derive(Debug)]
 pub struct LockHold<'a>(Option<TimedLockUse<'a>>);
+
+impl LockHold<'_> {
+    /// Returns the time at which the lock was taken, if it was read then: it saves another reading of the clock.
+    #[must_use]
+    pub fn began_at(&self) -> Option<Timestamp> {
+        self.0.as_ref().map(|held| held.clock.at_elapsed_nanos(held.since.0))
+    }
+}
 
 impl Drop for LockHold<'_> {
     fn drop(&mut self) {

@@ -10,14 +10,16 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::fragment::Fragment;
-use super::live_page::TaskTableQuery;
+use super::frame::PageUser;
+use super::live_page::{BarriersPageQuery, HostsPageQuery, TaskTableQuery};
 use super::snapshot::{CapturedState, JobSnapshot};
 use super::status::TaskStatus;
-use super::{drain, issues, job, overview, times};
+use super::waterfall::{OpenedBarrier, Waterfall};
+use super::{drain, host, hosts, issues, job, overview, times};
 use crate::coordination::{
     Actor, ActorOrigin, CallId, Caller, CommandReason, ConnectionEnd, ConnectionId, Coordinator, Effect,
-    FindingChange, Input, JobId, JobSettings, OperatorCommand, Request, ServiceIncarnation, TaskId,
-    TaskIncarnation, Timestamp,
+    ExclusionTarget, FindingChange, Input, JobId, JobSettings, OperatorCommand, Request, ServiceIncarnation,
+    TaskId, TaskIncarnation, Timestamp,
 };
 use crate::engine::Observer as _;
 use crate::service::findings::{self, DetectorInput, FindingTransition, run_detectors};
@@ -467,4 +469,82 @@ fn issues_are_ordered_alike_on_the_overview() {
         overview::render_fragments(&survey.sorted_by_urgency()).unwrap_or_else(|_| panic!("it is made"));
     let said = visible_fragment_text(&parts, "needs", stuck.now);
     assert!(said.starts_with("2 issues train: Run 1 failed"), "{said}");
+}
+
+#[test]
+fn a_dead_host_is_one_issue_one_box_and_one_page() {
+    let mut rig = PagesFixture::with_registered_tasks(recoverable_job_settings(32), 5);
+    (8..16).for_each(|number| rig.kill_task(number));
+    rig.advance_seconds(10);
+    assert_eq!(rig.issue_titles(), ["8 tasks have failed: all tasks of host 10.0.0.2"]);
+    let needs = rig.job_page_fragment_text("needs");
+    assert_contains(&needs, "Host 10.0.0.2 all 8 tasks (8–15): 8 failed");
+    assert_contains(&needs, "Exclude host…");
+    assert_lacks(&needs, "Task 8 10.0.0.2");
+    let hosts = hosts::render_fragments(&rig.snapshot(), &HostsPageQuery::default()).unwrap_or_default();
+    let picture = visible_fragment_text(&hosts, "hosts", rig.now);
+    assert_contains(&picture, "4 hosts 1 down 3 healthy");
+    assert_contains(&picture, "10.0.0.2, tasks 8–15: down, 8 failed");
+    let table = visible_fragment_text(&hosts, "host-table", rig.now);
+    assert_contains(&table, "10.0.0.2 down 8–15 0 of 8");
+    let user = PageUser { operator: true, ..PageUser::default() };
+    let page =
+        host::render_fragments(&rig.snapshot(), &user, "10.0.0.2").unwrap_or_default().expect("a host");
+    assert_contains(&visible_fragment_text(&page, "host", rig.now), "Tasks 8–15 States 8 failed");
+    assert_contains(&visible_fragment_text(&page, "host-act", rig.now), "All 8 tasks leave the run at once");
+    assert_contains(&visible_fragment_text(&page, "timeline", rig.now), "8 tasks: 8–15");
+    assert!(host::render_fragments(&rig.snapshot(), &user, "10.0.0.9").unwrap_or_default().is_none());
+
+    // Its address is its own, so that it is excluded by it. A host whose name is not its address behaves alike.
+    let host = rig.core.job(JOB).unwrap().excluded_host("10.0.0.2").expect("a host");
+    let target = ExclusionTarget::NamedHost(Arc::new(host));
+    let actor = Actor { who: "ops".into(), address: None, means: ActorOrigin::Cli };
+    let reason = CommandReason::try_from("ECC errors".to_owned()).unwrap();
+    let act = OperatorCommand::Exclude { target, expires_in: None, end_run: false };
+    rig.apply_input(Input::Command { job: JOB, actor, reason, act });
+    let page =
+        host::render_fragments(&rig.snapshot(), &user, "10.0.0.2").unwrap_or_default().expect("a host");
+    assert_contains(&visible_fragment_text(&page, "host-act", rig.now), "host 10.0.0.2 is excluded");
+    assert_contains(&visible_fragment_text(&page, "host", rig.now), "excluded");
+    assert_eq!(rig.issue_titles(), [""; 0]);
+}
+
+#[test]
+fn the_picture_of_a_barrier_has_the_numbers_of_its_record() {
+    let mut rig = PagesFixture::with_registered_tasks(recoverable_job_settings(24), 5);
+    for use_of_barrier in 0..3_u64 {
+        for number in 0..24_usize {
+            // The tasks of the second host come late.
+            rig.now =
+                rig.now.after(Duration::from_millis(if number / 8 == 1 { 50 + use_of_barrier } else { 1 }));
+            let id = "train/step".to_owned();
+            let counter = i64::try_from(use_of_barrier).unwrap();
+            let request =
+                Request::Barrier { id, counter, timeout_ms: 60_000, members: None, task: task_id(number) };
+            rig.call_as_task(number, request);
+        }
+    }
+    let snapshot = rig.snapshot();
+    let records = &snapshot.view.run.recent_barriers;
+    let query = BarriersPageQuery { barrier: "train/step".into(), ..BarriersPageQuery::default() };
+    let fall = Waterfall::new(&snapshot, &query);
+    let records: Vec<_> = records.iter().filter(|record| *record.id == *"train/step").collect();
+    assert_eq!((fall.rows.len(), records.len()), (3, 3));
+    for (row, record) in fall.rows.iter().zip(&records) {
+        let (skew, waited) =
+            (times::microseconds_text(&record.skew_us), times::microseconds_text(&record.waited_us));
+        assert_contains(&row.says, &format!("24 of 24 arrived within {skew}"));
+        assert_contains(&row.says, &format!("task {} was last; {waited} blocked", record.last.unwrap()));
+    }
+    for by in ["host", "task"] {
+        let opened = format!("1/{}/train/step", records[0].counter);
+        let query = BarriersPageQuery { opened, by: by.into(), ..BarriersPageQuery::default() };
+        let it = OpenedBarrier::new(&snapshot, &query).expect("it is kept");
+        assert_eq!(it.rows.len(), if by == "host" { 3 } else { 24 });
+        assert_eq!(it.rows.iter().map(|row| row.blocked_us).sum::<u64>(), records[0].waited_us, "{by}");
+        let latest = it.rows.iter().map(|row| row.after_us.1).max();
+        assert_eq!(latest, Some(records[0].skew_us), "{by}");
+    }
+    let gone = BarriersPageQuery { opened: "1/99/train/step".into(), ..BarriersPageQuery::default() };
+    assert!(OpenedBarrier::new(&snapshot, &gone).is_none());
 }
