@@ -155,12 +155,6 @@ impl SimulatedCluster {
         self.shared.tally.summary()
     }
 
-    /// Returns the number of tasks that take part now.
-    #[must_use]
-    pub fn present(&self) -> u64 {
-        self.shared.tally.present()
-    }
-
     /// Shuts all tasks down, and waits for this at most for `limit`. Then it closes the connections.
     pub async fn end(mut self, limit: Duration) {
         self.shared.tally.record_end();

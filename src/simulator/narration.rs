@@ -13,8 +13,7 @@ use crate::text::{format_exact_duration, format_ranges};
 const NAMED_MAX: usize = 8;
 
 /// Returns tasks as ranges: `24-31, 40`.
-#[must_use]
-pub fn task_ranges(tasks: &[u32]) -> String {
+fn task_ranges(tasks: &[u32]) -> String {
     let numbers = tasks.iter().map(|task| i32::try_from(*task).unwrap_or(i32::MAX));
     format_ranges(numbers, NAMED_MAX, "-", "…")
 }

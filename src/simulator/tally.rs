@@ -58,6 +58,8 @@ pub struct SimulationSummary {
     pub steps: u64,
     /// The registrations that the service accepted.
     pub registrations: u64,
+    /// The tasks that took part at the end.
+    pub present: u64,
     /// The errors by kind.
     pub errors: BTreeMap<String, ErrorCount>,
     /// The first of the unexpected errors.
@@ -68,7 +70,24 @@ impl SimulationSummary {
     /// Returns the number of unexpected errors.
     #[must_use]
     pub fn unexpected_count(&self) -> u64 {
-        self.errors.values().map(|count| count.unexpected).sum()
+        self.unexpected_errors().values().sum()
+    }
+
+    /// Returns how many errors of each kind the story provoked.
+    #[must_use]
+    pub fn expected_errors(&self) -> BTreeMap<&str, u64> {
+        self.nonzero_counts(|count| count.expected)
+    }
+
+    /// Returns how many errors of each kind had no reason in the story.
+    #[must_use]
+    pub fn unexpected_errors(&self) -> BTreeMap<&str, u64> {
+        self.nonzero_counts(|count| count.unexpected)
+    }
+
+    fn nonzero_counts(&self, of: impl Fn(&ErrorCount) -> u64) -> BTreeMap<&str, u64> {
+        let counts = self.errors.iter().map(|(kind, count)| (kind.as_str(), of(count)));
+        counts.filter(|(_, count)| *count > 0).collect()
     }
 }
 
@@ -118,12 +137,6 @@ impl Tally {
         self.present.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// Returns the number of tasks that take part now.
-    #[must_use]
-    pub fn present(&self) -> u64 {
-        self.present.load(Ordering::Acquire)
-    }
-
     /// Records that a task has passed instance `counter` of the step barrier in a run.
     pub fn record_step(&self, run: u64, counter: i64) {
         let mut counts = self.lock();
@@ -159,6 +172,7 @@ impl Tally {
         SimulationSummary {
             steps: counts.steps,
             registrations: self.registrations.load(Ordering::Acquire),
+            present: self.present.load(Ordering::Acquire),
             errors: counts.errors.clone(),
             unexpected: counts.unexpected.clone(),
         }
