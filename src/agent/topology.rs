@@ -31,9 +31,9 @@ pub fn encode_local_topology(task: u32, devices: u32, boot_id: &str) -> Vec<u8> 
 /// Encodes the devices of all tasks: for each task its number, its number of devices, the identity of its host's boot,
 /// and its partition.
 pub fn encode_global_topology(tasks: impl IntoIterator<Item = (u32, u32, String, u32)>) -> Vec<u8> {
-    let processes = tasks.into_iter().map(|(task, devices, boot_id, partition)| {
-        local_topology(task, devices, boot_id, partition as i32)
-    });
+    let processes = tasks
+        .into_iter()
+        .map(|(task, devices, boot_id, partition)| local_topology(task, devices, boot_id, partition as i32));
     xla::GlobalTopologyProto { processes: processes.collect() }.encode_to_vec()
 }
 

@@ -22,8 +22,7 @@ use super::stop_signals::{StopSignal, StopSignals};
 use super::{allocator, connection_limits};
 use crate::coordination::JobName;
 use crate::simulator::{
-    ConnectionPlan, SimulatedCluster, Story, StoryOverrides, built_in_names, built_in_text,
-    plan_connections,
+    ConnectionPlan, SimulatedCluster, Story, StoryOverrides, built_in_names, built_in_text, plan_connections,
 };
 use crate::telemetry::log::{self, LogFormat};
 use report::SimulationReport;
@@ -164,7 +163,9 @@ fn load_story(arguments: &Arguments) -> Result<Story> {
     let name = &arguments.story;
     let mut story = match built_in_text(name) {
         Some(text) => Story::parse(text)?,
-        None if !name.contains(['.', '/']) && !PathBuf::from(name).exists() => bail!(unknown_story_text(name)),
+        None if !name.contains(['.', '/']) && !PathBuf::from(name).exists() => {
+            bail!(unknown_story_text(name))
+        }
         None => Story::read(&PathBuf::from(name))?,
     };
     let Arguments { tasks, hosts, length, seed, .. } = *arguments;
@@ -196,9 +197,7 @@ enum SimulationEnd {
 async fn simulate(arguments: &Arguments, mut story: Story, plan: ConnectionPlan) -> Result<ExitCode> {
     let mut stops = StopSignals::listen()?;
     let server = match &arguments.server {
-        None => {
-            SimulationServer::start_own([arguments.grpc, arguments.http], &arguments.job, &story).await?
-        }
+        None => SimulationServer::start_own([arguments.grpc, arguments.http], &arguments.job, &story).await?,
         Some(url) => {
             SimulationServer::connect(url, &arguments.credentials, &arguments.job, &mut story).await?
         }

@@ -32,7 +32,11 @@ mod tests {
             let text = built_in_text(name).unwrap();
             for (tasks, hosts) in [(24, 6), (4, 4), (10_000, 1250), (100_000, 10_000)] {
                 let mut story = Story::parse(text).unwrap_or_else(|error| panic!("{name}: {error}"));
-                story.apply(StoryOverrides { tasks: Some(tasks), hosts: Some(hosts), ..StoryOverrides::default() });
+                story.apply(StoryOverrides {
+                    tasks: Some(tasks),
+                    hosts: Some(hosts),
+                    ..StoryOverrides::default()
+                });
                 story.check().unwrap_or_else(|error| panic!("{name} with {tasks} tasks: {error}"));
             }
         }

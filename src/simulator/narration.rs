@@ -50,7 +50,12 @@ pub fn describe_action(action: &ScheduledAction) -> String {
             lasts(time)
         ),
         TaskAction::Hang { lasts: time } => {
-            format!("{} heartbeats and {} no barrier{}", verb("sends", "send"), verb("reaches", "reach"), lasts(time))
+            format!(
+                "{} heartbeats and {} no barrier{}",
+                verb("sends", "send"),
+                verb("reaches", "reach"),
+                lasts(time)
+            )
         }
         TaskAction::Silence { lasts: time } if action.what == StoryAction::Partition => {
             format!("{} cut off from the network{}", verb("is", "are"), lasts(time))
@@ -76,7 +81,11 @@ pub fn describe_action(action: &ScheduledAction) -> String {
 pub fn describe_expectation(story: &Story, action: &ScheduledAction) -> String {
     let timeout = format_exact_duration(story.job.heartbeat_timeout.0);
     let run_ends = !story.job.recoverable;
-    let failure = if run_ends { "the run fails, with the first of these tasks as its first cause" } else { "the run goes on" };
+    let failure = if run_ends {
+        "the run fails, with the first of these tasks as its first cause"
+    } else {
+        "the run goes on"
+    };
     match &action.action {
         TaskAction::Late { .. } => {
             "the straggler statistics should name these tasks after about 16 steps".to_owned()
@@ -126,10 +135,7 @@ mod tests {
         assert_eq!(action, "host host-0003 (tasks 24-31) goes silent");
         assert_eq!(expected, "the service should report it within 10s; the run goes on");
         let (action, expected) = told("what = \"partition\"\nhosts = \"3-4\"\nfor = \"5s\"");
-        assert_eq!(
-            action,
-            "2 hosts host-0003, host-0004 (tasks 24-39) are cut off from the network for 5s"
-        );
+        assert_eq!(action, "2 hosts host-0003, host-0004 (tasks 24-39) are cut off from the network for 5s");
         assert!(expected.contains("no task should fail"), "{expected}");
         assert_eq!(told("what = \"kill\"\ntasks = \"7\"").0, "task 7 dies without a goodbye");
         let (action, _) = told("what = \"late\"\nby = \"1s\"\ntasks = \"7-9\"");

@@ -50,13 +50,13 @@ impl TaskAction {
     fn of_event(event: &StoryEvent) -> Self {
         let lasts = event.lasts.map(|lasts| lasts.0);
         match event.what {
-            StoryAction::Late => {
-                Self::Late { by: event.by.map_or(Duration::ZERO, |by| by.0), lasts }
-            }
+            StoryAction::Late => Self::Late { by: event.by.map_or(Duration::ZERO, |by| by.0), lasts },
             StoryAction::Hang => Self::Hang { lasts },
             StoryAction::Silence | StoryAction::Partition => Self::Silence { lasts },
             StoryAction::Kill => Self::Kill,
-            StoryAction::Restart => Self::Restart { after: event.after.map_or(Duration::ZERO, |after| after.0) },
+            StoryAction::Restart => {
+                Self::Restart { after: event.after.map_or(Duration::ZERO, |after| after.0) }
+            }
             StoryAction::Stop => Self::Stop,
             StoryAction::Error => {
                 let message = event.message.as_deref().unwrap_or("a simulated error");
@@ -127,10 +127,7 @@ impl Schedule {
             }
         };
         let next = story.events.iter().enumerate().map(|(number, event)| Reverse((event.at.0, number)));
-        Self {
-            next: next.collect(),
-            events: story.events.iter().enumerate().map(scheduled).collect(),
-        }
+        Self { next: next.collect(), events: story.events.iter().enumerate().map(scheduled).collect() }
     }
 
     /// Returns the sets of tasks whose connections an event resets at the same time.

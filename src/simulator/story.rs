@@ -341,10 +341,9 @@ impl Story {
     /// The first impossible value, with its key.
     pub fn check(&self) -> Result<(), StoryError> {
         let bounded = |field: &str, value: u32, most: u32| {
-            (1..=most)
-                .contains(&value)
-                .then_some(())
-                .ok_or_else(|| StoryError::value(field, format!("{value} is not possible: write 1 to {most}")))
+            (1..=most).contains(&value).then_some(()).ok_or_else(|| {
+                StoryError::value(field, format!("{value} is not possible: write 1 to {most}"))
+            })
         };
         bounded("tasks", self.tasks, SIMULATED_TASKS_MAX)?;
         bounded("hosts", self.hosts, SIMULATED_HOSTS_MAX)?;
@@ -358,7 +357,10 @@ impl Story {
         }
         let at_least = |field: &str, value: Duration, least: Duration| {
             (value >= least).then_some(()).ok_or_else(|| {
-                StoryError::value(field, format!("it is too short: write at least {}", format_exact_duration(least)))
+                StoryError::value(
+                    field,
+                    format!("it is too short: write at least {}", format_exact_duration(least)),
+                )
             })
         };
         at_least("steps.time", self.steps.time.0, STEP_MIN)?;
@@ -372,9 +374,9 @@ impl Story {
             return Err(StoryError::value("events", format!("there are more than {EVENTS_MAX}")));
         }
         for (at, event) in self.events.iter().enumerate() {
-            event.check(self.layout()).map_err(|(key, problem)| {
-                StoryError::value(format!("events[{at}].{key}"), problem)
-            })?;
+            event
+                .check(self.layout())
+                .map_err(|(key, problem)| StoryError::value(format!("events[{at}].{key}"), problem))?;
         }
         Ok(())
     }
@@ -400,7 +402,10 @@ impl StoryEvent {
         self.check_selection(layout)?;
         self.check_keys()?;
         if self.every.is_some_and(|every| every.0 < EVERY_MIN) {
-            return Err(("every", format!("it is too short: write at least {}", format_exact_duration(EVERY_MIN))));
+            return Err((
+                "every",
+                format!("it is too short: write at least {}", format_exact_duration(EVERY_MIN)),
+            ));
         }
         if let (Some(every), Some(lasts)) = (self.every, self.lasts)
             && lasts >= every
@@ -451,10 +456,16 @@ impl StoryEvent {
             return Err(("by", "`late` needs it: by how much the tasks are late, such as \"1s\"".to_owned()));
         }
         if self.what == Partition && self.lasts.is_none() {
-            return Err(("for", "`partition` needs it: how long the hosts are cut off, such as \"20s\"".to_owned()));
+            return Err((
+                "for",
+                "`partition` needs it: how long the hosts are cut off, such as \"20s\"".to_owned(),
+            ));
         }
         if self.what == Partition && self.tasks.is_some() {
-            return Err(("tasks", "`partition` cuts off whole hosts: give `hosts` or `random-hosts`".to_owned()));
+            return Err((
+                "tasks",
+                "`partition` cuts off whole hosts: give `hosts` or `random-hosts`".to_owned(),
+            ));
         }
         Ok(())
     }
@@ -504,7 +515,10 @@ mod tests {
             let error = event(keys);
             assert!(error.contains(named), "{keys}: {error}");
         }
-        assert_eq!(event("what = \"late\"\nby = \"1s\"\ntasks = \"0, 4-7\"\nevery = \"5s\"\nfor = \"1s\""), "none");
+        assert_eq!(
+            event("what = \"late\"\nby = \"1s\"\ntasks = \"0, 4-7\"\nevery = \"5s\"\nfor = \"1s\""),
+            "none"
+        );
         assert!(problem("[workers]\nheartbeat-interval = \"10s\"\n").contains("workers.heartbeat-interval"));
     }
 
@@ -512,7 +526,11 @@ mod tests {
     fn sizes_are_bounded() {
         let mut story = Story::parse(SMALL).unwrap();
         let mut with = |tasks, hosts| {
-            story.apply(StoryOverrides { tasks: Some(tasks), hosts: Some(hosts), ..StoryOverrides::default() });
+            story.apply(StoryOverrides {
+                tasks: Some(tasks),
+                hosts: Some(hosts),
+                ..StoryOverrides::default()
+            });
             story.check().map_err(|error| error.to_string())
         };
         assert!(with(100_000, 10_000).is_ok());

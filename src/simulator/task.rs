@@ -1,6 +1,7 @@
 //! Runs one simulated task: it registers, sends heartbeats, waits for errors, and makes steps that end at a barrier, as
 //! an unmodified JAX process does. It carries out the actions of the story.
 //!
+//! The future of a call takes 3 KB. Calls are boxed, so that a task has this memory only while it makes a call.
 //! `cluster.rs` starts the tasks and sends them their actions. Begin at [`SimulatedTask::run`], then `run_life`.
 
 use std::convert::Infallible;
@@ -184,7 +185,7 @@ impl SimulatedTask {
         let until = Instant::now() + REGISTER_TIMEOUT;
         loop {
             let outcome = {
-                let mut registering = pin!(client.register(REGISTER_TIMEOUT));
+                let mut registering = Box::pin(client.register(REGISTER_TIMEOUT));
                 loop {
                     tokio::select! {
                         biased;
@@ -216,14 +217,11 @@ impl SimulatedTask {
     }
 
     /// Takes part in the run until this incarnation ends.
-    async fn take_part(
-        &mut self,
-        client: &CoordinationClient,
-        connection: &SimulatedConnection,
-    ) -> LifeEnd {
+    async fn take_part(&mut self, client: &CoordinationClient, connection: &SimulatedConnection) -> LifeEnd {
         let shared = Arc::clone(&self.shared);
         let interval = shared.story.heartbeat_interval();
-        let first = self.random_time(interval);
+        // The service counts the silence of a task from the start of the run, which is before the answer arrives.
+        let first = self.random_time(interval / 2);
         let random = fastrand::Rng::with_seed(self.random.u64(..));
         let lateness = std::mem::take(&mut self.lateness);
         let mut ends = ActionEnds { late: None, hang: None };
@@ -277,7 +275,7 @@ impl SimulatedTask {
             Some(TaskCommand::Act(action)) => action,
             Some(TaskCommand::Leave(limit)) => {
                 // The simulation ends in any case.
-                let _ = client.shutdown(limit).await;
+                let _ = Box::pin(client.shutdown(limit)).await;
                 return Some(LifeEnd::Leave);
             }
             None => return Some(LifeEnd::Leave),
@@ -302,13 +300,14 @@ impl SimulatedTask {
                 Some(LifeEnd::Restart(after))
             }
             TaskAction::Stop => {
-                if let Err(error) = client.shutdown(SHUTDOWN_TIMEOUT).await {
+                if let Err(error) = Box::pin(client.shutdown(SHUTDOWN_TIMEOUT)).await {
                     self.shared.tally.record_error(self.task, &error, connection.is_reset());
                 }
                 Some(LifeEnd::Away)
             }
             TaskAction::ReportError { message } => {
-                if let Err(error) = client.report_error(Code::Internal, &message, CALL_TIMEOUT).await {
+                let reporting = client.report_error(Code::Internal, &message, CALL_TIMEOUT);
+                if let Err(error) = Box::pin(reporting).await {
                     self.shared.tally.record_error(self.task, &error, connection.is_reset());
                 }
                 Some(self.end_after_failure(Duration::ZERO))
@@ -317,11 +316,7 @@ impl SimulatedTask {
     }
 
     /// Sends nothing until `until`. Returns how this incarnation ends, if an event ends it meanwhile.
-    async fn stay_silent(
-        &mut self,
-        mut until: Instant,
-        connection: &SimulatedConnection,
-    ) -> Option<LifeEnd> {
+    async fn stay_silent(&mut self, mut until: Instant, connection: &SimulatedConnection) -> Option<LifeEnd> {
         loop {
             tokio::select! {
                 biased;
@@ -378,7 +373,7 @@ fn end_before_registration(action: &TaskAction, connection: &SimulatedConnection
 
 /// Waits for an error of the run.
 async fn poll_for_errors(client: &CoordinationClient) -> Result<Infallible, AgentError> {
-    client.poll_for_error().await?;
+    Box::pin(client.poll_for_error()).await?;
     // The service delivers errors with heartbeats, and the client polls no more.
     std::future::pending().await
 }
@@ -389,10 +384,12 @@ async fn send_heartbeats(
     first: Duration,
     interval: Duration,
 ) -> Result<Infallible, AgentError> {
-    sleep(first).await;
+    let mut next = Instant::now() + first;
     loop {
-        client.heartbeat(interval.max(CALL_TIMEOUT)).await?;
-        sleep(interval).await;
+        sleep_until(next).await;
+        // The time of a slow call is part of the interval, and heartbeats that a silence has missed are not made up for.
+        next = Instant::now() + interval;
+        Box::pin(client.heartbeat(interval.max(CALL_TIMEOUT))).await?;
     }
 }
 
@@ -405,13 +402,16 @@ async fn make_steps(
     lateness: &Lateness,
     mut random: fastrand::Rng,
 ) -> Result<Infallible, AgentError> {
+    // All tasks have registered at the same moment, and a real cluster publishes over some time.
+    sleep(shared.story.workers.start_spread.0.mul_f64(random.f64())).await;
     Box::pin(publish(task, shared, client)).await?;
     let steps = &shared.story.steps;
     let (limit, own_limit) = (steps.timeout.0, steps.timeout.0 + CALL_TIMEOUT);
     let mut counter = -1;
     loop {
         sleep(steps.time.0 + steps.spread.0.mul_f64(random.f64()) + lateness.get()).await;
-        match client.barrier(STEP_BARRIER, &[], &mut counter, limit, own_limit).await {
+        let arriving = client.barrier(STEP_BARRIER, &[], &mut counter, limit, own_limit);
+        match Box::pin(arriving).await {
             Ok(()) => shared.tally.record_step(client.service_incarnation(), counter),
             // A failed barrier is an exception in a JAX program. This program goes on with the next step.
             Err(error @ AgentError::Refused { .. }) if error.grpc_code() != Some(Code::PermissionDenied) => {
@@ -430,7 +430,9 @@ async fn publish(task: u32, shared: &ClusterShared, client: &CoordinationClient)
     if story.workers.identities
         && let Ok(identity) = ProcessIdentity::new(&host_name(host), layout.local_number(task))
     {
-        client.insert(&ProcessIdentity::store_key(task), identity.to_store_value(), true, CALL_TIMEOUT).await?;
+        client
+            .insert(&ProcessIdentity::store_key(task), identity.to_store_value(), true, CALL_TIMEOUT)
+            .await?;
     }
     if !story.workers.topology {
         return Ok(());
@@ -440,9 +442,8 @@ async fn publish(task: u32, shared: &ClusterShared, client: &CoordinationClient)
     insert_if_absent(client, &topology::store_key(task), local).await?;
     if task == 0 && u64::from(story.tasks) * u64::from(devices) <= GLOBAL_DEVICES_MAX {
         let hosts = (0..story.tasks).map(|task| (task, layout.host_of_task(task)));
-        let global = topology::encode_global_topology(
-            hosts.map(|(task, host)| (task, devices, boot_id(host), host)),
-        );
+        let global =
+            topology::encode_global_topology(hosts.map(|(task, host)| (task, devices, boot_id(host), host)));
         insert_if_absent(client, GLOBAL_TOPOLOGY_KEY, global).await?;
     }
     Ok(())

@@ -108,7 +108,10 @@ impl SimulationReport {
     /// Returns the first actions of the story.
     fn announced_actions(&self) -> Vec<ScheduledAction> {
         let within = |action: &ScheduledAction| self.story.length.is_none_or(|length| action.at < length.0);
-        Schedule::new(&self.story).take_while(within).take(self.story.events.len().min(ANNOUNCED_MAX)).collect()
+        Schedule::new(&self.story)
+            .take_while(within)
+            .take(self.story.events.len().min(ANNOUNCED_MAX))
+            .collect()
     }
 
     /// Prints that all tasks have registered.
@@ -164,7 +167,10 @@ impl SimulationReport {
             let words: Vec<String> = all.iter().map(|(kind, count)| format!("{count} of {kind}")).collect();
             if words.is_empty() { "none".to_owned() } else { words.join(", ") }
         };
-        text.add_line(format!("  errors that the story provoked: {}", errors(SimulationSummary::expected_errors)));
+        text.add_line(format!(
+            "  errors that the story provoked: {}",
+            errors(SimulationSummary::expected_errors)
+        ));
         text.add_line(format!("  other errors: {}", errors(SimulationSummary::unexpected_errors)));
         for error in &summary.unexpected {
             text.add_line(format!("    {error}"));

@@ -38,11 +38,7 @@ pub struct SimulationServer {
 
 impl SimulationServer {
     /// Starts a server in this process, whose only job is that of the story.
-    pub async fn start_own(
-        addresses: [Option<SocketAddr>; 2],
-        job: &JobName,
-        story: &Story,
-    ) -> Result<Self> {
+    pub async fn start_own(addresses: [Option<SocketAddr>; 2], job: &JobName, story: &Story) -> Result<Self> {
         let flags = BTreeMap::from([
             ("recoverable", story.job.recoverable.to_string()),
             ("heartbeat-timeout", format_exact_duration(story.job.heartbeat_timeout.0)),
@@ -70,7 +66,8 @@ impl SimulationServer {
                 Ok(Self { client, job: job.clone(), own: None, is_job_new: false })
             }
             Err(ClientError::NoSuchJob { .. }) => {
-                let _: JobSummary = send_json(&client, Method::POST, "/api/v1/jobs", &new_job(job, story)?).await?;
+                let _: JobSummary =
+                    send_json(&client, Method::POST, "/api/v1/jobs", &new_job(job, story)?).await?;
                 // The server now says where the tasks of the new job connect.
                 let client = Client::connect(url, credentials).await?;
                 Ok(Self { client, job: job.clone(), own: None, is_job_new: true })
@@ -122,7 +119,9 @@ impl SimulationServer {
     pub fn remaining_job_text(&self) -> Option<String> {
         let (job, url) = (&self.job, self.url());
         self.is_job_new.then(|| {
-            format!("the job {job} stays; delete it with: muster job delete {job} --reason TEXT --server {url}")
+            format!(
+                "the job {job} stays; delete it with: muster job delete {job} --reason TEXT --server {url}"
+            )
         })
     }
 
