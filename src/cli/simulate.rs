@@ -33,7 +33,7 @@ const REGISTER_LIMIT: Duration = Duration::from_secs(300);
 /// The time that the tasks have to shut down at the end of the story.
 const LEAVE_LIMIT: Duration = Duration::from_secs(10);
 /// The same after a signal.
-const LEAVE_LIMIT_AFTER_SIGNAL: Duration = Duration::from_millis(800);
+const LEAVE_LIMIT_AFTER_SIGNAL: Duration = Duration::from_millis(500);
 /// Open files besides the connections of the tasks.
 const OTHER_FILES: u64 = 256;
 
@@ -177,12 +177,12 @@ fn load_story(arguments: &Arguments) -> Result<Story> {
 /// Checks that the connections fit into the limit on open files.
 fn check_open_files(plan: &ConnectionPlan, has_own_server: bool) -> Result<()> {
     // The own server has the other end of each connection.
-    let needed = plan.len() as u64 * if has_own_server { 2 } else { 1 } + OTHER_FILES;
+    let needed = plan.connections() as u64 * if has_own_server { 2 } else { 1 } + OTHER_FILES;
     match getrlimit(Resource::Nofile).current {
         Some(limit) if limit < needed => bail!(
             "{} connections need {needed} open files, and the limit is {limit}: raise it (ulimit -n), or give fewer with \
              --connections",
-            plan.len()
+            plan.connections()
         ),
         _ => Ok(()),
     }

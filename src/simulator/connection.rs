@@ -93,7 +93,7 @@ impl ConnectionPool {
     /// Creates the pool. It opens no connection.
     #[must_use]
     pub fn new(target: SimulatedTarget, layout: ClusterLayout, plan: ConnectionPlan) -> Self {
-        let connections = (0..plan.len()).map(|_| Mutex::default()).collect();
+        let connections = (0..plan.connections()).map(|_| Mutex::default()).collect();
         Self { target, layout, plan, connections }
     }
 

@@ -104,7 +104,7 @@ impl ConnectionPlan {
 
     /// Returns the number of connections.
     #[must_use]
-    pub fn len(&self) -> usize {
+    pub fn connections(&self) -> usize {
         self.shared as usize + self.separate.len()
     }
 
@@ -174,13 +174,13 @@ mod tests {
             let plan = ConnectionPlan::new(tasks, shared, [killed.as_slice()]);
             for task in 0..tasks {
                 let connection = plan.connection_of_task(task);
-                prop_assert!(connection < plan.len());
+                prop_assert!(connection < plan.connections());
                 let dies = killed.contains(&task);
                 for other in (0..tasks).filter(|other| plan.connection_of_task(*other) == connection) {
                     prop_assert_eq!(killed.contains(&other), dies, "{} and {}", task, other);
                 }
             }
-            for connection in shared as usize..plan.len() {
+            for connection in shared as usize..plan.connections() {
                 prop_assert_eq!(plan.connection_of_task(plan.first_task(connection)), connection);
             }
         }

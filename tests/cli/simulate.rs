@@ -271,7 +271,7 @@ fn a_task_can_hang_report_an_error_and_shut_down() {
         what = \"kill\"
         tasks = \"7\""
     );
-    // Without a delay, no task would come back from its error unseen.
+    // Task 5 stays away after its error.
     let story = story.replace("restart-delay = \"100ms\"", "restart-delay = \"1h\"");
     let mut simulation = Simulation::start("simulate-actions", &story, &[]);
     for task in [3, 5, 6, 7] {

@@ -72,7 +72,7 @@ impl SimulationReport {
         plan: &ConnectionPlan,
     ) -> Result<()> {
         let Self { story, json } = self;
-        let (url, job, connections) = (server.url(), server.job(), plan.len());
+        let (url, job, connections) = (server.url(), server.job(), plan.connections());
         let address_for_each_host = target.has_address_for_each_host();
         if *json {
             return print_json_line(&ReportLine::Start {
