@@ -204,10 +204,8 @@ impl CoordinationClient {
             error_code: code as i32,
             error_message: message.to_owned(),
         };
-        let mut client = self.client.clone();
-        let asking = client.report_error_to_service(request);
-        self.call_with_limit("error report", Some(limit), asking).await?;
-        Ok(())
+        let asking = async { self.client.clone().report_error_to_service(request).await };
+        self.call_with_limit("error report", Some(limit), asking).await.map(|_| ()).map_err(AgentError::from)
     }
 
     /// Returns the states of all tasks and their version, once they are newer than `version`.
