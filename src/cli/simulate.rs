@@ -22,7 +22,8 @@ use super::stop_signals::{StopSignal, StopSignals};
 use super::{allocator, connection_limits};
 use crate::coordination::JobName;
 use crate::simulator::{
-    ConnectionPlan, SimulatedCluster, Story, StoryOverrides, built_in_names, built_in_text, plan_connections,
+    ConnectionPlan, SimulatedCluster, Story, StoryError, StoryOverrides, built_in_names, built_in_text,
+    plan_connections,
 };
 use crate::telemetry::log::{self, LogFormat};
 use report::SimulationReport;
@@ -137,7 +138,7 @@ Keys of a story ([default]):
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     if let Some(name) = &arguments.print_story {
-        let Some(text) = built_in_text(name) else { bail!(unknown_story_text(name)) };
+        let text = built_in_text(name).ok_or_else(|| unknown_story_error(name))?;
         print_raw(text)?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -153,9 +154,8 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     code
 }
 
-fn unknown_story_text(name: &str) -> String {
-    let names: Vec<&str> = built_in_names().collect();
-    format!("there is no story {name:?}: name one of {}, or a file", names.join(", "))
+fn unknown_story_error(name: &str) -> StoryError {
+    StoryError::Unknown { name: name.to_owned(), names: built_in_names().collect::<Vec<_>>().join(", ") }
 }
 
 /// Loads the story with the values of the command line.
@@ -164,7 +164,7 @@ fn load_story(arguments: &Arguments) -> Result<Story> {
     let mut story = match built_in_text(name) {
         Some(text) => Story::parse(text)?,
         None if !name.contains(['.', '/']) && !PathBuf::from(name).exists() => {
-            bail!(unknown_story_text(name))
+            return Err(unknown_story_error(name).into());
         }
         None => Story::read(&PathBuf::from(name))?,
     };

@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use super::connection::{ConnectionPool, SimulatedTarget};
 use super::layout::ConnectionPlan;
 use super::schedule::{Schedule, ScheduledAction};
-use super::story::Story;
+use super::story::{Story, StoryError};
 use super::tally::{SimulationSummary, Tally};
 use super::task::{ClusterShared, SimulatedTask, TaskCommand};
 
@@ -21,19 +21,9 @@ use super::task::{ClusterShared, SimulatedTask, TaskCommand};
 /// a connection to 16,384.
 const TASKS_OF_CONNECTION_MAX: u32 = 4000;
 
-/// Why a simulation cannot begin or go on.
+/// Why a simulation cannot go on.
 #[derive(Debug, thiserror::Error)]
 pub enum SimulationError {
-    /// Too many tasks share a connection, or a connection has no task.
-    #[error("{given} connections are not possible for {tasks} tasks: use {least} to {tasks}")]
-    Connections {
-        /// The number of connections.
-        given: u32,
-        /// The number of tasks.
-        tasks: u32,
-        /// The least number of connections.
-        least: u32,
-    },
     /// Not all tasks have registered in time.
     #[error("{registered} of {tasks} tasks have registered within {} s{}", within.as_secs(), first_error(errors))]
     NotRegistered {
@@ -56,11 +46,11 @@ fn first_error(errors: &[String]) -> String {
 ///
 /// # Errors
 /// If `shared` connections are too few or too many.
-pub fn plan_connections(story: &Story, shared: Option<u32>) -> Result<ConnectionPlan, SimulationError> {
+pub fn plan_connections(story: &Story, shared: Option<u32>) -> Result<ConnectionPlan, StoryError> {
     let least = story.tasks.div_ceil(TASKS_OF_CONNECTION_MAX);
     let given = shared.unwrap_or_else(|| story.hosts.max(least));
     if !(least..=story.tasks).contains(&given) {
-        return Err(SimulationError::Connections { given, tasks: story.tasks, least });
+        return Err(StoryError::Connections { given, tasks: story.tasks, least });
     }
     let schedule = Schedule::new(story);
     Ok(ConnectionPlan::new(story.tasks, given, schedule.tasks_killed_together()))

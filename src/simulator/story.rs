@@ -39,6 +39,24 @@ pub enum StoryError {
     /// The file is not TOML, or has a wrong or a missing key.
     #[error("the story is not understood: {0}")]
     Syntax(String),
+    /// This program has no story of this name.
+    #[error("there is no story {name:?}: name one of {names}, or a file")]
+    Unknown {
+        /// The name.
+        name: String,
+        /// The names of the stories.
+        names: String,
+    },
+    /// Too many tasks share a connection, or a connection has no task.
+    #[error("{given} connections are not possible for {tasks} tasks: use {least} to {tasks}")]
+    Connections {
+        /// The number of connections.
+        given: u32,
+        /// The number of tasks.
+        tasks: u32,
+        /// The least number of connections.
+        least: u32,
+    },
     /// A value is impossible.
     #[error("the story is not possible: {field}: {problem}")]
     Value {

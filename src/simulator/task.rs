@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use futures_util::future::OptionFuture;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
@@ -71,7 +72,9 @@ pub struct SimulatedTask {
     shared: Arc<ClusterShared>,
     commands: UnboundedReceiver<TaskCommand>,
     random: fastrand::Rng,
-    lateness: Lateness,
+    /// How late it is. A slow host stays slow when its tasks start again.
+    lateness: Arc<Lateness>,
+    late_until: Option<Instant>,
     has_registered: bool,
 }
 
@@ -99,18 +102,6 @@ enum LifeEnd {
     Leave,
 }
 
-/// The limits of the actions that last for a time.
-struct ActionEnds {
-    late: Option<Instant>,
-    hang: Option<Instant>,
-}
-
-impl ActionEnds {
-    fn next(&self) -> Option<Instant> {
-        self.late.into_iter().chain(self.hang).min()
-    }
-}
-
 fn end_of(lasts: Option<Duration>) -> Instant {
     Instant::now() + lasts.unwrap_or(FOREVER).min(FOREVER)
 }
@@ -120,7 +111,15 @@ impl SimulatedTask {
     pub fn new(task: u32, shared: Arc<ClusterShared>, commands: UnboundedReceiver<TaskCommand>) -> Self {
         // The number of the task is in the high bits, so that no two tasks have the same numbers.
         let random = fastrand::Rng::with_seed(shared.story.seed ^ (u64::from(task) << 32));
-        Self { task, shared, commands, random, lateness: Lateness::default(), has_registered: false }
+        Self {
+            task,
+            shared,
+            commands,
+            random,
+            lateness: Arc::default(),
+            late_until: None,
+            has_registered: false,
+        }
     }
 
     /// Runs the task until the simulation ends.
@@ -148,6 +147,7 @@ impl SimulatedTask {
                     None | Some(TaskCommand::Leave(_)) => return false,
                     Some(TaskCommand::Act(TaskAction::Restart { after })) => until = end_of(Some(after)),
                     Some(TaskCommand::Act(TaskAction::Kill)) => until = end_of(None),
+                    Some(TaskCommand::Act(TaskAction::Late { by, lasts })) => self.become_late(by, lasts),
                     Some(TaskCommand::Act(_)) => {}
                 },
                 () = sleep_until(until) => return true,
@@ -192,7 +192,7 @@ impl SimulatedTask {
                         command = self.commands.recv() => match command {
                             None | Some(TaskCommand::Leave(_)) => return Some(LifeEnd::Leave),
                             Some(TaskCommand::Act(action)) => {
-                                if let Some(end) = end_before_registration(&action, connection) {
+                                if let Some(end) = end_by_action(&action, connection) {
                                     return Some(end);
                                 }
                             }
@@ -206,11 +206,9 @@ impl SimulatedTask {
                 Ok(Err(error)) => (error, Instant::now() < until),
                 Err(error) => (error, false),
             };
-            if let Some(end) = self.end_by_error(&error, connection).filter(|_| !may_repeat) {
+            let end = self.end_by_error(&error, connection);
+            if !may_repeat || connection.is_reset() {
                 return Some(end);
-            }
-            if connection.is_reset() {
-                return Some(LifeEnd::Away);
             }
             sleep(REGISTER_PAUSE.mul_f64(0.1 + 0.9 * self.random.f64())).await;
         }
@@ -219,92 +217,79 @@ impl SimulatedTask {
     /// Takes part in the run until this incarnation ends.
     async fn take_part(&mut self, client: &CoordinationClient, connection: &SimulatedConnection) -> LifeEnd {
         let shared = Arc::clone(&self.shared);
+        let lateness = Arc::clone(&self.lateness);
         let interval = shared.story.heartbeat_interval();
         // The service counts the silence of a task from the start of the run, which is before the answer arrives.
         let first = self.random_time(interval / 2);
         let random = fastrand::Rng::with_seed(self.random.u64(..));
-        let lateness = std::mem::take(&mut self.lateness);
-        let mut ends = ActionEnds { late: None, hang: None };
-        let end = {
-            let mut polls = pin!(poll_for_errors(client));
-            let mut heartbeats = pin!(send_heartbeats(client, first, interval));
-            let mut steps = pin!(make_steps(self.task, &shared, client, connection, &lateness, random));
-            loop {
-                let next_end = ends.next();
-                let failed = tokio::select! {
-                    biased;
-                    command = self.commands.recv() => {
-                        let leaving = self.carry_out(command, client, connection, &lateness, &mut ends);
-                        // Meanwhile the other futures are not polled, so the task makes no further call.
-                        match leaving.await {
-                            None => continue,
-                            Some(end) => break end,
-                        }
-                    }
-                    Err(error) = &mut polls => error,
-                    Err(error) = &mut heartbeats => error,
-                    Err(error) = &mut steps, if ends.hang.is_none() => error,
-                    () = sleep_until(next_end.unwrap_or_else(|| end_of(None))), if next_end.is_some() => {
-                        let now = Instant::now();
-                        ends.hang = ends.hang.filter(|end| *end > now);
-                        ends.late = ends.late.filter(|end| *end > now);
-                        if ends.late.is_none() {
-                            lateness.set(Duration::ZERO);
-                        }
+        let mut polls = pin!(poll_for_errors(client));
+        let mut heartbeats = pin!(send_heartbeats(client, first, interval));
+        let mut steps = pin!(make_steps(self.task, &shared, client, connection, &lateness, random));
+        let mut hang_until = None;
+        let mut shutdown = OptionFuture::from(None);
+        let mut is_shutting_down = false;
+        let mut end_after_shutdown = LifeEnd::Away;
+        loop {
+            let next_end = self.late_until.into_iter().chain(hang_until).min();
+            let makes_steps = hang_until.is_none() && !is_shutting_down;
+            let failed = tokio::select! {
+                biased;
+                command = self.commands.recv() => match command {
+                    None => return LifeEnd::Leave,
+                    Some(TaskCommand::Leave(limit)) => {
+                        end_after_shutdown = LifeEnd::Leave;
+                        is_shutting_down = true;
+                        shutdown = Some(Box::pin(client.shutdown(limit))).into();
                         continue;
                     }
-                };
-                break self.end_by_error(&failed, connection).unwrap_or(LifeEnd::Away);
-            }
-        };
-        // A slow host stays slow when its tasks start again.
-        self.lateness = lateness;
-        end
+                    Some(TaskCommand::Act(TaskAction::Stop)) => {
+                        is_shutting_down = true;
+                        shutdown = Some(Box::pin(client.shutdown(SHUTDOWN_TIMEOUT))).into();
+                        continue;
+                    }
+                    Some(TaskCommand::Act(TaskAction::Hang { lasts })) => {
+                        hang_until = Some(end_of(lasts));
+                        continue;
+                    }
+                    // Meanwhile the other futures are not polled, so the task makes no further call.
+                    Some(TaskCommand::Act(action)) => match self.carry_out(action, client, connection).await {
+                        None => continue,
+                        Some(end) => return end,
+                    },
+                },
+                // Heartbeats go on while a shutdown waits for other tasks.
+                Some(outcome) = &mut shutdown => {
+                    if let Err(error) = outcome {
+                        self.shared.tally.record_error(self.task, &error, connection.is_reset());
+                    }
+                    return end_after_shutdown;
+                }
+                Err(error) = &mut polls => error,
+                Err(error) = &mut heartbeats => error,
+                Err(error) = &mut steps, if makes_steps => error,
+                () = sleep_until(next_end.unwrap_or_else(Instant::now)), if next_end.is_some() => {
+                    hang_until = hang_until.filter(|end| *end > Instant::now());
+                    self.end_lateness_if_over();
+                    continue;
+                }
+            };
+            return self.end_by_error(&failed, connection);
+        }
     }
 
-    /// Carries out a command. Returns how this incarnation ends, if it ends.
+    /// Carries out an action that neither hangs nor shuts down the task. Returns how this incarnation ends, if it ends.
     async fn carry_out(
         &mut self,
-        command: Option<TaskCommand>,
+        action: TaskAction,
         client: &CoordinationClient,
         connection: &SimulatedConnection,
-        lateness: &Lateness,
-        ends: &mut ActionEnds,
     ) -> Option<LifeEnd> {
-        let action = match command {
-            Some(TaskCommand::Act(action)) => action,
-            Some(TaskCommand::Leave(limit)) => {
-                // The simulation ends in any case.
-                let _ = Box::pin(client.shutdown(limit)).await;
-                return Some(LifeEnd::Leave);
-            }
-            None => return Some(LifeEnd::Leave),
-        };
         match action {
             TaskAction::Late { by, lasts } => {
-                lateness.set(by);
-                ends.late = Some(end_of(lasts));
-                None
-            }
-            TaskAction::Hang { lasts } => {
-                ends.hang = Some(end_of(lasts));
+                self.become_late(by, lasts);
                 None
             }
             TaskAction::Silence { lasts } => self.stay_silent(end_of(lasts), connection).await,
-            TaskAction::Kill => {
-                connection.reset();
-                Some(LifeEnd::Away)
-            }
-            TaskAction::Restart { after } => {
-                connection.reset();
-                Some(LifeEnd::Restart(after))
-            }
-            TaskAction::Stop => {
-                if let Err(error) = Box::pin(client.shutdown(SHUTDOWN_TIMEOUT)).await {
-                    self.shared.tally.record_error(self.task, &error, connection.is_reset());
-                }
-                Some(LifeEnd::Away)
-            }
             TaskAction::ReportError { message } => {
                 let reporting = client.report_error(Code::Internal, &message, CALL_TIMEOUT);
                 if let Err(error) = Box::pin(reporting).await {
@@ -312,6 +297,21 @@ impl SimulatedTask {
                 }
                 Some(self.end_after_failure(Duration::ZERO))
             }
+            TaskAction::Kill | TaskAction::Restart { .. } | TaskAction::Hang { .. } | TaskAction::Stop => {
+                end_by_action(&action, connection)
+            }
+        }
+    }
+
+    fn become_late(&mut self, by: Duration, lasts: Option<Duration>) {
+        self.lateness.set(by);
+        self.late_until = Some(end_of(lasts));
+    }
+
+    fn end_lateness_if_over(&mut self) {
+        if self.late_until.is_some_and(|end| end <= Instant::now()) {
+            self.late_until = None;
+            self.lateness.set(Duration::ZERO);
         }
     }
 
@@ -323,10 +323,11 @@ impl SimulatedTask {
                 command = self.commands.recv() => match command {
                     None | Some(TaskCommand::Leave(_)) => return Some(LifeEnd::Leave),
                     Some(TaskCommand::Act(TaskAction::Silence { lasts })) => until = until.max(end_of(lasts)),
+                    Some(TaskCommand::Act(TaskAction::Late { by, lasts })) => self.become_late(by, lasts),
                     Some(TaskCommand::Act(action)) => {
                         // A silent process can be killed, and does nothing else.
                         if action.resets_connection() {
-                            return end_before_registration(&action, connection);
+                            return end_by_action(&action, connection);
                         }
                     }
                 },
@@ -336,14 +337,14 @@ impl SimulatedTask {
     }
 
     /// Records the error that ended a call, and returns how this incarnation ends by it.
-    fn end_by_error(&self, error: &AgentError, connection: &SimulatedConnection) -> Option<LifeEnd> {
+    fn end_by_error(&self, error: &AgentError, connection: &SimulatedConnection) -> LifeEnd {
         self.shared.tally.record_error(self.task, error, connection.is_reset());
         if connection.is_reset() {
             // The story has killed this task too, and the command is on its way.
-            return Some(LifeEnd::Away);
+            return LifeEnd::Away;
         }
         let is_excluded = error.grpc_code() == Some(Code::PermissionDenied);
-        Some(self.end_after_failure(if is_excluded { EXCLUDED_PAUSE } else { Duration::ZERO }))
+        self.end_after_failure(if is_excluded { EXCLUDED_PAUSE } else { Duration::ZERO })
     }
 
     /// Returns how this incarnation ends after a failure: a supervisor may start the task again.
@@ -359,8 +360,8 @@ impl SimulatedTask {
     }
 }
 
-/// Returns how an incarnation ends by an action that finds it not registered, or silent.
-fn end_before_registration(action: &TaskAction, connection: &SimulatedConnection) -> Option<LifeEnd> {
+/// Returns how an incarnation ends by an action, if the action ends it at once.
+fn end_by_action(action: &TaskAction, connection: &SimulatedConnection) -> Option<LifeEnd> {
     if action.resets_connection() {
         connection.reset();
     }

@@ -321,6 +321,31 @@ fn a_job_that_is_not_recoverable_runs_again_after_a_loss() {
 }
 
 #[test]
+fn tasks_that_wait_for_others_to_shut_down_send_heartbeats() {
+    let story = format!(
+        "{}
+        [[events]]
+        at = \"300ms\"
+        what = \"stop\"
+        tasks = \"0-6\"
+        [[events]]
+        at = \"5s\"
+        what = \"stop\"
+        tasks = \"7\"",
+        SMALL.replace("[job]", "[job]\nrecoverable = false").replace("\"5s\"", "\"3s\"")
+    );
+    let mut simulation = Simulation::start("simulate-stop", &story, &[]);
+    assert_eq!(simulation.tasks_of_next_event().len(), 7);
+    assert_eq!(simulation.tasks_of_next_event(), [7].into());
+    wait_until("the run has ended in good order", || {
+        let runs = simulation.get(&format!("{JOB}/runs"))["runs"].clone();
+        runs.as_array().is_some_and(|runs| runs.iter().any(|run| run["state"] == "completed"))
+    });
+    let summary = simulation.interrupt();
+    assert_eq!(summary["present"], 0, "{summary}");
+}
+
+#[test]
 fn a_wrong_story_is_refused_with_its_field() {
     let folder = TempFolder::new("simulate-wrong");
     let path = folder.path("story.toml");
@@ -335,11 +360,11 @@ fn a_wrong_story_is_refused_with_its_field() {
         assert!(ended.code == Some(2) && ended.err.contains(named), "{named}: {ended:?}");
     }
     let ended = run(&mut muster(["simulate", "--story", "stragler"]));
-    assert!(ended.code == Some(1) && ended.err.contains("straggler"), "{ended:?}");
+    assert!(ended.code == Some(2) && ended.err.contains("straggler"), "{ended:?}");
     let ended = run(&mut muster(["simulate", "--tasks", "1000000"]));
     assert!(ended.code == Some(2) && ended.err.contains("tasks: 1000000"), "{ended:?}");
     let ended = run(&mut muster(["simulate", "--tasks", "100", "--connections", "101"]));
-    assert!(ended.code == Some(1) && ended.err.contains("101 connections"), "{ended:?}");
+    assert!(ended.code == Some(2) && ended.err.contains("101 connections"), "{ended:?}");
 }
 
 #[test]
