@@ -25,7 +25,7 @@ mod tally;
 mod task;
 
 pub use built_in::{built_in_names, built_in_text};
-pub use cluster::{SimulatedCluster, SimulationError, plan_connections};
+pub use cluster::{SimulatedCluster, SimulationError, check_service, plan_connections};
 pub use connection::SimulatedTarget;
 pub use layout::{ConnectionPlan, host_name};
 pub use narration::{describe_action, describe_expectation};

@@ -22,8 +22,8 @@ use super::stop_signals::{StopSignal, StopSignals};
 use super::{allocator, connection_limits};
 use crate::coordination::JobName;
 use crate::simulator::{
-    ConnectionPlan, SimulatedCluster, Story, StoryError, StoryOverrides, built_in_names, built_in_text,
-    plan_connections,
+    ConnectionPlan, SimulatedCluster, SimulatedTarget, Story, StoryError, StoryOverrides, built_in_names,
+    built_in_text, plan_connections,
 };
 use crate::telemetry::log::{self, LogFormat};
 use report::SimulationReport;
@@ -44,7 +44,8 @@ const OTHER_FILES: u64 = 256;
 /// heartbeats and make steps. The story kills, delays, silences or restarts some of them. So pages, alerts, dashboards
 /// and people can be tried at size without a cluster. The server is one of its own, at the usual ports if they are free,
 /// or a running one. On Linux, each simulated host connects from an address of its own in 127.0.0.0/8 to a server on
-/// this machine.
+/// this machine. If the gRPC port of a running server wants TLS, the tasks use the variables JAX_MTLS_CA_FILE,
+/// JAX_MTLS_CERT_FILE and JAX_MTLS_KEY_FILE.
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {
@@ -194,15 +195,26 @@ enum SimulationEnd {
     Signal(StopSignal),
 }
 
-async fn simulate(arguments: &Arguments, mut story: Story, plan: ConnectionPlan) -> Result<ExitCode> {
-    let mut stops = StopSignals::listen()?;
+/// Starts or finds the server, and returns it with its gRPC port.
+async fn find_server(
+    arguments: &Arguments,
+    story: &mut Story,
+) -> Result<(SimulationServer, SimulatedTarget)> {
+    let Arguments { job, grpc, http, credentials, .. } = arguments;
     let server = match &arguments.server {
-        None => SimulationServer::start_own([arguments.grpc, arguments.http], &arguments.job, &story).await?,
-        Some(url) => {
-            SimulationServer::connect(url, &arguments.credentials, &arguments.job, &mut story).await?
-        }
+        None => SimulationServer::start_own([*grpc, *http], job, story).await?,
+        Some(url) => SimulationServer::connect(url, credentials, job, story).await?,
     };
     let target = server.target().await?;
+    Ok((server, target))
+}
+
+async fn simulate(arguments: &Arguments, mut story: Story, plan: ConnectionPlan) -> Result<ExitCode> {
+    let mut stops = StopSignals::listen()?;
+    let (server, target) = tokio::select! {
+        found = find_server(arguments, &mut story) => found?,
+        stop = stops.next() => return Ok(stop.exit_code()),
+    };
     let report = SimulationReport::new(story.clone(), arguments.json);
     report.print_start(&server, &target, &plan)?;
     let mut cluster = SimulatedCluster::start(story, target, plan);

@@ -11,11 +11,12 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
 use super::connection::{ConnectionPool, SimulatedTarget};
-use super::layout::ConnectionPlan;
+use super::layout::{ClusterLayout, ConnectionPlan};
 use super::schedule::{Schedule, ScheduledAction};
 use super::story::{Story, StoryError};
 use super::tally::{SimulationSummary, Tally};
 use super::task::{ClusterShared, SimulatedTask, TaskCommand};
+use crate::agent::{AgentError, CoordinationClient, DetectedPortProtocol};
 
 /// The most tasks that share a connection: each has up to three calls at a time, and the service limits the streams of
 /// a connection to 16,384.
@@ -54,6 +55,18 @@ pub fn plan_connections(story: &Story, shared: Option<u32>) -> Result<Connection
     }
     let schedule = Schedule::new(story);
     Ok(ConnectionPlan::new(story.tasks, given, schedule.tasks_killed_together()))
+}
+
+/// Checks by one call that the service answers at `target`.
+///
+/// # Errors
+/// If there is no connection, or the service refuses the call.
+pub async fn check_service(target: &SimulatedTarget, within: Duration) -> Result<(), AgentError> {
+    let layout = ClusterLayout { tasks: 1, hosts: 1 };
+    let pool = ConnectionPool::new(target.clone(), layout, ConnectionPlan::new(1, 1, []));
+    let connection = (pool.acquire(0).channel(), DetectedPortProtocol::default());
+    let client = CoordinationClient::new(connection, target.address.to_string(), 0, 0);
+    client.get_task_states_without_registration(within).await.map(|_| ())
 }
 
 /// The running tasks of a simulated job.

@@ -18,12 +18,14 @@ use super::super::server::RunningServer;
 use super::super::server_args::send_json;
 use crate::coordination::{CommandReason, FirstCause, JobName, JobSummary, JobView, RunState};
 use crate::http::api::{NewJob, RunsPage, SettingsBody};
-use crate::simulator::{SimulatedTarget, Story};
+use crate::simulator::{SimulatedTarget, Story, check_service};
 use crate::text::format_exact_duration;
 use crate::tls::{self, TlsClientForHost};
 
 /// The time that the own server has to stop.
 const STOP_TIMEOUT: Duration = Duration::from_millis(300);
+/// The time in which the gRPC port must answer a call.
+const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
 /// The number of latest runs whose first cause is looked for.
 const RUNS_ASKED: usize = 16;
 
@@ -86,7 +88,7 @@ impl SimulationServer {
         &self.job
     }
 
-    /// Returns the gRPC port to which the tasks connect.
+    /// Returns the gRPC port to which the tasks connect, after a call to it.
     pub async fn target(&self) -> Result<SimulatedTarget> {
         let about = self.client.server_info();
         let host = self.client.server_host();
@@ -99,8 +101,13 @@ impl SimulationServer {
             let found = tokio::net::lookup_host(name).await.with_context(|| format!("cannot find {host}"))?;
             address = { found }.next().with_context(|| format!("{host} has no address"))?;
         }
-        let name = authority.rsplit_once(':').map_or(&*authority, |(name, _)| name);
-        Ok(SimulatedTarget { address, tls: tls_of_environment(name)?, authority })
+        let target = SimulatedTarget { address, tls: tls_of_environment(host)?, authority };
+        check_service(&target, CHECK_TIMEOUT).await.map_err(|error| {
+            let hint = "if its gRPC port wants TLS, set JAX_MTLS_CA_FILE, and JAX_MTLS_CERT_FILE and JAX_MTLS_KEY_FILE if it \
+                        asks for a certificate";
+            anyhow::anyhow!("{error}; {hint}")
+        })?;
+        Ok(target)
     }
 
     /// Returns the first error of the present run or, without one, of the latest run that has one.
@@ -173,7 +180,7 @@ fn new_job(job: &JobName, story: &Story) -> Result<NewJob> {
     Ok(NewJob { name: job.clone(), settings, reason })
 }
 
-/// Returns the TLS of the tasks, from the variables from which JAX programs have it.
+/// Returns the TLS of the tasks, from the variables from which JAX programs have it. The certificate must have `host`.
 fn tls_of_environment(host: &str) -> Result<Option<TlsClientForHost>> {
     let variable = |name: &str| std::env::var_os(name).map(PathBuf::from);
     let Some(ca) = variable("JAX_MTLS_CA_FILE") else { return Ok(None) };
