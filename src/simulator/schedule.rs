@@ -87,26 +87,19 @@ pub struct ScheduledAction {
     pub what: StoryAction,
     /// What each of the tasks does.
     pub action: TaskAction,
+    /// The interval at which it repeats.
+    pub every: Option<Duration>,
     /// The tasks, ascending.
     pub tasks: Arc<[u32]>,
     /// The hosts of which all tasks are among these.
     pub hosts: Arc<[u32]>,
 }
 
-/// The event of a story with its tasks.
-#[derive(Debug)]
-struct ScheduledEvent {
-    what: StoryAction,
-    action: TaskAction,
-    every: Option<Duration>,
-    tasks: Arc<[u32]>,
-    hosts: Arc<[u32]>,
-}
-
 /// The actions of a story, in the order of their times. If events repeat, it has no end.
 #[derive(Debug)]
 pub struct Schedule {
-    events: Vec<ScheduledEvent>,
+    /// The first action of each event.
+    events: Vec<ScheduledAction>,
     /// The next time of each event. Of equal times, the event that comes first in the story is first.
     next: BinaryHeap<Reverse<(Duration, usize)>>,
 }
@@ -118,7 +111,8 @@ impl Schedule {
         let layout = story.layout();
         let scheduled = |(number, event): (usize, &StoryEvent)| {
             let tasks = select_tasks(event, layout, story.seed, number);
-            ScheduledEvent {
+            ScheduledAction {
+                at: event.at.0,
                 what: event.what,
                 action: TaskAction::of_event(event),
                 every: event.every.map(|every| every.0),
@@ -133,6 +127,12 @@ impl Schedule {
     /// Returns the sets of tasks whose connections an event resets at the same time.
     pub fn tasks_killed_together(&self) -> impl Iterator<Item = &[u32]> {
         self.events.iter().filter(|event| event.action.resets_connection()).map(|event| &*event.tasks)
+    }
+
+    /// Returns the first action of each event, in the order of the story.
+    #[must_use]
+    pub fn first_actions(&self) -> &[ScheduledAction] {
+        &self.events
     }
 
     /// Returns the time of the next action.
@@ -151,13 +151,7 @@ impl Iterator for Schedule {
         if let Some(again) = event.every.and_then(|every| at.checked_add(every)) {
             self.next.push(Reverse((again, number)));
         }
-        Some(ScheduledAction {
-            at,
-            what: event.what,
-            action: event.action.clone(),
-            tasks: Arc::clone(&event.tasks),
-            hosts: Arc::clone(&event.hosts),
-        })
+        Some(ScheduledAction { at, ..event.clone() })
     }
 }
 

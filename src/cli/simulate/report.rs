@@ -95,23 +95,19 @@ impl SimulationReport {
         if !address_for_each_host {
             text.add_line("  all hosts have one address: only on Linux, and for a server on 127.0.0.1, each has its own");
         }
-        for action in self.announced_actions() {
-            text.add_line(format!("  at {}: {}", format_exact_duration(action.at), describe_action(&action)));
+        let schedule = Schedule::new(story);
+        let is_within = |action: &&ScheduledAction| story.length.is_none_or(|length| action.at < length.0);
+        for action in schedule.first_actions().iter().filter(is_within).take(ANNOUNCED_MAX) {
+            let every = action.every.map(format_exact_duration);
+            let every = every.map_or_else(String::new, |every| format!(", and every {every}"));
+            let at = format_exact_duration(action.at);
+            text.add_line(format!("  at {at}{every}: {}", describe_action(action)));
         }
         text.add_line(match story.length {
             Some(length) => format!("  ends after {}, or with Ctrl-C", format_exact_duration(length.0)),
             None => "  end with Ctrl-C".to_owned(),
         });
         Ok(print(&text)?)
-    }
-
-    /// Returns the first actions of the story.
-    fn announced_actions(&self) -> Vec<ScheduledAction> {
-        let within = |action: &ScheduledAction| self.story.length.is_none_or(|length| action.at < length.0);
-        Schedule::new(&self.story)
-            .take_while(within)
-            .take(self.story.events.len().min(ANNOUNCED_MAX))
-            .collect()
     }
 
     /// Prints that all tasks have registered.
