@@ -13,6 +13,7 @@
 //! | [`telemetry`] | logs, metrics and traces, written from effects and from measurements |
 //! | [`agent`] | runs a transfer engine: in a native worker, or for a task that another client has registered |
 //! | [`transfer`] | the transfer engine: moves buffers between tasks; it is a crate of its own |
+//! | [`simulator`] | simulated tasks: many real clients of the protocol in one process |
 //! | [`host_checks`] | checks of a host for fast transfers |
 //! | [`service::findings`] | detectors: conclusions from measurements |
 //! | [`service::reports`] | transfer reports of native workers |
@@ -46,6 +47,7 @@ pub mod meter;
 pub mod proto;
 pub mod sample_range;
 pub mod service;
+pub mod simulator;
 pub mod telemetry;
 mod test_pattern;
 pub mod text;

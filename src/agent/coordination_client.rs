@@ -196,6 +196,18 @@ impl CoordinationClient {
         Ok(())
     }
 
+    /// Reports an error of this task, by which the service fails it.
+    pub async fn report_error(&self, code: Code, message: &str, limit: Duration) -> Result<(), AgentError> {
+        let request = pb::ReportErrorToServiceRequest {
+            incarnations: self.own_incarnations(),
+            source_task_id: self.task,
+            error_code: code as i32,
+            error_message: message.to_owned(),
+        };
+        let asking = async { self.client.clone().report_error_to_service(request).await };
+        self.call_with_limit("error report", Some(limit), asking).await.map(|_| ()).map_err(AgentError::from)
+    }
+
     /// Returns the states of all tasks and their version, once they are newer than `version`.
     pub async fn watch_task_states(
         &self,

@@ -74,7 +74,7 @@ mod roster;
 mod shared;
 mod task_claim;
 mod task_states;
-mod topology;
+pub(crate) mod topology;
 mod transfer_access;
 mod transfer_reports;
 mod unregistered_access;
@@ -102,6 +102,8 @@ pub use unregistered_access::{
     TaskPresence, UnregisteredJobClient, list_task_presences, query_admission_refusal,
 };
 
+pub(crate) use channel::DetectedPortProtocol;
+pub(crate) use coordination_client::CoordinationClient;
 pub(crate) use live_engines::hash_members;
 pub use task_claim::{GrantedTask, claim_task, own_claimant_id};
 pub use waiting_launches::PeerWait;

@@ -9,7 +9,7 @@ mod rounds;
 mod workers;
 
 use std::collections::BTreeMap;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,19 +17,16 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use clap::Args;
 
+use super::local_server::{parse_duration_or_seconds, parse_loopback_address, start_local_server};
 use super::server::RunningServer;
 use super::stop_signals::StopSignals;
 use super::{allocator, connection_limits};
-use crate::config::{CommandLineConfig, JobSelection, ServerProfile, load_config, parse_address};
 use crate::coordination::{JobName, TaskId};
 use crate::telemetry::log::{self, LogFormat};
-use crate::text::parse_duration;
 use record::DemoRecord;
 use rounds::{Demo, print_line};
 use workers::{HEARTBEAT_TIMEOUT, WORKERS, WorkerProcesses};
 
-/// The preferred ports of the service.
-const PORTS: [u16; 2] = [8476, 8477];
 /// The time that the service has to stop.
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -62,22 +59,6 @@ pub struct Arguments {
     http: Option<SocketAddr>,
 }
 
-/// Parses a loopback address: the demo has no access control.
-fn parse_loopback_address(text: &str) -> Result<SocketAddr, String> {
-    let address = parse_address(text)?;
-    if address.ip().is_loopback() {
-        Ok(address)
-    } else {
-        Err("the demo asks nobody who they are: use an address that only this machine reaches, such as 127.0.0.1:0".into())
-    }
-}
-
-/// Parses a duration, or a bare number of seconds.
-fn parse_duration_or_seconds(text: &str) -> Result<Duration, String> {
-    text.parse::<u32>()
-        .map_or_else(|_| parse_duration(text), |seconds: u32| Ok(Duration::from_secs(seconds.into())))
-}
-
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     log::start_logging("error", LogFormat::Human).map_err(anyhow::Error::msg)?;
@@ -90,32 +71,13 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     code
 }
 
-/// Starts the service. It ignores the environment of this process, so that the demo is the same everywhere.
 async fn start_service(arguments: &Arguments) -> Result<RunningServer> {
-    let given = [arguments.grpc, arguments.http];
-    let local = |port: u16| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-    let at = |ports: [u16; 2]| [given[0].unwrap_or(local(ports[0])), given[1].unwrap_or(local(ports[1]))];
-    match start_service_at(at(PORTS)).await {
-        // The preferred ports are taken, so free ones are used in place of those that no flag gives.
-        Err(_) if given.contains(&None) => start_service_at(at([0, 0])).await,
-        served => served,
-    }
-}
-
-async fn start_service_at([grpc, http]: [SocketAddr; 2]) -> Result<RunningServer> {
     let flags = BTreeMap::from([
-        ("grpc", grpc.to_string()),
-        ("http", http.to_string()),
         ("recoverable", true.to_string()),
         ("heartbeat-timeout", HEARTBEAT_TIMEOUT.to_owned()),
     ]);
     let name: JobName = JobName::DEFAULT.parse().map_err(anyhow::Error::msg)?;
-    let jobs = JobSelection::Only { name, tasks: WORKERS };
-    let config =
-        load_config(&CommandLineConfig { profile: ServerProfile::Launch, file: None, flags, jobs }, &|_| {
-            None
-        })?;
-    RunningServer::start(&config).await
+    start_local_server([arguments.grpc, arguments.http], &name, WORKERS, &flags).await
 }
 
 async fn run_demo(arguments: &Arguments) -> Result<ExitCode> {
@@ -169,17 +131,5 @@ async fn run_demo(arguments: &Arguments) -> Result<ExitCode> {
         }
         Ok(Some(stop)) => Ok(stop.exit_code()),
         Err(error) => Err(error),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_bare_number_is_seconds() {
-        assert_eq!(parse_duration_or_seconds("20"), Ok(Duration::from_secs(20)));
-        assert_eq!(parse_duration_or_seconds("500ms"), Ok(Duration::from_millis(500)));
-        assert!(parse_duration_or_seconds("soon").is_err());
     }
 }

@@ -18,6 +18,7 @@ mod exclude;
 mod hosts;
 mod job;
 mod launch;
+mod local_server;
 mod metrics;
 mod output;
 mod readmit;
@@ -26,6 +27,7 @@ mod serve;
 mod server;
 mod server_args;
 mod setting_flags;
+mod simulate;
 mod status;
 mod stop_signals;
 mod task_owners;
@@ -40,6 +42,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 use crate::config::ConfigError;
+use crate::simulator::StoryError;
 use output::print_error;
 
 /// Coordinates multi-controller training and inference: unmodified JAX programs, one service.
@@ -57,6 +60,9 @@ const EXAMPLES: &str = "\
 Examples:
   See it at work, with nothing but this program: a service, four workers, losses and returns:
     muster demo
+
+  Look at a cluster of 10,000 tasks without one, whose stories go wrong in known ways:
+    muster simulate --tasks 10000 --hosts 1250 --story dead-host
 
   Run two processes of a JAX program on this machine, with a server of their own:
     muster launch -n 2 -- python3 train.py
@@ -79,6 +85,7 @@ enum Command {
     Launch(launch::Arguments),
     Worker(Box<worker::Arguments>),
     Demo(demo::Arguments),
+    Simulate(simulate::Arguments),
     Status(status::Arguments),
     Events(events::Arguments),
     Exclude(exclude::Arguments),
@@ -146,6 +153,7 @@ fn run_command_line(arguments: Vec<OsString>) -> ExitCode {
         Command::Launch(arguments) => launch::run(&arguments),
         Command::Worker(arguments) => worker::run(&arguments),
         Command::Demo(arguments) => demo::run(&arguments),
+        Command::Simulate(arguments) => simulate::run(&arguments),
         Command::Status(arguments) => status::run(&arguments),
         Command::Events(arguments) => events::run(&arguments),
         Command::Exclude(arguments) => exclude::run(&arguments),
@@ -169,7 +177,7 @@ fn run_command_line(arguments: Vec<OsString>) -> ExitCode {
     crate::telemetry::log::flush_log(LOG_STOP_TIMEOUT);
     done.unwrap_or_else(|error| {
         print_error(format_args!("{error:#}"));
-        ExitCode::from(if error.is::<ConfigError>() { 2 } else { 1 })
+        ExitCode::from(if error.is::<ConfigError>() || error.is::<StoryError>() { 2 } else { 1 })
     })
 }
 

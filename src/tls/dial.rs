@@ -31,6 +31,15 @@ impl TlsClientForHost {
     pub fn new(config: Arc<ClientConfig>, host: &str) -> Result<Self, InvalidDnsNameError> {
         Ok(Self { config, name: ServerName::try_from(host_without_brackets(host).to_owned())? })
     }
+
+    /// Performs the TLS handshake over `stream`.
+    ///
+    /// # Errors
+    /// If the two do not agree on TLS.
+    pub async fn connect<S: IoStream + 'static>(&self, stream: S) -> io::Result<Box<dyn IoStream>> {
+        let connector = TlsConnector::from(Arc::clone(&self.config));
+        Ok(Box::new(connector.connect(self.name.clone(), stream).await?))
+    }
 }
 
 /// Returns a host without the brackets that an IPv6 address has beside a port; resolvers and certificates have none.
@@ -68,9 +77,10 @@ pub async fn dial(
 ) -> Result<Box<dyn IoStream>, DialError> {
     let stream = TcpStream::connect(address).await.map_err(DialError::Connect)?;
     stream.set_nodelay(true).map_err(DialError::Connect)?;
-    let Some(TlsClientForHost { config, name }) = client else { return Ok(Box::new(stream)) };
-    let shaken = TlsConnector::from(Arc::clone(config)).connect(name.clone(), stream).await;
-    Ok(Box::new(shaken.map_err(DialError::Handshake)?))
+    match client {
+        None => Ok(Box::new(stream)),
+        Some(client) => client.connect(stream).await.map_err(DialError::Handshake),
+    }
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ mod hostile;
 mod launch;
 mod operations;
 mod serve;
+mod simulate;
 mod status;
 mod streams;
 mod transfer;

@@ -54,7 +54,7 @@ pub const PARTS: &[Part] = &[
             &["telemetry"],
             // The programs on the machines of a job; the server's state besides the state machine.
             &["agent", "host_checks", "service/reports"],
-            &["service/findings"],
+            &["service/findings", "simulator"],
             &["service"],
             // The bodies that the HTTP port and its clients exchange.
             &["http/api"],
