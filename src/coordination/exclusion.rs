@@ -17,7 +17,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use utoipa::ToSchema;
 
 use super::actor::{Actor, CommandReason};
-use super::ids::{ExclusionId, HostName, TaskId, Timestamp};
+use super::ids::{ExclusionId, HostId, TaskId, Timestamp};
 use super::settings::JobBounds;
 
 /// An exclusion in force and the tasks, ascending, that it has still to remove from the run.
@@ -54,7 +54,7 @@ impl ToSchema for ExclusionTarget {
 /// A host that is excluded by its name, and what it is recognised by.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExcludedHost {
-    name: HostName,
+    name: HostId,
     /// The addresses that are its own, ascending: any task that registers from them is excluded.
     addresses: Vec<IpAddr>,
     /// The tasks, ascending, that are excluded wherever they run, because their host shares its address with another
@@ -64,7 +64,7 @@ pub struct ExcludedHost {
 
 impl ExcludedHost {
     /// Returns the host with this name that is recognised by these addresses and tasks.
-    pub(super) fn new(name: HostName, addresses: Vec<IpAddr>, tasks: Vec<TaskId>) -> Self {
+    pub(super) fn new(name: HostId, addresses: Vec<IpAddr>, tasks: Vec<TaskId>) -> Self {
         let mut addresses: Vec<IpAddr> = addresses.into_iter().map(|it| it.to_canonical()).collect();
         addresses.sort_unstable();
         let mut tasks = tasks;
@@ -229,7 +229,7 @@ impl TryFrom<ExclusionTargetFields> for ExclusionTarget {
                 .map(Self::host)
                 .map_err(|_| "a host that is excluded by name has host_addresses or host_tasks"),
             (None, Some(name)) => {
-                let (name, addresses) = (HostName::new(&name), fields.host_addresses);
+                let (name, addresses) = (HostId::new(&name), fields.host_addresses);
                 Ok(Self::NamedHost(Arc::new(ExcludedHost::new(name, addresses, fields.host_tasks))))
             }
             _ => Err("the target of an exclusion has either a task or a host"),

@@ -116,9 +116,9 @@ impl fmt::Display for JobName {
 /// address.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
 #[schema(value_type = String)]
-pub struct HostName(Arc<str>);
+pub struct HostId(Arc<str>);
 
-impl HostName {
+impl HostId {
     pub(super) fn new(name: &str) -> Self {
         Self(name.into())
     }
@@ -130,7 +130,7 @@ impl HostName {
     }
 }
 
-impl fmt::Display for HostName {
+impl fmt::Display for HostId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }

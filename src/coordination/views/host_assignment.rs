@@ -25,7 +25,7 @@ use prost::Message as _;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::coordination::ids::{HostName, TaskId, Timestamp};
+use crate::coordination::ids::{HostId, TaskId, Timestamp};
 use crate::coordination::job::Job;
 use crate::coordination::process_identity::ProcessIdentity;
 use crate::coordination::run::Run;
@@ -34,7 +34,7 @@ use crate::coordination::topology::TopologyKey;
 /// The property that names a host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum HostNameSource {
+pub enum HostIdSource {
     /// The host in the identity that its processes published. It stays when the host starts again.
     Identity,
     /// The boot id of its kernel. It changes when the host starts again.
@@ -47,9 +47,9 @@ pub enum HostNameSource {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostOfTasks {
     /// Its name.
-    pub name: HostName,
+    pub name: HostId,
     /// The property that names it.
-    pub named_by: HostNameSource,
+    pub named_by: HostIdSource,
     /// The boot id that its tasks published, if they published one; the latest if there are several.
     pub boot_id: Option<Arc<str>>,
     /// The addresses from which its tasks registered, ascending.
@@ -120,7 +120,7 @@ impl HostAssignment {
         let listed: BTreeSet<TaskId> = tasks.iter().copied().collect();
         let mut groups = Vec::new();
         // Whether each host that was seen is whole; a host is looked at once, at the first of its tasks.
-        let mut is_whole: BTreeMap<&HostName, bool> = BTreeMap::new();
+        let mut is_whole: BTreeMap<&HostId, bool> = BTreeMap::new();
         for task in tasks {
             let Some(host) = self.host_of(*task).filter(|host| host.tasks.len() > 1) else {
                 groups.push(HostOrTask::Task(*task));
@@ -232,13 +232,13 @@ fn assign_hosts(evidence: &[HostEvidence<'_>]) -> HostAssignment {
     let host_of_boot_id =
         unambiguous_values(evidence.iter().filter_map(|it| Some((it.boot_id?, it.identity?))));
     let host_with_boot_id = |boot_id| match host_of_boot_id.get(boot_id) {
-        Some(Some(identity)) => (*identity, HostNameSource::Identity),
-        _ => (boot_id, HostNameSource::BootId),
+        Some(Some(identity)) => (*identity, HostIdSource::Identity),
+        _ => (boot_id, HostIdSource::BootId),
     };
-    let known_hosts: Vec<Option<(&str, HostNameSource)>> = evidence
+    let known_hosts: Vec<Option<(&str, HostIdSource)>> = evidence
         .iter()
         .map(|it| match (it.identity, it.boot_id) {
-            (Some(identity), _) => Some((identity, HostNameSource::Identity)),
+            (Some(identity), _) => Some((identity, HostIdSource::Identity)),
             (None, boot_id) => boot_id.map(host_with_boot_id),
         })
         .collect();
@@ -250,7 +250,7 @@ fn assign_hosts(evidence: &[HostEvidence<'_>]) -> HostAssignment {
     for ((task, it), known) in (0..).map(TaskId).zip(evidence).zip(&known_hosts) {
         let by_address = |address: IpAddr| match host_at_address.get(&address) {
             Some(Some((name, source))) => (Cow::Borrowed(*name), *source),
-            _ => (Cow::Owned(address.to_string()), HostNameSource::Address),
+            _ => (Cow::Owned(address.to_string()), HostIdSource::Address),
         };
         let known = known.map(|(name, source)| (Cow::Borrowed(name), source));
         let Some((name, named_by)) = known.or_else(|| it.address.map(by_address)) else {
@@ -259,7 +259,7 @@ fn assign_hosts(evidence: &[HostEvidence<'_>]) -> HostAssignment {
         };
         let place = *places.entry(name).or_insert_with_key(|name| {
             assigned.hosts.push(HostOfTasks {
-                name: HostName::new(name),
+                name: HostId::new(name),
                 named_by,
                 boot_id: None,
                 addresses: BTreeSet::new(),

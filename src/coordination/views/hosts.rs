@@ -8,11 +8,11 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::host_assignment::{HostAssignment, HostNameSource, HostOfTasks};
+use super::host_assignment::{HostAssignment, HostIdSource, HostOfTasks};
 use super::job::JobReader;
 use super::task_state::{TaskCounts, TaskState};
 use crate::coordination::exclusion::{ExcludedHost, ExclusionKey};
-use crate::coordination::ids::{ExclusionId, HostName, TaskId, Timestamp};
+use crate::coordination::ids::{ExclusionId, HostId, TaskId, Timestamp};
 use crate::coordination::job::Job;
 
 /// The state of a host, which follows from the states of its tasks.
@@ -76,9 +76,9 @@ pub struct HostLateness {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct HostView {
     /// Its name: the host in the identity of its processes, or its boot id, or its address.
-    pub host: HostName,
+    pub host: HostId,
     /// The property that names it.
-    pub named_by: HostNameSource,
+    pub named_by: HostIdSource,
     /// The boot id of its kernel, if its tasks published one.
     pub boot_id: Option<String>,
     /// The addresses from which its tasks registered, ascending.

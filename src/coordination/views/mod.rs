@@ -24,7 +24,7 @@ pub use barrier::{BarrierView, LiveSetRequestView};
 pub use device_comparison::{DeviceChange, DeviceComparison, DeviceIdentity, DevicePlaceComparison};
 pub use devices::decode_topology_values as decode_devices;
 pub use exclusion::ExclusionView;
-pub use host_assignment::{HostAssignment, HostNameSource, HostOfTasks, HostOrTask};
+pub use host_assignment::{HostAssignment, HostIdSource, HostOfTasks, HostOrTask};
 pub use hosts::{HostCounts, HostLateness, HostState, HostView};
 pub use job::{CurrentIncarnation, JobReader, JobSummary, JobView, TaskIncarnations};
 pub use observation::*;

@@ -15,7 +15,7 @@ use crate::coordination::barrier_table::{BarrierInstance, BarrierKey, MemberStat
 use crate::coordination::exclusion::Exclusion;
 use crate::coordination::heartbeat_history::HeartbeatGap;
 use crate::coordination::heartbeat_stats::HeartbeatStatsView;
-use crate::coordination::ids::{ConnectionId, ExclusionId, HostName, TaskId, Timestamp};
+use crate::coordination::ids::{ConnectionId, ExclusionId, HostId, TaskId, Timestamp};
 use crate::coordination::job::Job;
 use crate::coordination::key_value_store::display_key;
 use crate::coordination::run::Run;
@@ -33,7 +33,7 @@ pub struct TaskView {
     pub task: TaskId,
     /// The host on which it is, if one is known.
     #[serde(default)]
-    pub host: Option<HostName>,
+    pub host: Option<HostId>,
     /// The phase of the task.
     pub standing: TaskPhase,
     /// The time since which it is in that phase.

@@ -17,7 +17,7 @@ use super::status::{self, TaskStatus, barrier_display_name};
 use super::timeline::{TimelineScope, render_timeline_fragment};
 use super::{amount, links, times};
 use crate::coordination::{
-    BarrierOutcome, BarrierRecord, Device, ExclusionView, HostNameSource, HostState, HostView, JobName,
+    BarrierOutcome, BarrierRecord, Device, ExclusionView, HostIdSource, HostState, HostView, JobName,
 };
 use crate::http::extractors::{ItemInJobPath, JobPath};
 use crate::http::hosts::no_such_host;
@@ -54,9 +54,9 @@ impl HostStateFragment<'_> {
     /// Returns what names the host, in words.
     fn named_by_text(&self) -> &'static str {
         match self.host.named_by {
-            HostNameSource::Identity => "identity of its processes",
-            HostNameSource::BootId => "boot ID of its kernel",
-            HostNameSource::Address => "address of its tasks",
+            HostIdSource::Identity => "identity of its processes",
+            HostIdSource::BootId => "boot ID of its kernel",
+            HostIdSource::Address => "address of its tasks",
         }
     }
 }

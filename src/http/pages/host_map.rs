@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 use super::links;
 use super::snapshot::JobSnapshot;
 use super::status::TaskStatus;
-use crate::coordination::{HostName, HostState, HostView};
+use crate::coordination::{HostId, HostState, HostView};
 use crate::text::{format_count_with_noun, format_micros};
 
 /// The side of a cell, in units of the picture.
@@ -43,7 +43,7 @@ impl MapColouring {
 
 /// A box of the picture.
 pub(super) struct HostBox<'a> {
-    pub host: &'a HostName,
+    pub host: &'a HostId,
     pub state: HostState,
     pub x: usize,
     pub y: usize,

@@ -3,7 +3,7 @@
 //! `escape.rs` escapes HTML. Begin at `task_page_path`, then `task_ranges_text`.
 
 use super::status::TaskStatus;
-use crate::coordination::{HostName, JobName, TaskId};
+use crate::coordination::{HostId, JobName, TaskId};
 
 /// A task as pages name it.
 #[derive(Debug, Clone)]
@@ -11,7 +11,7 @@ pub(super) struct TaskLabel {
     pub task: TaskId,
     /// The address from which it registered; empty if it has not.
     pub address: String,
-    pub host: Option<HostName>,
+    pub host: Option<HostId>,
     pub status: TaskStatus,
     /// Its activity in a few words, if others wait for it.
     pub activity: String,
@@ -36,12 +36,12 @@ pub(super) fn task_page_path(job: &JobName, task: &TaskId) -> String {
 }
 
 /// Returns the address of a host's page.
-pub(super) fn host_page_path(job: &JobName, host: &HostName) -> String {
+pub(super) fn host_page_path(job: &JobName, host: &HostId) -> String {
     format!("/jobs/{job}/hosts/{}", crate::text::encode_query_value(host.as_str()))
 }
 
 /// Returns the name of a host, shortened: a boot id is known by its first digits.
-pub(super) fn short_host_name(host: &HostName) -> String {
+pub(super) fn short_host_name(host: &HostId) -> String {
     const LONGEST: usize = 24;
     const SHOWN: usize = 8;
     match host.as_str().len() {

@@ -6,11 +6,11 @@
 use super::links::TaskLabel;
 use super::snapshot::JobSnapshot;
 use super::status::TaskStatus;
-use crate::coordination::{HostName, HostOfTasks, HostOrTask, TaskId, Timestamp};
+use crate::coordination::{HostId, HostOfTasks, HostOrTask, TaskId, Timestamp};
 
 /// A host all of whose tasks are concerned.
 pub(super) struct HostLabel {
-    pub host: HostName,
+    pub host: HostId,
     pub tasks: Vec<TaskId>,
     /// The number of its tasks with each status, in words.
     pub statuses: String,

@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use super::frame::{NavEntry, PageFrame, PageUser, render_page};
 use super::{amount, links};
-use crate::coordination::{HostName, HostOfTasks, JobId, JobName, JobObservation, TaskId};
+use crate::coordination::{HostId, HostOfTasks, JobId, JobName, JobObservation, TaskId};
 use crate::http::extractors::QueryParams;
 use crate::http::{AppState, Problem};
 
@@ -37,7 +37,7 @@ struct FoundTask {
 /// A matching host, with its tasks in one job.
 struct FoundHost {
     job: JobName,
-    host: HostName,
+    host: HostId,
     tasks: Vec<TaskId>,
 }
 

@@ -20,7 +20,7 @@ use super::task_table::gap_class_counts;
 use super::timeline::TimelineScope;
 use super::{amount, links, status, timeline, times, transfers};
 use crate::coordination::{
-    BarrierOutcome, BarrierRecord, Coordinator, Device, ExclusionView, HeartbeatGap, HostName, JobName,
+    BarrierOutcome, BarrierRecord, Coordinator, Device, ExclusionView, HeartbeatGap, HostId, JobName,
     JobView, KeyEntry, TaskId, TaskView, Timestamp,
 };
 use crate::http::extractors::{ItemInJobPath, JobPath, QueryParams};
@@ -236,7 +236,7 @@ struct TaskExclusionFormFragment<'a> {
     exclusion: Option<&'a ExclusionView>,
     recoverable: bool,
     form: ExcludeForm,
-    host: Option<&'a HostName>,
+    host: Option<&'a HostId>,
 }
 
 impl<'a> TaskExclusionFormFragment<'a> {

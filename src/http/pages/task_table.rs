@@ -13,7 +13,7 @@ use super::live_page::TaskTableQuery;
 use super::snapshot::{JobSnapshot, task_address_text};
 use super::status::{TaskStatus, shorten, wait_texts};
 use super::times;
-use crate::coordination::{GapHistogram, HeartbeatStatsView, HostName, JobName, TaskView, Timestamp};
+use crate::coordination::{GapHistogram, HeartbeatStatsView, HostId, JobName, TaskView, Timestamp};
 use crate::http::Problem;
 use crate::text::encode_query_value;
 
@@ -177,7 +177,7 @@ struct TaskRow<'a> {
     follows: bool,
     address: String,
     /// Its host, unless its address names it.
-    host: Option<&'a HostName>,
+    host: Option<&'a HostId>,
     incarnation: &'a str,
     lives_before: usize,
     waits: String,

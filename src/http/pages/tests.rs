@@ -483,10 +483,10 @@ fn a_dead_host_is_one_issue_one_box_and_one_page() {
     assert_lacks(&needs, "Task 8 10.0.0.2");
     let hosts = hosts::render_fragments(&rig.snapshot(), &HostsPageQuery::default()).unwrap_or_default();
     let picture = visible_fragment_text(&hosts, "hosts", rig.now);
-    assert_contains(&picture, "4 hosts 1 down 3 healthy");
+    assert_contains(&picture, "4 hosts 1 down3 healthy");
     assert_contains(&picture, "10.0.0.2, tasks 8–15: down, 8 failed");
     let table = visible_fragment_text(&hosts, "host-table", rig.now);
-    assert_contains(&table, "10.0.0.2 down 8–15 0 of 8");
+    assert_contains(&table, "10.0.0.2 down 8–150 of 8");
     let user = PageUser { operator: true, ..PageUser::default() };
     let page =
         host::render_fragments(&rig.snapshot(), &user, "10.0.0.2").unwrap_or_default().expect("a host");

@@ -12,7 +12,7 @@ use super::links::{host_page_path, short_host_name, task_page_path, task_ranges_
 use super::live_page::BarriersPageQuery;
 use super::snapshot::JobSnapshot;
 use super::status::{barrier_display_name, shorten};
-use crate::coordination::{BarrierArrival, BarrierOutcome, BarrierRecordWithArrivals, HostName, TaskId};
+use crate::coordination::{BarrierArrival, BarrierOutcome, BarrierRecordWithArrivals, HostId, TaskId};
 use crate::text::{encode_query_value, format_count_with_noun, format_grouped, format_micros};
 
 /// The maximum number of uses in the picture.
@@ -239,7 +239,7 @@ pub(super) struct OpenedBarrier {
 
 /// The arrivals of one host or task.
 struct ArrivalGroup<'a> {
-    host: Option<&'a HostName>,
+    host: Option<&'a HostId>,
     arrivals: Vec<BarrierArrival>,
 }
 
@@ -299,7 +299,7 @@ fn arrival_groups<'a>(
     arrivals: &[BarrierArrival],
     by_host: bool,
 ) -> Vec<ArrivalGroup<'a>> {
-    let mut groups: BTreeMap<(Option<&HostName>, Option<TaskId>), Vec<BarrierArrival>> = BTreeMap::new();
+    let mut groups: BTreeMap<(Option<&HostId>, Option<TaskId>), Vec<BarrierArrival>> = BTreeMap::new();
     for arrival in arrivals {
         let host = snapshot.host_assignment.host_of(arrival.task).filter(|_| by_host).map(|host| &host.name);
         let alone = if host.is_none() { Some(arrival.task) } else { None };

@@ -12,9 +12,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::detector::{Detection, Detector, Evidence, Severity};
-use crate::coordination::{
-    HostName, HostOrTask, JobId, JobName, JobObservation, RunNumber, TaskId, Timestamp,
-};
+use crate::coordination::{HostId, HostOrTask, JobId, JobName, JobObservation, RunNumber, TaskId, Timestamp};
 
 /// The time for which a finding stays open after its last detection, so that a flickering condition is one
 /// finding.
@@ -64,7 +62,7 @@ pub struct Finding {
     pub counter: Option<i64>,
     /// The hosts of at least two tasks whose tasks are all concerned: it is the host, and not one task.
     #[serde(default)]
-    pub hosts: Vec<HostName>,
+    pub hosts: Vec<HostId>,
     /// The addresses of the tasks.
     #[schema(value_type = Vec<String>)]
     pub addresses: Vec<IpAddr>,
