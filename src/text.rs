@@ -180,6 +180,14 @@ pub fn encode_query_value(text: &str) -> String {
     utf8_percent_encode(text, PLAIN).to_string()
 }
 
+/// Encodes a text as one segment of the path of an address. `.` and `..` have no such form.
+#[must_use]
+pub fn encode_path_segment(text: &str) -> String {
+    /// The characters that are not escaped.
+    const PLAIN: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.');
+    utf8_percent_encode(text, PLAIN).to_string()
+}
+
 /// Encodes bytes, all but letters and digits, as one segment or one value of an address.
 #[must_use]
 pub fn percent_encode(bytes: &[u8]) -> String {

@@ -12,7 +12,7 @@ use super::output::TerminalText;
 use super::server_args::{JobArg, ServerArgs, block_on_requests, format_time};
 use crate::coordination::{HostState, HostView};
 use crate::http::api::HostsPage;
-use crate::text::{format_micros, format_ranges, truncate_text};
+use crate::text::{format_micros, format_ranges};
 
 /// Show the hosts of a job: the state, the tasks and the lateness of each
 ///
@@ -40,8 +40,6 @@ Examples:
 
 /// The number of hosts in a page.
 const PAGE: usize = 1000;
-/// The maximum number of characters of a host's name.
-const NAME_SHOWN: usize = 36;
 /// The maximum number of ranges of tasks of a host.
 const RANGES_SHOWN: usize = 4;
 
@@ -79,8 +77,7 @@ fn hosts_table_text(hosts: &[HostView]) -> String {
         return "No host: no task of the present run has registered from an address that is known."
             .to_owned();
     }
-    let name = |host: &HostView| truncate_text(host.host.as_str(), NAME_SHOWN, "…");
-    let width = hosts.iter().map(|host| name(host).chars().count()).max().unwrap_or_default().max(4);
+    let width = hosts.iter().map(|host| host.host.as_str().len()).max().unwrap_or_default().max(4);
     let mut text = format!("{:<width$} STATE     LIVE     TASKS         LATE BY    LAST HEARTBEAT\n", "HOST");
     for host in hosts {
         let live = format!("{}/{}", host.counts.connected, host.tasks.len());
@@ -92,7 +89,7 @@ fn hosts_table_text(hosts: &[HostView]) -> String {
         let _ = writeln!(
             text,
             "{:<width$} {:<9} {live:<8} {tasks:<13} {late:<10} {heard}",
-            name(host),
+            host.host.as_str(),
             host.state.name()
         );
     }

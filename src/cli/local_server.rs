@@ -23,7 +23,7 @@ pub fn parse_loopback_address(text: &str) -> Result<SocketAddr, String> {
     if address.ip().is_loopback() {
         Ok(address)
     } else {
-        Err("this server asks nobody who they are: use an address that only this machine reaches, such as 127.0.0.1:0"
+        Err("this server has no access control: use an address that only this machine reaches, such as 127.0.0.1:0"
             .into())
     }
 }

@@ -55,10 +55,10 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
         let path = format!("{}/exclusions", arguments.job_arg.resolve_job_path(&client).await?);
         let is_wanted = |target: &ExclusionTarget| match (arguments.task, &arguments.host) {
             (Some(task), _) => *target == ExclusionTarget::Task(TaskId(task)),
-            (None, Some(host)) => match host.parse() {
-                Ok(address) => *target == ExclusionTarget::host(address),
-                Err(_) => target.host_text() == *host,
-            },
+            (None, Some(host)) => {
+                let by_address = host.parse().is_ok_and(|address| *target == ExclusionTarget::host(address));
+                by_address || target.host_text() == *host
+            }
             (None, None) => false,
         };
         let number = match arguments.exclusion {

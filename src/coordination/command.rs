@@ -127,9 +127,9 @@ pub enum CommandRefusal {
         /// The reason why the run would end.
         why: &'static str,
     },
-    /// No host is remembered for this task id.
-    #[error("no host is remembered for task {0}")]
-    NoHostRemembered(TaskId),
+    /// The task id has no owner.
+    #[error("task id {0} has no owner")]
+    NoTaskOwner(TaskId),
     /// The bound on exclusions is reached.
     #[error("{0} exclusions are in force, the most allowed (setting bounds.exclusions): lift some first")]
     TooManyExclusions(usize),
@@ -174,7 +174,7 @@ impl CommandRefusal {
             Self::NoSuchExclusion(_) => "no-such-exclusion",
             Self::AlreadyOver(_) => "already-over",
             Self::EndsRun { .. } => "ends-run",
-            Self::NoHostRemembered(_) => "no-host-remembered",
+            Self::NoTaskOwner(_) => "no-task-owner",
             Self::TooManyExclusions(_) => "too-many-exclusions",
             Self::NotRunning(_) => "not-running",
             Self::DrainUnderWay(_) => "drain-under-way",

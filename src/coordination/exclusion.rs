@@ -71,6 +71,14 @@ impl ExcludedHost {
         tasks.sort_unstable();
         Self { name, addresses, tasks }
     }
+
+    /// Returns whether this address names the host and is all that it is recognised by.
+    #[must_use]
+    pub fn is_known_by_address_alone(&self, address: IpAddr) -> bool {
+        self.tasks.is_empty()
+            && self.addresses == [address.to_canonical()]
+            && self.name.as_str() == address.to_string()
+    }
 }
 
 /// What an exclusion matches: a task, or the address from which a task registers.

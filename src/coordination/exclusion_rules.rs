@@ -14,8 +14,9 @@
 //!   because the run needs all its tasks.
 //! - *Before a run starts.* A run of a recoverable job does not wait for a task whose id is excluded. If the
 //!   exclusion ends before the run starts, the run waits for the task again. A fate-sharing job needs all N tasks, so
-//!   its run waits for an excluded task. If a host is excluded, its tasks may be started on another host, so the run
-//!   waits for those tasks. If a run has started without a task and the task registers later, this task is unsynced.
+//!   its run waits for an excluded task. If a host is excluded by an address, its tasks may be started on another
+//!   host, so the run waits for those tasks. If it is excluded by the numbers of its tasks, because it shares its
+//!   address, these tasks are excluded wherever they run. If a run has started without a task and the task registers later, this task is unsynced.
 //! - *Ending the run.* In a fate-sharing run, the exclusion of a connected task would end the run. The exclusion of
 //!   the last live task would end any run. Such an exclusion is refused unless `end_run` is given.
 //!   `Run::run_outcome_without` checks this before anything changes.
@@ -272,9 +273,13 @@ impl Exclusion {
     fn refusal(&self, job: &str, task: TaskId) -> Failure {
         let whom = match &self.target {
             ExclusionTarget::Task(_) => format!("Task {task} of job {job} is excluded"),
-            host @ (ExclusionTarget::Host(_) | ExclusionTarget::NamedHost(_)) => {
-                format!("Task {task} of job {job} runs on {}, a host that is excluded", host.host_text())
+            host if host.covers_number(task) => {
+                format!(
+                    "Task {task} of job {job} was on {}, a host that is excluded with its tasks",
+                    host.host_text()
+                )
             }
+            host => format!("Task {task} of job {job} runs on {}, a host that is excluded", host.host_text()),
         };
         let until = match self.expires_at {
             Some(at) => format!("until {at}"),

@@ -119,7 +119,7 @@ impl fmt::Display for JobName {
 pub struct HostId(Arc<str>);
 
 impl HostId {
-    pub(super) fn new(name: &str) -> Self {
+    pub(crate) fn new(name: &str) -> Self {
         Self(name.into())
     }
 

@@ -57,7 +57,9 @@ impl ProcessIdentity {
     /// Returns [`Self::RULE`] if the identity breaks it.
     pub fn new(host: &str, local: u32) -> Result<Self, &'static str> {
         let is_visible = !host.is_empty() && host.bytes().all(|byte| byte.is_ascii_graphic());
-        if !is_visible || host.len() > Self::HOST_BYTES_MAX || local > Self::LOCAL_MAX {
+        // Browsers take these out of an address, so that the host would have no page.
+        let is_reserved = [".", ".."].contains(&host);
+        if !is_visible || is_reserved || host.len() > Self::HOST_BYTES_MAX || local > Self::LOCAL_MAX {
             return Err(Self::RULE);
         }
         Ok(Self { host: host.into(), local })

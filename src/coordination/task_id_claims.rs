@@ -178,7 +178,7 @@ impl Job {
     ) -> Result<usize, CommandRefusal> {
         let tasks: Vec<TaskId> = match task {
             Some(task) if self.task_owners.owner(task).is_none() => {
-                return Err(CommandRefusal::NoHostRemembered(task));
+                return Err(CommandRefusal::NoTaskOwner(task));
             }
             Some(task) => vec![task],
             None => self.task_owners.owners().map(|(task, _)| task).collect(),

@@ -52,12 +52,15 @@ impl NewExclusion {
     }
 }
 
-/// Returns the target for a host, by its address or its name.
+/// Returns the target for a host, by its name or its address. A host that is known by its address alone, which no other
+/// host has, is excluded by the address, as is an address at which no host is known.
 pub(super) fn resolve_host(site: &AppState, job: &JobPath, host: &str) -> Result<ExclusionTarget, Problem> {
-    if let Ok(address) = host.parse::<IpAddr>() {
+    let found = site.read_job(job, |look| look.excluded_host(host))?;
+    if let Ok(address) = host.parse::<IpAddr>()
+        && found.as_ref().is_none_or(|found| found.is_known_by_address_alone(address))
+    {
         return Ok(ExclusionTarget::host(address));
     }
-    let found = site.read_job(job, |look| look.excluded_host(host))?;
     found.map(|host| ExclusionTarget::NamedHost(Arc::new(host))).ok_or_else(|| {
         Problem::invalid_request(format!(
             "{host:?} is no IP address, and no task of the present run is on a host with this name: see the hosts of \

@@ -248,7 +248,7 @@ impl From<CommandRefusal> for Problem {
         let (status, title) = match &refusal {
             CommandRefusal::NoSuchJob => (StatusCode::NOT_FOUND, "No such job"),
             CommandRefusal::NoSuchExclusion(_) => (StatusCode::NOT_FOUND, "No such exclusion"),
-            CommandRefusal::NoHostRemembered(_) => (StatusCode::NOT_FOUND, "No host remembered"),
+            CommandRefusal::NoTaskOwner(_) => (StatusCode::NOT_FOUND, "No task owner"),
             CommandRefusal::NoSuchTask { .. } => (StatusCode::UNPROCESSABLE_ENTITY, "No such task"),
             CommandRefusal::BadSetting(_) => (StatusCode::UNPROCESSABLE_ENTITY, "Bad setting"),
             CommandRefusal::AlreadyExcluded { .. } => (StatusCode::CONFLICT, "Already excluded"),

@@ -62,7 +62,7 @@ pub(super) async fn list_task_owners(
     responses(
         (status = 200, body = TaskClaimView, description = "The process is this task"),
         (status = 202, body = TaskClaimView, description = "It is no task yet: why, and when to ask again"),
-        (status = 409, description = "Too many new hosts wait"),
+        (status = 409, description = "Too many new processes wait"),
         (status = 422, description = "This is no identity"),
     ))]
 pub(super) async fn claim_task_id(

@@ -54,13 +54,22 @@ impl BarrierHistory {
 
 impl Observer for BarrierHistory {
     fn on_event(&self, event: &JobEvent) {
-        if matches!(event.what, EventKind::JobDeleted { .. }) {
-            self.lock_barriers().remove(&event.job);
+        match event.what {
+            EventKind::JobDeclared { .. } => {
+                self.lock_barriers().entry(event.job).or_default();
+            }
+            EventKind::JobDeleted { .. } => {
+                self.lock_barriers().remove(&event.job);
+            }
+            _ => {}
         }
     }
 
     fn on_barrier_ended(&self, ending: &Arc<BarrierRecordWithArrivals>) {
-        self.lock_barriers().entry(ending.job).or_default().add(ending);
+        // The barriers of a deleted job may be measured after its deletion.
+        if let Some(ended) = self.lock_barriers().get_mut(&ending.job) {
+            ended.add(ending);
+        }
     }
 }
 
@@ -68,7 +77,8 @@ impl Observer for BarrierHistory {
 mod tests {
     use super::*;
     use crate::coordination::{
-        BarrierArrival, BarrierKind, BarrierOutcome, BarrierRecord, RunNumber, TaskId, Timestamp,
+        Actor, ActorOrigin, BarrierArrival, BarrierKind, BarrierOutcome, BarrierRecord, RunNumber, TaskId,
+        Timestamp,
     };
 
     fn ended_barrier(counter: i64, arrivals: usize) -> Arc<BarrierRecordWithArrivals> {
@@ -96,6 +106,14 @@ mod tests {
     #[test]
     fn the_number_of_barriers_and_of_arrivals_is_bounded() {
         let history = BarrierHistory::default();
+        let event = |what| JobEvent {
+            at: Timestamp(1),
+            job: JobId(3),
+            run: RunNumber(1),
+            what,
+            reason: String::new(),
+        };
+        history.on_event(&event(EventKind::JobDeclared { actor: None }));
         let counters =
             || -> Vec<i64> { history.latest_first(JobId(3)).iter().map(|it| it.record.counter).collect() };
         for counter in 0..100 {
@@ -107,5 +125,9 @@ mod tests {
         assert_eq!(counters(), [101, 100]);
         history.on_barrier_ended(&ended_barrier(102, 2 * ARRIVALS_KEPT));
         assert_eq!(counters(), [102], "one is kept, however large");
+        let actor = Actor { who: "ops".into(), address: None, means: ActorOrigin::Cli };
+        history.on_event(&event(EventKind::JobDeleted { actor }));
+        history.on_barrier_ended(&ended_barrier(103, 2));
+        assert_eq!(counters(), [0; 0], "its last barriers are measured after the deletion of a job");
     }
 }

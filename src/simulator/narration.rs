@@ -61,7 +61,7 @@ pub fn describe_action(action: &ScheduledAction) -> String {
             format!("{} cut off from the network{}", verb("is", "are"), lasts(time))
         }
         TaskAction::Silence { lasts: time } => format!("{} silent{}", verb("goes", "go"), lasts(time)),
-        TaskAction::Kill => format!("{} without a goodbye", verb("dies", "die")),
+        TaskAction::Kill => format!("{} without a shutdown", verb("dies", "die")),
         TaskAction::Restart { after } => format!(
             "{} and {} again after {}",
             verb("dies", "die"),
@@ -137,7 +137,7 @@ mod tests {
         let (action, expected) = told("what = \"partition\"\nhosts = \"3-4\"\nfor = \"5s\"");
         assert_eq!(action, "2 hosts host-0003, host-0004 (tasks 24-39) are cut off from the network for 5s");
         assert!(expected.contains("no task should fail"), "{expected}");
-        assert_eq!(told("what = \"kill\"\ntasks = \"7\"").0, "task 7 dies without a goodbye");
+        assert_eq!(told("what = \"kill\"\ntasks = \"7\"").0, "task 7 dies without a shutdown");
         let (action, _) = told("what = \"late\"\nby = \"1s\"\ntasks = \"7-9\"");
         assert_eq!(action, "tasks 7-9 become late at every step, by 1s");
     }

@@ -192,6 +192,10 @@ impl SimulatedTask {
                         command = self.commands.recv() => match command {
                             None | Some(TaskCommand::Leave(_)) => return Some(LifeEnd::Leave),
                             Some(TaskCommand::Act(action)) => {
+                                // A slow host is slow from the first step on.
+                                if let TaskAction::Late { by, lasts } = action {
+                                    self.become_late(by, lasts);
+                                }
                                 if let Some(end) = end_by_action(&action, connection) {
                                     return Some(end);
                                 }

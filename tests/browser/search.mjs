@@ -34,7 +34,7 @@ if (!/Jobs\s+eval/.test(job)) wrong(`job eval is not found: ${job}`);
 const host = await search('127.0.0');
 if (!host.includes('8 tasks of train: 0–7')) wrong(`the host of job train is not found: ${host}`);
 await page.getByRole('link', { name: '127.0.0.1' }).first().click();
-await page.waitForURL('**/jobs/*?find=127.0.0.1*');
+await page.waitForURL('**/jobs/*/hosts/127.0.0.1');
 const none = await search('<script>nothing');
 if (!none.includes('No job, task or host matches “<script>nothing”')) wrong(`nothing is said of nothing: ${none}`);
 

@@ -5,7 +5,8 @@ const browser = await launchBrowser();
 const pages = [
   '/', '/transfers', '/audit', '/api', '/guide/start', '/guide/arrays', '/guide/data', '/guide/live', '/guide/preemption',
   '/guide/resharding', '/guide/platforms', '/guide/troubleshooting', '/guide/states', '/guide/findings', '/guide/alerts',
-  '/guide/operations', '/guide/security', '/guide/languages', '/guide/glossary', '/search', '/search?q=6', '/search?q=%3Cscript%3E', '/jobs/train', '/jobs/eval', '/jobs/idle', '/jobs/train/barriers', '/jobs/train/timeline',
+  '/guide/operations', '/guide/security', '/guide/languages', '/guide/glossary', '/search', '/search?q=6', '/search?q=%3Cscript%3E', '/jobs/train', '/jobs/eval', '/jobs/idle', '/jobs/train/hosts', '/jobs/train/hosts?by=lateness', '/jobs/train/hosts?state=down&find=nobody',
+  '/jobs/train/hosts/boot-7a13', '/jobs/train/barriers', '/jobs/train/barriers?scale=own', '/jobs/train/barriers?open=1/19/train/step&by=task', '/jobs/train/timeline',
   '/jobs/train/timeline?task=6', '/jobs/train/transfers', '/jobs/idle/transfers', '/jobs/train/transfers?task=3&transport=tcp',
   '/jobs/train/devices', '/jobs/train/keys', '/jobs/train/keys?prefix=orbax',
   '/jobs/train/keys/value?key=orbax/distributed_to_device_ids/3', '/jobs/train/keys/value?key=cuda%253Alocal_topology/cuda/2',
@@ -18,7 +19,7 @@ await walk(browser, pages);
 {
   const page = await open(browser);
   page.expected.push('404');
-  for (const path of ['/jobs/nobody', '/jobs/train/tasks/99', '/nothing', '/guide/nothing', '/jobs/train/keys/value?key=none']) {
+  for (const path of ['/jobs/nobody', '/jobs/train/tasks/99', '/jobs/train/hosts/nobody', '/nothing', '/guide/nothing', '/jobs/train/keys/value?key=none']) {
     const answer = await page.goto(url + path);
     if (answer.status() !== 404) wrong(`${path} answers ${answer.status()}`);
     if (!(await page.locator('main h1').count())) wrong(`${path} says nothing to people`);

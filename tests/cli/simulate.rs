@@ -186,6 +186,73 @@ fn a_dead_host_takes_all_its_tasks_with_it_and_no_other() {
 }
 
 #[test]
+fn a_dead_host_is_named_everywhere_and_excluded_as_a_whole() {
+    let story = shortened_story(
+        "dead-host",
+        &[("time = \"2s\"", "time = \"100ms\""), ("at = \"10s\"", "at = \"1s\"")],
+    );
+    let mut simulation = Simulation::start("simulate-dead-host-excluded", &story, &SIZE);
+    let dead = simulation.tasks_of_next_event();
+    let name = format!("host-{:04}", dead.first().expect("a task") / 4);
+    wait_until("the tasks of the host have failed", || simulation.tasks_in_state("failed") == dead);
+    let down = simulation.get(&format!("{JOB}/hosts?state=down"))["hosts"].clone();
+    let down = down.as_array().expect("a list");
+    assert_eq!(
+        (down.len(), &down[0]["host"], numbers(&down[0]["tasks"])),
+        (1, &name.as_str().into(), dead.clone())
+    );
+    let shown = simulation.get(&format!("{JOB}/hosts/{name}"));
+    assert_eq!((&shown["state"], &shown["named_by"]), (&"down".into(), &"identity".into()));
+    let nobody = http::get(simulation.http, &format!("{JOB}/hosts/nobody")).expect("it answers");
+    assert_eq!((nobody.status, &nobody.json()["type"]), (404, &"/problems/no-such-host".into()));
+
+    let server = format!("http://{}", simulation.http);
+    let command = |words: &[&str]| run(muster(words).args(["--server", &server, "--job", "simulation"]));
+    let listed = command(&["hosts", "--state", "down"]);
+    assert!(listed.out.lines().count() == 2 && listed.out.contains(&name), "{listed:?}");
+    let unknown = command(&["exclude", "host-9999", "--reason", "r"]);
+    assert!(unknown.code == Some(1) && unknown.err.contains("see the hosts of the job"), "{unknown:?}");
+    let preview = command(&["exclude", &name, "--reason", "ECC errors", "--dry-run"]);
+    assert_eq!(preview.code, Some(0), "{preview:?}");
+    let excluded = command(&["exclude", &name, "--reason", "ECC errors"]);
+    assert!(excluded.out.contains(&format!("host {name}")), "{excluded:?}");
+    let exclusion = simulation.get(&format!("{JOB}/exclusions"))["exclusions"][0].clone();
+    assert_eq!((&exclusion["host"], numbers(&exclusion["tasks"])), (&name.as_str().into(), dead.clone()));
+    // Each simulated host has an address of its own on Linux; elsewhere its tasks are excluded by their numbers.
+    let recognised = if cfg!(target_os = "linux") { "host_addresses" } else { "host_tasks" };
+    assert!(!exclusion[recognised].is_null(), "{exclusion}");
+    simulation.wait_for_steps(2);
+    let state = || simulation.get(&format!("{JOB}/hosts/{name}"))["state"].clone();
+    assert_eq!(state(), "excluded");
+
+    // The arrivals of the steps agree with their records.
+    let arrivals = simulation.get(&format!("{JOB}/barriers/arrivals?limit=3"));
+    let steps = arrivals["barriers"].as_array().expect("a list");
+    assert_eq!(steps.len(), 3);
+    for step in steps {
+        let times: Vec<u64> =
+            step["arrivals"].as_array().into_iter().flatten().filter_map(|it| it["at"].as_u64()).collect();
+        assert_eq!(Some(times.len() as u64), step["arrived"].as_u64());
+        let skew = times.iter().max().zip(times.iter().min()).map(|(last, first)| last - first);
+        assert_eq!(skew, step["skew_us"].as_u64(), "{step}");
+        let ended = step["ended"].as_u64().expect("a time");
+        assert_eq!(Some(times.iter().map(|at| ended - at).sum()), step["waited_us"].as_u64(), "{step}");
+    }
+    let id = steps[0]["id"].as_str().expect("an id");
+    let path = format!("{JOB}/barriers/arrivals?format=csv&run=1&limit=1&barrier={}", id.replace('/', "%2F"));
+    let csv = http::get(simulation.http, &path).expect("it answers").body;
+    assert!(csv.starts_with("run,barrier,use,task,at_us,after_us,blocked_us\r\n"), "{csv}");
+    assert!((21..=25).contains(&csv.lines().count()), "a line for each arrival: {csv}");
+    let none = simulation.get(&format!("{JOB}/barriers/arrivals?run=7"));
+    assert_eq!(none["barriers"], serde_json::json!([]));
+
+    let readmitted = command(&["readmit", "--host", &name, "--reason", "memory replaced"]);
+    assert_eq!(readmitted.code, Some(0), "{readmitted:?}");
+    assert_eq!(state(), "down");
+    simulation.interrupt();
+}
+
+#[test]
 fn a_straggler_is_named_by_its_statistics() {
     let shortened = [
         ("time = \"2s\"", "time = \"100ms\""),

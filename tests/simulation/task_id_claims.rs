@@ -275,7 +275,7 @@ fn waiting_claims_have_a_bound() {
 }
 
 #[test]
-fn an_operator_forgets_hosts_and_fewer_tasks_forget_theirs() {
+fn an_operator_forgets_owners_and_fewer_tasks_forget_theirs() {
     let mut fleet = ClaimingFleet::new(3, false);
     let first = fleet.start_and_register_all(&["a", "b", "c"]);
     let forget = |task: Option<i32>| OperatorCommand::ForgetTaskOwners { task: task.map(TaskId) };
@@ -284,7 +284,7 @@ fn an_operator_forgets_hosts_and_fewer_tasks_forget_theirs() {
         Ok(CommandOutcome::TaskOwnersForgotten(1))
     );
     let refused = fleet.coordinator.perform_operator_command(forget(Some(1)));
-    assert_eq!(refused, Err(CommandRefusal::NoHostRemembered(TaskId(1))));
+    assert_eq!(refused, Err(CommandRefusal::NoTaskOwner(TaskId(1))));
     // Its process goes on, and another cannot take its id.
     let mut new = fleet.start_process("new");
     assert_eq!(fleet.task_or_wait_reason_of_claim(&mut new), Err("none-free"));

@@ -50,7 +50,7 @@ pub struct HostOfTasks {
     pub name: HostId,
     /// The property that names it.
     pub named_by: HostIdSource,
-    /// The boot id that its tasks published, if they published one; the latest if there are several.
+    /// The boot id that its tasks published, if they published one; if there are several, that of the last task.
     pub boot_id: Option<Arc<str>>,
     /// The addresses from which its tasks registered, ascending.
     pub addresses: BTreeSet<IpAddr>,

@@ -9,11 +9,12 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::host_assignment::{HostAssignment, HostIdSource, HostOfTasks};
-use super::job::JobReader;
+use super::job::{JobReader, JobView};
 use super::task_state::{TaskCounts, TaskState};
 use crate::coordination::exclusion::{ExcludedHost, ExclusionKey};
 use crate::coordination::ids::{ExclusionId, HostId, TaskId, Timestamp};
 use crate::coordination::job::Job;
+use crate::coordination::topology::Device;
 
 /// The state of a host, which follows from the states of its tasks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
@@ -111,26 +112,29 @@ impl HostView {
 }
 
 impl JobReader<'_> {
-    /// Returns the hosts of the present run, in the order of their first task. Tasks of which neither an address nor an
-    /// identity is known are on no host.
+    /// Returns the hosts of the present run, in the order of their first task. Tasks of which no identity, boot id
+    /// or address is known are on no host.
     #[must_use]
     pub fn hosts(&self) -> Vec<HostView> {
         let job = self.job_state();
-        let assigned = job.assign_hosts();
-        let mut device_counts: BTreeMap<TaskId, usize> = BTreeMap::new();
-        for device in self.devices() {
-            *device_counts.entry(device.task).or_default() += 1;
-        }
-        let lateness = job.lateness_of_hosts(&assigned);
-        let view = |(host, lateness)| job.host_view(host, lateness, &device_counts);
-        assigned.hosts().iter().zip(lateness).map(view).collect()
+        job.host_views(&job.assign_hosts(), &self.devices())
+    }
+
+    /// Returns the view of the job, and the hosts of its present run with the host of each task. They are computed
+    /// together, because the view names the host of each task.
+    #[must_use]
+    pub fn view_with_hosts(&self, now: Timestamp) -> (JobView, Vec<HostView>, HostAssignment) {
+        let assigned = self.job_state().assign_hosts();
+        let view = self.view_on_hosts(now, &assigned);
+        let hosts = self.job_state().host_views(&assigned, &view.run.devices);
+        (view, hosts, assigned)
     }
 
     /// Returns the host with this name as the target of an exclusion: by the addresses that no other host has, and by the
     /// number of each task that has no such address. Returns `None` if the present run has no such host.
     #[must_use]
     pub fn excluded_host(&self, name: &str) -> Option<ExcludedHost> {
-        let assigned = self.host_assignment();
+        let assigned = self.job_state().assign_hosts();
         let host = assigned.find(name)?;
         let is_shared = |address: &IpAddr| {
             assigned.hosts().iter().any(|other| other.name != host.name && other.addresses.contains(address))
@@ -143,15 +147,20 @@ impl JobReader<'_> {
         let tasks = host.tasks.iter().copied().filter(|task| !has_own_address(task)).collect();
         Some(ExcludedHost::new(host.name.clone(), own.into_iter().collect(), tasks))
     }
-
-    /// Returns which task of the present run is on which host.
-    #[must_use]
-    pub fn host_assignment(&self) -> HostAssignment {
-        self.job_state().assign_hosts()
-    }
 }
 
 impl Job {
+    /// Returns the hosts that the tasks are assigned to, in the order of their first task.
+    pub(super) fn host_views(&self, assigned: &HostAssignment, devices: &[Device]) -> Vec<HostView> {
+        let mut device_counts: BTreeMap<TaskId, usize> = BTreeMap::new();
+        for device in devices {
+            *device_counts.entry(device.task).or_default() += 1;
+        }
+        let lateness = self.lateness_of_hosts(assigned);
+        let view = |(host, lateness)| self.host_view(host, lateness, &device_counts);
+        assigned.hosts().iter().zip(lateness).map(view).collect()
+    }
+
     fn host_view(
         &self,
         host: &HostOfTasks,

@@ -13,6 +13,7 @@ use super::barrier::BarrierView;
 use super::device_comparison::{self, DeviceComparison};
 use super::devices::decode_topology;
 use super::exclusion::ExclusionView;
+use super::host_assignment::HostAssignment;
 use super::preemption::PreemptionView;
 use super::run::{LiveTask, LiveTasksView, RunListItem, RunView};
 use super::store::{KeyEntry, StoredValue};
@@ -114,15 +115,8 @@ impl Coordinator {
     /// Returns the view of a job.
     #[must_use]
     pub fn job_view(&self, job: JobId, now: Timestamp) -> Option<JobView> {
-        let job = self.job_state(job)?;
-        Some(JobView {
-            name: job.name.clone(),
-            settings: job.settings.clone(),
-            seen_at: now,
-            run: job.run_view(),
-            history: past_runs_with_devices(job).collect(),
-            exclusions: job.exclusion_views(false),
-        })
+        let job = self.job(job)?;
+        Some(job.view_on_hosts(now, &job.job_state().assign_hosts()))
     }
 }
 
@@ -154,6 +148,19 @@ impl<'a> JobReader<'a> {
 }
 
 impl JobReader<'_> {
+    /// Returns the view of the job, whose tasks are on these hosts.
+    pub(super) fn view_on_hosts(&self, now: Timestamp, assigned: &HostAssignment) -> JobView {
+        let job = self.job;
+        JobView {
+            name: job.name.clone(),
+            settings: job.settings.clone(),
+            seen_at: now,
+            run: job.run_view_with_hosts(assigned),
+            history: past_runs_with_devices(job).collect(),
+            exclusions: job.exclusion_views(false),
+        }
+    }
+
     /// Returns the summary of the job.
     #[must_use]
     pub fn summary(&self) -> JobSummary {

@@ -9,6 +9,7 @@ use utoipa::ToSchema;
 
 use super::barrier::{BarrierView, LiveSetRequestView};
 use super::devices::decode_topology;
+use super::host_assignment::HostAssignment;
 use super::preemption::PreemptionView;
 use super::task::TaskView;
 use super::task_state::TaskCounts;
@@ -139,9 +140,9 @@ pub struct LiveTasksView {
 
 impl Job {
     /// Returns the view of the present run, with hosts and exclusions.
-    pub(super) fn run_view(&self) -> RunView {
+    pub(super) fn run_view_with_hosts(&self, hosts: &HostAssignment) -> RunView {
         let mut view = self.run.run_view();
-        self.add_hosts_and_exclusions_to_views(&mut view.tasks);
+        self.add_hosts_and_exclusions_to_views(&mut view.tasks, hosts);
         view.counts = TaskCounts::count_tasks(&view.tasks);
         view
     }

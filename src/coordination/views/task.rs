@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::barrier::LIVE_SET_REQUEST;
+use super::host_assignment::HostAssignment;
 use super::task_state::{TaskCounts, TaskPhase, TaskState};
 use crate::coordination::actor::CommandReason;
 use crate::coordination::barrier_table::{BarrierInstance, BarrierKey, MemberState};
@@ -133,7 +134,7 @@ impl Job {
     /// Returns the tasks of the present run, with their hosts and exclusions.
     pub(super) fn task_views(&self) -> Vec<TaskView> {
         let mut tasks = self.run.task_views();
-        self.add_hosts_and_exclusions_to_views(&mut tasks);
+        self.add_hosts_and_exclusions_to_views(&mut tasks, &self.assign_hosts());
         tasks
     }
 
@@ -143,12 +144,11 @@ impl Job {
         let waits_for = self.run.key_waits().remove(&id).unwrap_or_default();
         let mut view =
             TaskView { recent_gaps, waits_for, ..self.run.task_view(id, self.run.barriers_waited_at(id)) };
-        self.add_hosts_and_exclusions_to_views(std::slice::from_mut(&mut view));
+        self.add_hosts_and_exclusions_to_views(std::slice::from_mut(&mut view), &self.assign_hosts());
         Some(view)
     }
 
-    pub(super) fn add_hosts_and_exclusions_to_views(&self, tasks: &mut [TaskView]) {
-        let hosts = self.assign_hosts();
+    pub(super) fn add_hosts_and_exclusions_to_views(&self, tasks: &mut [TaskView], hosts: &HostAssignment) {
         for task in &mut *tasks {
             task.host = hosts.host_of(task.task).map(|host| host.name.clone());
         }

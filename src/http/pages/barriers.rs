@@ -40,7 +40,7 @@ struct BarriersPageProgressFragment<'a> {
 struct WaterfallFragment<'a> {
     job: &'a JobName,
     query: &'a BarriersPageQuery,
-    fall: Waterfall,
+    waterfall: Waterfall,
 }
 
 impl WaterfallFragment<'_> {
@@ -53,6 +53,7 @@ impl WaterfallFragment<'_> {
 #[template(path = "parts/opened.html")]
 struct OpenedBarrierFragment<'a> {
     job: &'a JobName,
+    query: &'a BarriersPageQuery,
     opened: Option<OpenedBarrier>,
 }
 
@@ -129,8 +130,14 @@ pub(super) fn render_fragments(
     Ok(vec![
         render_head_fragment(snapshot)?,
         Fragment::new("progress", &progress)?,
-        Fragment::new("waterfall", &WaterfallFragment { job, query, fall: Waterfall::new(snapshot, query) })?,
-        Fragment::new("opened", &OpenedBarrierFragment { job, opened: OpenedBarrier::new(snapshot, query) })?,
+        Fragment::new(
+            "waterfall",
+            &WaterfallFragment { job, query, waterfall: Waterfall::new(snapshot, query) },
+        )?,
+        Fragment::new(
+            "opened",
+            &OpenedBarrierFragment { job, query, opened: OpenedBarrier::new(snapshot, query) },
+        )?,
         Fragment::new("recent", &recent)?,
         Fragment::new("late", &LateTasksFragment { job, late })?,
     ])

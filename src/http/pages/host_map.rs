@@ -15,10 +15,12 @@ use crate::text::{format_count_with_noun, format_micros};
 /// The side of a cell, in units of the picture.
 const CELL: usize = 10;
 /// The space between the border of a box and its cells.
-const PADDING: usize = 3;
-/// The space between two boxes.
-const GAP: usize = 5;
-/// The maximum number of boxes that are links. A picture of more hosts has links for the hosts in trouble only.
+pub(super) const PADDING: usize = 3;
+/// The space between two boxes. With the padding it makes the distance of two boxes a multiple of a cell, so that the
+/// pattern of a status fits into the cells of every box.
+const GAP: usize = 4;
+/// The maximum number of boxes that are links. A picture of more hosts has links for the hosts in trouble only, unless
+/// there are more of them too.
 const LINKS_MAX: usize = 1_500;
 /// The width of the picture divided by its height.
 const ASPECT: usize = 3;
@@ -48,7 +50,7 @@ pub(super) struct HostBox<'a> {
     pub x: usize,
     pub y: usize,
     /// The host, its tasks and its state in words.
-    pub says: String,
+    pub description: String,
     /// The class of its lateness, from 0 to 4.
     pub lateness_class: usize,
     pub is_link: bool,
@@ -116,7 +118,8 @@ impl<'a> HostMap<'a> {
         let most_tasks = hosts.iter().map(|host| host.tasks.len()).max().unwrap_or_default();
         let layout = Layout::new(hosts.len(), most_tasks);
         let rows = hosts.len().div_ceil(layout.boxes);
-        let all_links = hosts.len() <= LINKS_MAX;
+        let in_trouble = hosts.iter().filter(|host| host.state != HostState::Healthy).count();
+        let (link_all, link_trouble) = (hosts.len() <= LINKS_MAX, in_trouble <= LINKS_MAX);
         let host_box = |(place, host): (usize, &'a HostView)| {
             let (x, y) = layout.corner_of(place);
             HostBox {
@@ -124,9 +127,9 @@ impl<'a> HostMap<'a> {
                 state: host.state,
                 x,
                 y,
-                says: describe_host(snapshot, host),
+                description: describe_host(snapshot, host),
                 lateness_class: lateness_class(host),
-                is_link: all_links || host.state != HostState::Healthy,
+                is_link: link_all || (link_trouble && host.state != HostState::Healthy),
             }
         };
         Self {
@@ -221,6 +224,7 @@ mod tests {
             let layout = Layout::new(hosts, tasks);
             assert!(layout.columns * layout.rows >= tasks, "{layout:?} has a cell for each of {tasks} tasks");
             let rows = hosts.div_ceil(layout.boxes);
+            assert_eq!((layout.box_width() + GAP) % CELL + (layout.box_height() + GAP) % CELL, 0);
             let corners: std::collections::BTreeSet<_> =
                 (0..hosts).map(|host| layout.corner_of(host)).collect();
             assert_eq!(corners.len(), hosts, "no box covers another");

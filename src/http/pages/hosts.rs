@@ -10,7 +10,7 @@ use axum::response::Response;
 
 use super::fragment::Fragment;
 use super::frame::{NavEntry, PageFrame, PageUser, render_page};
-use super::host_map::{HostMap, MapColouring};
+use super::host_map::{HostMap, MapColouring, PADDING};
 use super::job_head::render_head_fragment;
 use super::live_page::{HostsPageQuery, LivePage};
 use super::snapshot::JobSnapshot;
@@ -30,7 +30,7 @@ struct HostsFragment<'a> {
     counts: Vec<(HostState, usize)>,
     total: usize,
     /// The tasks that are on no known host.
-    homeless: usize,
+    tasks_without_host: usize,
     map: HostMap<'a>,
 }
 
@@ -57,12 +57,12 @@ pub(super) fn render_fragments(
     let (job, all) = (&snapshot.view.name, &snapshot.hosts);
     let count = |state| (state, all.iter().filter(|host| host.state == state).count());
     let counts = HostState::ALL.map(count).into_iter().filter(|(_, count)| *count > 0).collect();
-    let housed: usize = all.iter().map(|host| host.tasks.len()).sum();
+    let tasks_on_hosts: usize = all.iter().map(|host| host.tasks.len()).sum();
     let hosts = HostsFragment {
         job,
         counts,
         total: all.len(),
-        homeless: snapshot.task_count() - housed,
+        tasks_without_host: snapshot.task_count().saturating_sub(tasks_on_hosts),
         map: HostMap::new(snapshot, MapColouring::from_query(&query.by)),
     };
     let mut rows: Vec<&HostView> = all

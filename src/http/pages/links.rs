@@ -37,16 +37,18 @@ pub(super) fn task_page_path(job: &JobName, task: &TaskId) -> String {
 
 /// Returns the address of a host's page.
 pub(super) fn host_page_path(job: &JobName, host: &HostId) -> String {
-    format!("/jobs/{job}/hosts/{}", crate::text::encode_query_value(host.as_str()))
+    format!("/jobs/{job}/hosts/{}", crate::text::encode_path_segment(host.as_str()))
 }
 
-/// Returns the name of a host, shortened: a boot id is known by its first digits.
+/// Returns the name of a host; of a long one the beginning and the end, which tell hosts apart. Names are ASCII.
 pub(super) fn short_host_name(host: &HostId) -> String {
     const LONGEST: usize = 24;
-    const SHOWN: usize = 8;
-    match host.as_str().len() {
-        0..=LONGEST => host.to_string(),
-        _ => super::status::shorten(host.as_str(), SHOWN),
+    const BEGINNING: usize = 14;
+    const END: usize = 8;
+    let name = host.as_str();
+    match (name.get(..BEGINNING), name.len().checked_sub(END).and_then(|from| name.get(from..))) {
+        (Some(beginning), Some(end)) if name.len() > LONGEST => format!("{beginning}…{end}"),
+        _ => name.to_owned(),
     }
 }
 
@@ -63,4 +65,25 @@ pub(super) fn task_ranges_text(tasks: &[TaskId]) -> String {
 /// Returns task numbers as ranges, of which there are `most` at most.
 pub(super) fn first_task_ranges_text(tasks: &[TaskId], most: usize) -> String {
     crate::text::format_ranges(tasks.iter().map(|task| task.0), most, "–", "…")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_is_reached_and_told_apart_whatever_its_name() {
+        let host = |name: &str| HostId::new(name);
+        let job = JobName::default();
+        let path = |name| host_page_path(&job, &host(name));
+        assert_eq!(path("node-7.example"), "/jobs/default/hosts/node-7.example");
+        assert_eq!(path("rack1/node%7?#"), "/jobs/default/hosts/rack1%2Fnode%257%3F%23");
+        assert_eq!(path("fe80::1"), "/jobs/default/hosts/fe80%3A%3A1");
+        assert_eq!(short_host_name(&host("node-7.example")), "node-7.example");
+        let long = ["ip-10-0-12-7.us-west-2.compute.internal", "boot-0f3f1c4e-5d1c-4d8a-9a53-26c1d2a5a001"];
+        assert_eq!(
+            long.map(|name| short_host_name(&host(name))),
+            ["ip-10-0-12-7.u…internal", "boot-0f3f1c4e-…d2a5a001"]
+        );
+    }
 }

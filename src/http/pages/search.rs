@@ -75,10 +75,12 @@ impl SearchResults {
         let is_peer = |task: &TaskId| {
             seen.task(*task).and_then(|task| task.peer).is_some_and(|peer| peer.to_string() == query)
         };
+        // A number is that of a task, and no part of an address.
         let is_match = |host: &&HostOfTasks| {
-            host.name.as_str().to_lowercase().contains(query)
-                || host.addresses.iter().any(|address| address.to_string().contains(query))
-                || host.tasks.iter().any(is_peer)
+            (number.is_none() && host.name.as_str().to_lowercase().contains(query))
+                || (number.is_none()
+                    && host.addresses.iter().any(|address| address.to_string().contains(query)))
+                || (query.contains(':') && host.tasks.iter().any(is_peer))
         };
         let found = seen.hosts.hosts().iter().filter(is_match).map(|host| FoundHost {
             job: name.clone(),

@@ -33,12 +33,8 @@ impl CapturedState {
     /// Copies the state of a job; `None` if it does not exist.
     pub fn capture(core: &Coordinator, id: JobId, now: Timestamp) -> Option<Self> {
         let job = core.job(id)?;
-        Some(Self {
-            view: core.job_view(id, now)?,
-            roster: job.task_incarnations(),
-            hosts: job.hosts(),
-            host_assignment: job.host_assignment(),
-        })
+        let (view, hosts, host_assignment) = job.view_with_hosts(now);
+        Some(Self { view, roster: job.task_incarnations(), hosts, host_assignment })
     }
 }
 

