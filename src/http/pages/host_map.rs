@@ -155,6 +155,12 @@ impl<'a> HostMap<'a> {
         legend
     }
 
+    /// Returns the width at which few hosts are shown, in pixels; a picture of many is as wide as the page.
+    pub fn shown_width(&self) -> usize {
+        const PIXELS_PER_UNIT: usize = 3;
+        (self.width + 4) * PIXELS_PER_UNIT
+    }
+
     /// Returns whether cells are drawn.
     pub fn shows_state(&self) -> bool {
         self.colouring == MapColouring::State
