@@ -54,7 +54,8 @@ pub(super) struct ArrivalsQuery {
 /// is the time after the first arrival, and `blocked_us` the time from the arrival to the end.
 #[utoipa::path(get, path = "/api/v1/jobs/{job}/barriers/arrivals", operation_id = "barriers_arrivals", tag = "barriers",
     params(("job" = String, Path, description = "The job's name"), ArrivalsQuery),
-    responses((status = 200, body = BarrierArrivalsPage, description = "The barriers with all arrivals, by task")))]
+    responses((status = 200, description = "The barriers with all arrivals, by task",
+        content((BarrierArrivalsPage = "application/json"), (String = "text/csv")))))]
 pub(super) async fn list_barrier_arrivals(
     State(site): State<AppState>,
     job: JobPath,
