@@ -2,7 +2,6 @@
 //!
 //! This module does not repeat failed calls; `engine_host.rs` does. Begin at `create_service_channel`.
 
-use std::future::Future;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -16,6 +15,7 @@ use tonic::transport::{Channel, Endpoint, Uri};
 
 use super::config::AgentConfig;
 use super::error::AgentError;
+use super::timed_connector::TimedConnector;
 use crate::tls::{self, IoStream, TlsClientForHost};
 
 /// The timeout of a connection attempt.
@@ -101,7 +101,8 @@ pub fn create_service_channel(config: &AgentConfig) -> Result<(Channel, Detected
     let port = DetectedPortProtocol::default();
     let dialler =
         ServiceConnector { address: config.service.clone(), tls: tls.transpose()?, port: port.clone() };
-    Ok((endpoint.connect_with_connector_lazy(dialler), port))
+    let connector = TimedConnector::new(CONNECT, move || dialler.clone().connect());
+    Ok((endpoint.connect_with_connector_lazy(connector), port))
 }
 
 /// A stream that reports its first bytes to a [`DetectedPortProtocol`].
@@ -185,24 +186,6 @@ impl ServiceConnector {
         self.port.record_protocol(PortProtocol::Unknown);
         let stream = tls::dial(&self.address, self.tls.as_ref()).await?;
         Ok(TokioIo::new(SniffedStream { stream, port: Some(self.port) }))
-    }
-}
-
-impl tower_service::Service<Uri> for ServiceConnector {
-    type Response = TokioIo<SniffedStream>;
-    type Error = io::Error;
-    type Future = Pin<Box<dyn Future<Output = io::Result<Self::Response>> + Send>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, _: Uri) -> Self::Future {
-        let dialler = self.clone();
-        Box::pin(async move {
-            let late = |_| io::Error::new(io::ErrorKind::TimedOut, "no connection in time");
-            tokio::time::timeout(CONNECT, dialler.connect()).await.map_err(late)?
-        })
     }
 }
 

@@ -74,6 +74,7 @@ mod roster;
 mod shared;
 mod task_claim;
 mod task_states;
+mod timed_connector;
 pub(crate) mod topology;
 mod transfer_access;
 mod transfer_reports;
@@ -106,6 +107,7 @@ pub(crate) use channel::DetectedPortProtocol;
 pub(crate) use coordination_client::CoordinationClient;
 pub(crate) use live_engines::hash_members;
 pub use task_claim::{GrantedTask, claim_task, own_claimant_id};
+pub(crate) use timed_connector::TimedConnector;
 pub use waiting_launches::PeerWait;
 
 use crate::transfer::{Incarnation, MemberId, TaskId, TransferEngine};

@@ -131,3 +131,12 @@ pub struct BarrierRecordWithArrivals {
     /// Every arrival, by task.
     pub arrivals: Vec<BarrierArrival>,
 }
+
+impl BarrierRecordWithArrivals {
+    /// Returns the time of the first of the arrivals; the begin of the instance if there is none. The caller that began
+    /// the instance may have hung up since.
+    #[must_use]
+    pub fn first_arrival_at(&self) -> Timestamp {
+        self.arrivals.iter().map(|arrival| arrival.at).min().unwrap_or(self.record.began)
+    }
+}

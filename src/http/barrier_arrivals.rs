@@ -88,7 +88,7 @@ fn arrivals_as_csv(barriers: &[Arc<BarrierRecordWithArrivals>]) -> String {
     let mut csv = "run,barrier,use,task,at_us,after_us,blocked_us\r\n".to_owned();
     for ended in barriers {
         let (record, arrivals) = (&ended.record, &ended.arrivals);
-        let first = arrivals.iter().map(|arrival| arrival.at.0).min().unwrap_or_default();
+        let first = ended.first_arrival_at().0;
         let id = csv_text(&record.id);
         for BarrierArrival { task, at } in arrivals {
             let (after, blocked) = (at.0 - first, record.ended.0.saturating_sub(at.0));

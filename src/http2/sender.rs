@@ -281,8 +281,7 @@ impl Http2Sender {
         self.send_response_head(id, head, false);
         if let Some(stream) = self.streams.get_mut(id) {
             if self.queue.try_take_windows(&mut stream.output, data.len()) {
-                self.data_sent += data.len() as u64;
-                self.abuse.remove_points(u32::try_from(data.len() / BYTES_PER_CREDIT).unwrap_or(u32::MAX));
+                self.count_sent_data(data.len());
                 self.output.put_short_data(id, data);
             } else {
                 self.send_data(id, Bytes::copy_from_slice(data));
@@ -328,9 +327,13 @@ impl Http2Sender {
         }
     }
 
+    fn count_sent_data(&mut self, length: usize) {
+        self.data_sent += length as u64;
+        self.abuse.remove_points(u32::try_from(length / BYTES_PER_CREDIT).unwrap_or(u32::MAX));
+    }
+
     fn put_data(&mut self, id: StreamId, part: &Bytes) {
-        self.data_sent += part.len() as u64;
-        self.abuse.remove_points(u32::try_from(part.len() / BYTES_PER_CREDIT).unwrap_or(u32::MAX));
+        self.count_sent_data(part.len());
         self.output.put_data(id, part, self.peer.max_frame_payload());
     }
 

@@ -3,7 +3,6 @@
 //!
 //! Tasks share connections (`layout.rs`). Begin at [`ConnectionPool::acquire`].
 
-use std::future::Future;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
@@ -20,6 +19,7 @@ use tokio::net::{TcpSocket, TcpStream};
 use tonic::transport::{Channel, Endpoint};
 
 use super::layout::{ClusterLayout, ConnectionPlan, loopback_address_of_host};
+use crate::agent::TimedConnector;
 use crate::tls::{IoStream, TlsClientForHost};
 
 /// The timeout of a connection attempt with its TLS handshake.
@@ -120,6 +120,7 @@ impl ConnectionPool {
         };
         // The authority is a host and a port, as the caller has checked.
         let uri = format!("http://{}", self.target.authority).parse::<Uri>().unwrap_or_default();
+        let connector = TimedConnector::new(CONNECT_TIMEOUT, move || connector.clone().connect());
         let channel = Endpoint::from(uri).connect_with_connector_lazy(connector);
         SimulatedConnection { channel, switch }
     }
@@ -147,24 +148,6 @@ impl HostConnector {
             None => Box::new(stream),
             Some(tls) => tls.connect(stream).await?,
         }))
-    }
-}
-
-impl tower_service::Service<Uri> for HostConnector {
-    type Response = TokioIo<Box<dyn IoStream>>;
-    type Error = io::Error;
-    type Future = Pin<Box<dyn Future<Output = io::Result<Self::Response>> + Send>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, _: Uri) -> Self::Future {
-        let connector = self.clone();
-        Box::pin(async move {
-            let late = |_| io::Error::new(io::ErrorKind::TimedOut, "no connection in time");
-            tokio::time::timeout(CONNECT_TIMEOUT, connector.connect()).await.map_err(late)?
-        })
     }
 }
 

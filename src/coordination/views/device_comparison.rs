@@ -16,6 +16,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::host_assignment::unambiguous_values;
 use crate::coordination::ids::{RunNumber, TaskId};
 use crate::coordination::process_identity::ProcessIdentity;
 use crate::coordination::topology::Device;
@@ -115,13 +116,8 @@ type DevicePlaceKey<'a> = (&'a str, &'a str, u32, i32, usize);
 
 /// Returns the host of each boot id for which all processes that published an identity published the same one.
 fn host_of_each_boot_id<'a>(devices: impl Iterator<Item = &'a Device>) -> BTreeMap<&'a str, Option<&'a str>> {
-    let mut hosts: BTreeMap<&str, Option<&str>> = BTreeMap::new();
-    for device in devices {
-        let Some(identity) = &device.identity else { continue };
-        let known = hosts.entry(&device.boot_id).or_insert(Some(identity.host()));
-        *known = known.filter(|known| *known == identity.host());
-    }
-    hosts
+    let host = |device: &'a Device| Some((device.boot_id.as_str(), device.identity.as_ref()?.host()));
+    unambiguous_values(devices.filter_map(host))
 }
 
 fn devices_by_place<'a>(

@@ -280,7 +280,7 @@ fn assign_hosts(evidence: &[HostEvidence<'_>]) -> HostAssignment {
 }
 
 /// Returns the value of each key; `None` for a key with several values.
-fn unambiguous_values<K: Ord, V: PartialEq + Copy>(
+pub(super) fn unambiguous_values<K: Ord, V: PartialEq + Copy>(
     pairs: impl Iterator<Item = (K, V)>,
 ) -> BTreeMap<K, Option<V>> {
     let mut values: BTreeMap<K, Option<V>> = BTreeMap::new();

@@ -14,10 +14,11 @@ use super::links::TaskLabel;
 use super::live_page::LivePage;
 use super::snapshot::JobSnapshot;
 use super::status::{self, TaskStatus, barrier_display_name};
+use super::task::render_devices_fragment;
 use super::timeline::{TimelineScope, render_timeline_fragment};
 use super::{amount, links, times};
 use crate::coordination::{
-    BarrierOutcome, BarrierRecord, Device, ExclusionView, HostIdSource, HostState, HostView, JobName,
+    BarrierOutcome, BarrierRecord, ExclusionView, HostIdSource, HostState, HostView, JobName,
 };
 use crate::http::extractors::{ItemInJobPath, JobPath};
 use crate::http::hosts::no_such_host;
@@ -89,13 +90,6 @@ struct HostExclusionFormFragment<'a> {
     form: ExcludeForm,
 }
 
-#[derive(Template)]
-#[template(path = "parts/task-devices.html")]
-struct DevicesFragment<'a> {
-    job: &'a JobName,
-    devices: Vec<&'a Device>,
-}
-
 /// Returns the fragments of the page for this user; `None` if no task of the present run is on the host.
 pub(super) fn render_fragments(
     snapshot: &JobSnapshot,
@@ -134,14 +128,14 @@ pub(super) fn render_fragments(
         recoverable: view.settings.recoverable,
         form: ExcludeForm { host: host.host.to_string(), ..ExcludeForm::default() },
     };
-    let devices = run.devices.iter().filter(|device| is_here(&device.task)).take(DEVICES_SHOWN).collect();
+    let devices = run.devices.iter().filter(|device| is_here(&device.task)).take(DEVICES_SHOWN);
     Ok(Some(vec![
         render_head_fragment(snapshot)?,
         Fragment::new("host", &state)?,
         Fragment::new("host-act", &act)?,
         render_timeline_fragment(snapshot, TimelineScope::Tasks(&host.tasks))?,
         Fragment::new("host-barriers", &barriers)?,
-        Fragment::new("task-devices", &DevicesFragment { job: &view.name, devices })?,
+        render_devices_fragment(snapshot, devices)?,
     ]))
 }
 

@@ -176,25 +176,14 @@ impl JobSnapshot {
         self.view.run.barriers.iter().find(|barrier| barrier.id == id && barrier.counter == counter)
     }
 
-    /// Returns the number of tasks with this status.
-    pub fn count_with_status(&self, look: TaskStatus) -> usize {
-        self.statuses.iter().filter(|one| **one == look).count()
-    }
-
     /// Returns each status with its number of tasks, the most urgent first.
     pub fn status_counts(&self) -> Vec<(TaskStatus, usize)> {
-        TaskStatus::ALL
-            .into_iter()
-            .map(|look| (look, self.count_with_status(look)))
-            .filter(|(_, count)| *count > 0)
-            .collect()
+        count_statuses(self.statuses.iter().copied())
     }
 
     /// Returns each status of these tasks with its number of tasks, the most urgent first.
     pub fn status_counts_of(&self, tasks: &[TaskId]) -> Vec<(TaskStatus, usize)> {
-        let count = |status| tasks.iter().filter(|task| self.status_of(**task) == status).count();
-        let counts = TaskStatus::ALL.into_iter().map(|status| (status, count(status)));
-        counts.filter(|(_, count)| *count > 0).collect()
+        count_statuses(tasks.iter().map(|task| self.status_of(*task)))
     }
 
     pub fn device_count_of(&self, task: TaskId) -> usize {
@@ -271,6 +260,15 @@ impl JobSnapshot {
     pub fn task_count(&self) -> usize {
         self.view.run.tasks.len()
     }
+}
+
+/// Returns each status that occurs with its number, the most urgent first.
+fn count_statuses(statuses: impl Iterator<Item = TaskStatus>) -> Vec<(TaskStatus, usize)> {
+    let mut counts: BTreeMap<TaskStatus, usize> = BTreeMap::new();
+    for status in statuses {
+        *counts.entry(status).or_default() += 1;
+    }
+    counts.into_iter().collect()
 }
 
 /// Returns a live-set request as a barrier of the live tasks, which it is for its callers.

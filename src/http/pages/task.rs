@@ -295,7 +295,7 @@ pub(super) fn render_fragments(
             &BarrierAttendanceFragment { job: &view.name, attendances: meetings, more },
         )?,
         timeline::render_timeline_fragment(snapshot, TimelineScope::Task(id))?,
-        render_devices_fragment(snapshot, id)?,
+        render_devices_fragment(snapshot, run.devices.iter().filter(|device| device.task == id))?,
         render_written_keys_fragment(site, snapshot, id)?,
     ]))
 }
@@ -307,8 +307,12 @@ struct DevicesFragment<'a> {
     devices: Vec<&'a Device>,
 }
 
-fn render_devices_fragment(snapshot: &JobSnapshot, id: TaskId) -> Result<Fragment, Problem> {
-    let devices = snapshot.view.run.devices.iter().filter(|device| device.task == id).collect();
+/// Renders these devices of a task or of a host.
+pub(super) fn render_devices_fragment<'a>(
+    snapshot: &'a JobSnapshot,
+    devices: impl Iterator<Item = &'a Device>,
+) -> Result<Fragment, Problem> {
+    let devices = devices.collect();
     Fragment::new("task-devices", &DevicesFragment { job: &snapshot.view.name, devices })
 }
 

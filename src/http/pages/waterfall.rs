@@ -113,11 +113,7 @@ impl Waterfall {
 
 /// Returns the time from the first arrival to the end.
 fn duration_us(ended: &BarrierRecordWithArrivals) -> u64 {
-    ended.record.ended.0.saturating_sub(first_arrival_us(ended))
-}
-
-fn first_arrival_us(ended: &BarrierRecordWithArrivals) -> u64 {
-    ended.arrivals.iter().map(|arrival| arrival.at.0).min().unwrap_or(ended.record.began.0)
+    ended.record.ended.0.saturating_sub(ended.first_arrival_at().0)
 }
 
 fn waterfall_row(
@@ -127,7 +123,7 @@ fn waterfall_row(
     scale: TimeScale,
     y: usize,
 ) -> WaterfallRow {
-    let (record, first) = (&ended.record, first_arrival_us(ended));
+    let (record, first) = (&ended.record, ended.first_arrival_at().0);
     let mut after: Vec<u64> = ended.arrivals.iter().map(|arrival| arrival.at.0 - first).collect();
     after.sort_unstable();
     let end_x = scale.place_of(duration_us(ended));
@@ -253,7 +249,7 @@ impl OpenedBarrier {
     pub fn new(snapshot: &JobSnapshot, query: &BarriersPageQuery) -> Option<Self> {
         let ended =
             snapshot.ended_barriers.iter().find(|ended| opened_barrier_text(ended) == query.opened)?;
-        let (record, first) = (&ended.record, first_arrival_us(ended));
+        let (record, first) = (&ended.record, ended.first_arrival_at().0);
         // Hosts are known of the present run only.
         let by_host = query.by != "task"
             && ended.run == snapshot.view.run.number
