@@ -4,10 +4,12 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use super::error::AgentError;
 use crate::coordination::{ProcessIdentity, TASKS_MAX};
+use crate::proto::muster::v1 as wire;
 use crate::transfer::{DeviceId, PemCertificates, TaskId, TransportChoice};
 
 /// The step between the device ids of tasks: those of task `n` begin at `n` times this, as JAX numbers CPU
@@ -54,6 +56,8 @@ pub struct AgentConfig {
     /// The certificates of the engines, with which transfers over TCP are encrypted; all engines of a job
     /// have some, or none has.
     pub transfer_tls: Option<PemCertificates>,
+    /// The checks of this host, which the reports of transfers tell once they are there.
+    pub host_checks: Arc<OnceLock<wire::HostChecks>>,
     /// The timeout of the registration, including the wait for the service and for all other tasks.
     pub register_limit: Duration,
     /// The heartbeat timeout of the job; a heartbeat is sent at half of it.
@@ -94,6 +98,7 @@ impl AgentConfig {
             advertise: Vec::new(),
             token: None,
             transfer_tls: None,
+            host_checks: Arc::default(),
             register_limit: Duration::from_secs(300),
             heartbeat_timeout: Duration::from_secs(100),
             patience: Duration::from_secs(30),

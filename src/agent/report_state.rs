@@ -19,6 +19,8 @@ pub(super) struct ReportState {
     /// The number of failures before the first of them.
     pub(super) confirmed: u64,
     sequence: u64,
+    /// The sequence number of the report that told the checks of the host last.
+    host_checks_told_at: Option<u64>,
     pub(super) clock: ClockSamples,
 }
 
@@ -78,8 +80,23 @@ impl ReportState {
         }
     }
 
+    /// Returns the checks of the host if it is time to tell them: they are told again now and then, because a report may
+    /// be lost.
+    fn host_checks_to_tell(&mut self, checks: Option<&pb::HostChecks>) -> Option<pb::HostChecks> {
+        const TOLD_EVERY: u64 = 64;
+        let sequence = self.sequence;
+        let is_due = self.host_checks_told_at.is_none_or(|told| sequence - told >= TOLD_EVERY);
+        let checks = checks.filter(|_| is_due)?;
+        self.host_checks_told_at = Some(sequence);
+        Some(checks.clone())
+    }
+
     /// Returns the present report. Its failures are repeated until the service has accepted them.
-    pub(super) fn next_report(&mut self, engine: &TransferEngine) -> pb::TransferReport {
+    pub(super) fn next_report(
+        &mut self,
+        engine: &TransferEngine,
+        host_checks: Option<&pb::HostChecks>,
+    ) -> pb::TransferReport {
         let (size, hits, misses, evictions) = engine.clique_cache_stats();
         let counts = engine.counts();
         self.sequence += 1;
@@ -134,6 +151,7 @@ impl ReportState {
             }),
             failures,
             clock: self.clock.shortest_round_trip_sample(),
+            host_checks: self.host_checks_to_tell(host_checks),
         }
     }
 }

@@ -47,7 +47,7 @@ pub(super) async fn send_final_report(host: &EngineHost, channel: &Channel) {
 /// Reports once; returns the pause before the next report.
 async fn send_report(host: &EngineHost, channel: Channel) -> Duration {
     let (report, told) = with_locked_report_state(&host.report_state, |tally| {
-        let report = tally.next_report(&host.engine);
+        let report = tally.next_report(&host.engine, host.config.host_checks.get());
         (report, tally.confirmed + tally.failures.len() as u64)
     });
     let mut client = TransfersClient::new(channel);

@@ -11,6 +11,7 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use super::output::{TerminalText, print, print_json};
 use super::transfer;
 use crate::host_checks::{CheckState, HostCheck, HostRoot, ProbeResults, check_host};
+use crate::proto::muster::v1 as wire;
 use crate::text::escape_to_one_line;
 use crate::transfer::{TransportChoice, TransportKind};
 
@@ -49,6 +50,22 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
         print(&text)?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Checks this host for the reports of a worker.
+pub(super) fn host_checks_to_report() -> wire::HostChecks {
+    let checks = check_host(&HostRoot::default(), &run_probes());
+    let (good, found): (Vec<HostCheck>, Vec<HostCheck>) =
+        checks.into_iter().partition(|check| check.state == CheckState::Good);
+    let row = |check: HostCheck| wire::HostCheck {
+        id: check.id.to_owned(),
+        title: check.title.to_owned(),
+        state: if check.state == CheckState::Missing { "missing" } else { "could_be_better" }.to_owned(),
+        found: check.found,
+        fix: check.fix.unwrap_or_default(),
+    };
+    let good = u32::try_from(good.len()).unwrap_or(u32::MAX);
+    wire::HostChecks { good, found: found.into_iter().map(row).collect() }
 }
 
 /// Runs the probes that need processes.

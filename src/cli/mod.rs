@@ -22,6 +22,7 @@ mod local_server;
 mod metrics;
 mod output;
 mod readmit;
+mod runs;
 mod self_command;
 mod serve;
 mod server;
@@ -92,6 +93,7 @@ enum Command {
     Readmit(readmit::Arguments),
     Drain(drain::Arguments),
     Hosts(hosts::Arguments),
+    Runs(runs::Arguments),
     TaskOwners(task_owners::Arguments),
     Job(job::Arguments),
     Audit(audit::Arguments),
@@ -160,6 +162,7 @@ fn run_command_line(arguments: Vec<OsString>) -> ExitCode {
         Command::Readmit(arguments) => readmit::run(&arguments),
         Command::Drain(arguments) => drain::run(&arguments),
         Command::Hosts(arguments) => hosts::run(&arguments),
+        Command::Runs(arguments) => runs::run(&arguments),
         Command::TaskOwners(arguments) => task_owners::run(&arguments),
         Command::Job(arguments) => job::run(&arguments),
         Command::Audit(arguments) => audit::run(&arguments),

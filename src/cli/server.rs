@@ -27,7 +27,7 @@ use crate::http::{
 use crate::meter;
 use crate::service::findings::{self, FindingMetrics, FindingStore};
 use crate::service::reports::{self, TransferReportMetrics};
-use crate::service::{AuditLog, AuditedOperations, BarrierHistory, Timelines};
+use crate::service::{AuditLog, AuditedOperations, BarrierHistory, StateHistory, Timelines};
 use crate::telemetry::event_log::log_events;
 use crate::telemetry::log::LogMetrics;
 use crate::telemetry::metrics::{EventCounters, MetricSource, MetricSources, Metrics};
@@ -152,6 +152,7 @@ struct EngineObservers {
     counters: Arc<EventCounters>,
     timelines: Arc<Timelines>,
     barriers: Arc<BarrierHistory>,
+    states: Arc<StateHistory>,
     traces: Option<Arc<Traces>>,
 }
 
@@ -161,14 +162,15 @@ impl EngineObservers {
         let counters = Arc::new(EventCounters::new(findings::finding_ids()));
         let timelines = Arc::<Timelines>::default();
         let barriers = Arc::<BarrierHistory>::default();
+        let states = Arc::<StateHistory>::default();
         let traces = start_traces(config, engine)?;
-        let mut observers: Vec<Arc<dyn Observer>> = vec![timelines.clone(), barriers.clone()];
+        let mut observers: Vec<Arc<dyn Observer>> = vec![timelines.clone(), barriers.clone(), states.clone()];
         if meter::ENABLED {
             observers.push(counters.clone());
         }
         observers.extend(traces.iter().map(|traces| Arc::clone(traces) as Arc<dyn Observer>));
         engine.set_observers(observers);
-        Ok(Self { counters, timelines, barriers, traces })
+        Ok(Self { counters, timelines, barriers, states, traces })
     }
 }
 
@@ -242,7 +244,7 @@ impl RunningServer {
         handshakes: Arc<HandshakeFailures>,
         listeners: impl Iterator<Item = Arc<ListenerState>>,
     ) -> AppState {
-        let EngineObservers { counters: tally, timelines, barriers, .. } = observers;
+        let EngineObservers { counters: tally, timelines, barriers, states, .. } = observers;
         let (config, audit) = (&self.config, Arc::clone(&self.audit));
         let mut others: Vec<Arc<dyn MetricSource>> =
             vec![self.readiness.clone(), self.streams.clone(), audit.clone(), Arc::new(LogMetrics)];
@@ -288,6 +290,7 @@ impl RunningServer {
             guard: Arc::clone(&self.guard),
             timelines,
             barriers,
+            states,
             ..AppState::new(engine, readiness, Arc::clone(&self.about))
         };
         self.timers

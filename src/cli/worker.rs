@@ -11,15 +11,17 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use clap::{Args, ValueEnum};
 
 use super::certificates::TransferCertificateArgs;
-use super::connection_limits;
+use super::{connection_limits, doctor};
 use crate::agent::cluster_env::{ClusterEnv, ClusterFlags, DetectedProcessIdentity, EnvironmentVariables};
 use crate::agent::{AgentConfig, AgentTlsFiles, DEVICES_MAX, TransferAccess, claim_task, own_claimant_id};
+use crate::clock;
 use crate::coordination::JobName;
 use crate::telemetry::log::{self, LogFormat};
 use crate::text::parse_duration;
@@ -28,6 +30,9 @@ use crate::transfer::TransportChoice;
 use exercise::ExerciseOptions;
 pub use program::{CANCELLED_TEXT, StepLine, parse_step_line};
 use program::{WorkerOptions, WorkerProgram};
+
+/// The most time before a worker checks its host, in milliseconds.
+const HOST_CHECK_DELAY_MS: u64 = 3_000;
 
 /// Run one task of a job: register, follow the states of all tasks, and move buffers to the others
 ///
@@ -265,10 +270,26 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
             place = place.with_claimed_task(granted.task, host);
             config.task = granted.task;
         }
+        check_host_in_background(&config);
         program::run_worker(&arguments.worker_options(), &place, config).await
     });
     runtime.shutdown_background();
     code
+}
+
+/// Checks the host as `muster doctor` does, and tells the result with the reports of transfers.
+fn check_host_in_background(config: &AgentConfig) {
+    let cell = Arc::clone(&config.host_checks);
+    // The thread ends with the process, and nobody waits for it.
+    let started = std::thread::Builder::new().name("host-checks".to_owned()).spawn(move || {
+        // The workers of a host start together; their probes should not all run at once.
+        let delay = clock::random_nonzero().get() % HOST_CHECK_DELAY_MS;
+        std::thread::sleep(Duration::from_millis(delay));
+        let _first = cell.set(doctor::host_checks_to_report());
+    });
+    if let Err(error) = started {
+        tracing::warn!(%error, "the host is not checked for fast transfers");
+    }
 }
 
 impl Arguments {

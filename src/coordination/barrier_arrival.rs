@@ -352,12 +352,8 @@ impl Run {
         connection: ConnectionId,
         arrival: ArrivedCall,
     ) {
-        let replaces = matches!(
-            self.barriers.instance(key).and_then(|i| i.member_state(id)),
-            Some(MemberState::Arrived(_))
-        );
-        if !replaces && !self.admit_waiter(cx, arrival.call, connection) {
-            return self.remove_barrier_if_empty(key);
+        if !self.admit_barrier_arrival(cx, key, id, connection, arrival.call) {
+            return;
         }
         let Some(instance) = self.barriers.instance_mut(key) else { return };
         let counter = instance.counter;
@@ -371,6 +367,27 @@ impl Run {
         self.waiters.insert(arrival.call, connection, WaitTarget::Barrier(key.clone(), id));
         self.pass_barrier_if_complete(cx, key);
         self.pass_barriers_missing_unsynced_waiters(cx);
+    }
+
+    /// Checks whether one more call may wait at an instance, and refuses the call otherwise. A call that replaces an
+    /// earlier one of its task always may.
+    pub(super) fn admit_barrier_arrival(
+        &mut self,
+        cx: &mut TransitionContext<'_>,
+        key: &BarrierKey,
+        id: TaskId,
+        connection: ConnectionId,
+        call: CallId,
+    ) -> bool {
+        let replaces = matches!(
+            self.barriers.instance(key).and_then(|i| i.member_state(id)),
+            Some(MemberState::Arrived(_))
+        );
+        let admitted = replaces || self.admit_waiter(cx, call, connection);
+        if !admitted {
+            self.remove_barrier_if_empty(key);
+        }
+        admitted
     }
 
     /// Replaces a waiting call by a newer call of the same task.

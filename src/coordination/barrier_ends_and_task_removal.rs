@@ -194,7 +194,7 @@ impl Run {
             for id in leaving {
                 let Some(instance) = self.barriers.instance(&key) else { break };
                 let Some(MemberState::Arrived(arrival)) = instance.member_state(id) else { continue };
-                self.remove_barrier_arrival(&key, id, arrival.call);
+                self.remove_barrier_arrival(cx, &key, id, arrival.call);
                 self.waiters.remove(arrival.call);
                 let text = format!(
                     "Stale barrier invocation is cancelled because: {reason}. Barrier: {barrier}::{counter} Task {id}"
@@ -206,7 +206,13 @@ impl Run {
     }
 
     /// Removes the task's arrival with this call; the caller answers or withdraws the call itself.
-    pub(super) fn remove_barrier_arrival(&mut self, key: &BarrierKey, id: TaskId, call: CallId) {
+    pub(super) fn remove_barrier_arrival(
+        &mut self,
+        cx: &mut TransitionContext<'_>,
+        key: &BarrierKey,
+        id: TaskId,
+        call: CallId,
+    ) {
         let left =
             if self.expect_task(id).is_excused { MemberState::NotRequired } else { MemberState::Missing };
         let Some(instance) = self.barriers.instance_mut(key) else { return };
@@ -217,6 +223,10 @@ impl Run {
         instance.set_member_state(id, left);
         if key.is_client_barrier() {
             self.adjust_barrier_wait_count(id, -1);
+        }
+        if *key == BarrierKey::Registration {
+            let reason = "its call ended before all tasks had registered";
+            cx.emit_event(EventKind::RegistrationWithdrawn { task: id }, reason);
         }
         self.remove_barrier_if_empty(key);
     }

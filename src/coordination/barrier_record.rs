@@ -11,6 +11,9 @@ use utoipa::ToSchema;
 
 use super::ids::{JobId, RunNumber, TaskId, Timestamp};
 
+/// The id under which clients and events know the barrier of registration: that of the C++ service.
+pub const REGISTRATION_BARRIER_ID: &str = "[Init]Wait_for_all_tasks_to_register";
+
 /// The kind of a barrier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]

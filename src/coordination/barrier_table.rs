@@ -16,7 +16,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::barrier_record::BarrierKind;
+use super::barrier_record::{BarrierKind, REGISTRATION_BARRIER_ID};
+use super::deferred_free::DeferredFree;
 use super::failure::Failure;
 use super::ids::{CallId, TaskId, TaskIncarnation, Timestamp};
 use super::request_reply::TaskSet;
@@ -49,7 +50,7 @@ impl BarrierKey {
     /// Returns the id by which clients know the barrier. The service's own ids are those of the C++ service.
     pub fn barrier_id_for_clients(&self, service: impl fmt::Display) -> Arc<str> {
         match self {
-            Self::Registration => "[Init]Wait_for_all_tasks_to_register".into(),
+            Self::Registration => REGISTRATION_BARRIER_ID.into(),
             Self::Shutdown => format!("Shutdown::{service}").into(),
             Self::Devices => format!("WaitForAllTasks::{service}").into(),
             Self::Named(id) => Arc::clone(id),
@@ -352,6 +353,14 @@ impl BarrierTable {
         self.weight -= ended.retained_bytes(key);
         self.eviction_order.remove(&(ended.counter > 0, ended.sequence, key.clone()));
         Some(ended)
+    }
+
+    /// Takes out the results of ended barriers, which only callers need, so that they can be freed.
+    pub fn take_results(&mut self) -> DeferredFree {
+        self.weight = 0;
+        let (ended, order) = (std::mem::take(&mut self.ended), std::mem::take(&mut self.eviction_order));
+        let weight = 4 * ended.len();
+        DeferredFree::of_value_with_weight((ended, order), weight)
     }
 
     /// Checks that the counted size of the retained results is right and within `bound`.

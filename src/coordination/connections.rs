@@ -121,7 +121,7 @@ impl Job {
         }
         self.ended_run_calls.retain(|stale| stale.waiters.len() > 0);
         let polling = &mut closing.polling;
-        with_run!(self, now, effects, |run, _cx| {
+        with_run!(self, now, effects, |run, cx| {
             for call in run.waiters.calls_on_connection(connection, *budget) {
                 *budget -= 1;
                 if let Some(WaitTarget::Poll(task)) = run.waiters.wait_target(call)
@@ -129,7 +129,7 @@ impl Job {
                 {
                     polling.insert(*task);
                 }
-                run.withdraw_call(call);
+                run.withdraw_call(cx, call);
             }
         });
         let left =

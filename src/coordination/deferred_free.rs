@@ -43,6 +43,12 @@ impl DeferredFree {
         if bytes.len() < Self::SMALL { Self::default() } else { Self::of_value_with_weight(bytes, 1) }
     }
 
+    /// Adds what another one frees.
+    pub(super) fn add(&mut self, other: Self) {
+        self.parts.extend(other.parts);
+        self.weight += other.weight;
+    }
+
     /// Returns whether there is nothing to free.
     #[must_use]
     pub fn is_empty(&self) -> bool {

@@ -134,6 +134,11 @@ pub enum EventKind {
         #[schema(value_type = Option<String>)]
         peer: Option<SocketAddr>,
     },
+    /// A task that waited for the others to register does so no longer: its call ended.
+    RegistrationWithdrawn {
+        /// The task.
+        task: TaskId,
+    },
     /// A task is connected.
     TaskConnected {
         /// The task.
@@ -346,6 +351,7 @@ impl EventKind {
             Self::JobDeclared { .. } => "job-declared",
             Self::RunOpened => "run-opened",
             Self::TaskRegistering { .. } => "task-registering",
+            Self::RegistrationWithdrawn { .. } => "registration-withdrawn",
             Self::TaskConnected { .. } => "task-connected",
             Self::TaskSuperseded { .. } => "task-superseded",
             Self::TaskSuspected { .. } => "task-suspected",
@@ -411,6 +417,7 @@ impl EventKind {
                 ExclusionTarget::Host(_) | ExclusionTarget::NamedHost(_) => EventSubject::default(),
             },
             Self::TaskConnected { task, .. }
+            | Self::RegistrationWithdrawn { task }
             | Self::TaskSuspected { task }
             | Self::TaskReturned { task }
             | Self::TaskDisconnected { task }
@@ -456,6 +463,7 @@ mod tests {
         for change in [
             EventKind::JobDeclared { actor: None },
             EventKind::RunOpened,
+            EventKind::RegistrationWithdrawn { task },
             EventKind::TaskSuspected { task },
             EventKind::TaskReturned { task },
             EventKind::TaskDisconnected { task },

@@ -337,7 +337,7 @@ impl Run {
         for (key, counter, call) in at_barriers.collect::<Vec<_>>() {
             let failure =
                 failure.as_ref().clone().with_barrier(&self.id_of_barrier_for_clients(&key), counter);
-            self.withdraw_call(call);
+            self.withdraw_call(cx, call);
             cx.reply_to_call(call, Err(Arc::new(failure)));
         }
         self.cancel_live_set_calls_of(id, failure);

@@ -122,7 +122,7 @@ impl Job {
             // The request names no task: admitted if any task of the present run uses this connection.
             None => lives.values().map(|(number, _)| *number).max().filter(|last| *last < self.run.number)?,
         };
-        let past = self.past.iter().find(|past| past.summary.number == number)?;
+        let past = self.past.find(number)?;
         Some(self.fenced_failure(Code::Aborted, "this connection", &past.summary))
     }
 

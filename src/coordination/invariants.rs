@@ -64,6 +64,7 @@ impl Job {
         self.exclusions.check_invariants(&self.settings.bounds)?;
         self.task_owners.check_invariants(self.settings.tasks)?;
         self.check_excluded_tasks()?;
+        self.past.check_invariants(self.settings.bounds.runs_kept)?;
         run.check_invariants(&self.settings)
     }
 

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::actor::Actor;
+use super::deferred_free::DeferredFree;
 use super::event::EventKind;
 use super::exclusion::{ExclusionTable, PendingEviction};
 use super::failure::Failure;
@@ -19,8 +20,9 @@ use super::ids::{
     ConnectionId, JobId, JobName, RunNumber, ServiceIncarnation, TaskId, TaskIncarnation, Timestamp,
 };
 use super::input::{ConnectionEnd, Effect};
+use super::past_runs::PastRuns;
 use super::run::Run;
-use super::run_state::{PastRun, RunSummary};
+use super::run_state::RunSummary;
 use super::settings::JobSettings;
 use super::task_owner_table::TaskOwnerTable;
 use super::unpublished_events::UnpublishedEvents;
@@ -64,7 +66,7 @@ pub(super) struct Job {
     pub settings: JobSettings,
     pub run: Run,
     /// Ended runs, newest first.
-    pub past: VecDeque<Arc<PastRun>>,
+    pub past: PastRuns,
     /// The incarnation of the next run.
     pub next_incarnation: Option<ServiceIncarnation>,
     pub connections: CowMap<ConnectionId, ConnectionRecord>,
@@ -116,7 +118,7 @@ impl Job {
             name,
             settings,
             run,
-            past: VecDeque::new(),
+            past: PastRuns::default(),
             next_incarnation: None,
             connections: CowMap::default(),
             task_connections: CowMap::default(),
@@ -144,11 +146,11 @@ impl Job {
         ends.into_iter().flatten().min()
     }
 
-    /// Drops records beyond the bounds.
-    pub fn drop_records_beyond_bounds(&mut self) {
-        self.past.truncate(self.settings.bounds.runs_kept);
+    /// Drops records beyond the bounds, and returns what takes long to free.
+    pub fn drop_records_beyond_bounds(&mut self) -> DeferredFree {
         Arc::make_mut(&mut self.exclusions).trim_ended(&self.settings.bounds);
         self.run.trim_barrier_records(self.settings.bounds.barriers_recent);
+        self.past.truncate(self.settings.bounds.runs_kept)
     }
 
     /// Returns the ended runs, newest first, without their devices.

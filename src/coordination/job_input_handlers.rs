@@ -49,7 +49,7 @@ impl Job {
 
     pub(super) fn cancel_call(&mut self, now: Timestamp, effects: &mut Vec<Effect>, call: CallId) {
         if !self.ended_run_calls.iter_mut().any(|stale| stale.waiters.remove(call).is_some()) {
-            with_run!(self, now, effects, |run, _cx| run.withdraw_call(call));
+            with_run!(self, now, effects, |run, cx| run.withdraw_call(cx, call));
         }
     }
 

@@ -44,7 +44,7 @@ impl Job {
         let silenced = self.settings.holds_error_polls() && !next.holds_error_polls();
         let beats = next.heartbeat_timeout != self.settings.heartbeat_timeout;
         self.settings = next.clone();
-        self.drop_records_beyond_bounds();
+        effects.push(Effect::FreeLater(self.drop_records_beyond_bounds()));
         with_run!(self, now, effects, |run, cx| {
             let text = format!("{} changed by {actor}: {reason}", changed.join(", "));
             cx.emit_event(EventKind::SettingsChanged { settings: changed, actor }, text);
@@ -91,11 +91,10 @@ impl Job {
 
     /// Applies a change of the number or the kind of the tasks: a run without tasks begins anew.
     fn reset_run_if_empty(&mut self, now: Timestamp, effects: &mut Vec<Effect>) {
+        // The ended run is kept with the owners that it had.
+        let is_opened = self.run.ended.is_some() && self.open_next_run(now, effects).is_ok();
         Arc::make_mut(&mut self.task_owners).remove_owners_of_ids_from(self.settings.tasks);
-        if self.run.ended.is_some() && self.open_next_run(now, effects).is_ok() {
-            return;
-        }
-        if self.run.ended.is_none() {
+        if !is_opened && self.run.ended.is_none() {
             self.run = Run::new(self.run.number, self.run.incarnation, &self.settings, self.run.opened_at);
             self.excuse_excluded_tasks();
         }

@@ -20,8 +20,7 @@ use super::failure::{Code, Failure};
 use super::ids::{CallId, TaskId, Timestamp};
 use super::settings::JobBounds;
 use super::store_entry::{DirectoryListing, StoreEntries, StoreEntry};
-use super::topology::TopologyKey;
-use super::topology::TopologyValues;
+use super::topology::{TopologyKey, TopologyValue, TopologyValues};
 use crate::cow::{CowMap, Weight};
 
 /// The number of bytes beyond the normalised form that the spelling of a waited key may have.
@@ -69,6 +68,11 @@ pub(super) struct KeyValueStore {
 }
 
 impl KeyValueStore {
+    /// Returns a store with nothing but topology values, for views of an ended run.
+    pub fn with_topology_only(topology: TopologyValues) -> Self {
+        Self { topology, ..Self::default() }
+    }
+
     pub fn len(&self) -> usize {
         self.entries.len()
     }
@@ -92,7 +96,10 @@ impl KeyValueStore {
         let normal = normalise_key(key);
         let old = self.entries.get(normal.as_ref());
         if let Some(old) = old
-            && matches!(self.topology.get(normal.as_ref()), Some((TopologyKey::Global { .. }, _)))
+            && self
+                .topology
+                .get(normal.as_ref())
+                .is_some_and(|old| matches!(old.key, TopologyKey::Global { .. }))
             && old.value == entry.value
         {
             // A restarted process 0 gathers the topology again. Identical bytes prove that nothing changed;
@@ -286,7 +293,7 @@ impl KeyValueStore {
         }
         self.bytes += entry.value.len();
         if let Some(topology) = self.topology.get_mut(key) {
-            topology.1 = entry.value.clone();
+            (topology.value, topology.written_at) = (entry.value.clone(), entry.at);
         }
         if let Some((key, old)) = self.entries.get_key_value(key) {
             let key = key.clone();
@@ -297,7 +304,8 @@ impl KeyValueStore {
         let key = Bytes::copy_from_slice(key);
         self.bytes += key.len();
         if let Some(what) = TopologyKey::parse(&key) {
-            self.topology.insert(key.clone(), (what, entry.value.clone()));
+            let (value, written_at) = (entry.value.clone(), entry.at);
+            self.topology.insert(key.clone(), TopologyValue { key: what, value, written_at });
         }
         self.entries.insert(key, entry);
         DeferredFree::default()

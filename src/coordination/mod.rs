@@ -48,6 +48,7 @@
 //! | `failure_detection.rs`, `registration.rs` | heartbeats, lost connections and reported errors; registration |
 //! | `shutdown.rs`, `preemption.rs` | shutdown; the drain |
 //! | `call_dispatch.rs`, `pending_work.rs` | the dispatch of calls to rules; queued answers and due timers |
+//! | `past_runs.rs` | the ended runs of a job |
 //! | `job.rs` | a job: its tables |
 //! | `connections.rs`, `peer_jobs.rs` | connections and their end; jobs that exchange transfers |
 //! | `exclusion_rules.rs` | the effects of exclusions on tasks |
@@ -93,6 +94,7 @@ mod key_value_store;
 mod live_set_request;
 mod live_set_rules;
 mod operator_commands;
+mod past_runs;
 mod peer_job_calls;
 mod peer_jobs;
 mod pending_work;

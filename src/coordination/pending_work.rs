@@ -54,12 +54,12 @@ impl Run {
         let Some(place) = self.waiters.wait_target(call) else { return };
         let excluded =
             place.task().and_then(|id| self.task(id)?.failure()).filter(|e| e.is_exclusion()).cloned();
-        self.withdraw_call(call);
+        self.withdraw_call(cx, call);
         cx.reply_to_call(call, excluded.map_or_else(|| answer.into(), Err));
     }
 
     /// Removes a call from the place where it waits, because its caller is gone.
-    pub(super) fn withdraw_call(&mut self, call: CallId) {
+    pub(super) fn withdraw_call(&mut self, cx: &mut TransitionContext<'_>, call: CallId) {
         match self.waiters.remove(call) {
             None | Some(WaitTarget::Watch) => {}
             Some(WaitTarget::Key(key, _)) => self.store.remove_waiter(&key, call),
@@ -70,7 +70,7 @@ impl Run {
                 }
             }
             Some(WaitTarget::LiveSet(set, task)) => self.withdraw_live_set_call(&set, task, call),
-            Some(WaitTarget::Barrier(key, task)) => self.remove_barrier_arrival(&key, task, call),
+            Some(WaitTarget::Barrier(key, task)) => self.remove_barrier_arrival(cx, &key, task, call),
         }
     }
 
@@ -84,7 +84,7 @@ impl Run {
     ) {
         for (call, is_poll) in self.waiters.first_waiting_calls(*budget) {
             *budget -= 1;
-            self.withdraw_call(call);
+            self.withdraw_call(cx, call);
             cx.reply_to_call(call, Err(Arc::clone(if is_poll { poll } else { failure })));
         }
     }

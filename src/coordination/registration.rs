@@ -178,6 +178,9 @@ impl Run {
         {
             return cx.reply_to_call(call, Err(failure));
         }
+        if !self.admit_barrier_arrival(cx, &key, id, connection, call) {
+            return;
+        }
         let peer = self.expect_task(id).peer;
         let missing = self.barriers.instance(&key).map_or(0, |i| i.missing_count().saturating_sub(1));
         let others = match missing {

@@ -13,21 +13,14 @@ use super::actor::{Actor, CommandReason};
 use super::deferred_free::DeferredFree;
 use super::event::{EventKind, RunOutcome};
 use super::failure::{Code, Failure};
-use super::ids::{RunNumber, ServiceIncarnation, TaskIncarnation, Timestamp};
+use super::ids::{RunNumber, ServiceIncarnation, Timestamp};
 use super::input::Effect;
 use super::job::{EndedRunCalls, Job, with_run};
+use super::past_runs::EndedRunState;
 use super::run::Run;
-use super::run_state::{PastRun, RunInterval, RunSummary};
+use super::run_state::{RunInterval, RunSummary};
 use super::shared_failures::job_deleted_failure;
-use super::topology::TopologyValues;
 use crate::cow::CowMap;
-
-/// The number of ended runs whose incarnations are remembered, to recognise surviving processes of those
-/// runs.
-const RUNS_WITH_INCARNATIONS: usize = 8;
-
-/// The most bytes of topology values of ended runs that a job keeps, to show which devices moved: those of the newest runs.
-const PAST_TOPOLOGY_BYTES: usize = 64 << 20;
 
 impl Job {
     pub(super) fn set_incarnation_of_next_run(&mut self, incarnation: ServiceIncarnation) {
@@ -55,9 +48,7 @@ impl Job {
         self.move_calls_to_ended_run(&over);
         let next = Run::new(number, incarnation, &self.settings, now);
         let ended = std::mem::replace(&mut self.run, next);
-        self.archive_run(&ended);
-        let weight = ended.approximate_allocations();
-        effects.push(Effect::FreeLater(DeferredFree::of_value_with_weight(ended, weight)));
+        effects.push(Effect::FreeLater(self.archive_run(ended)));
         self.excuse_excluded_tasks();
         with_run!(self, now, effects, |_run, cx| {
             cx.emit_event(EventKind::RunOpened, "a new process registered after the last run had ended");
@@ -66,34 +57,18 @@ impl Job {
         Ok(())
     }
 
-    fn archive_run(&mut self, run: &Run) {
-        let mut lives: Vec<TaskIncarnation> = run
-            .tasks
-            .iter()
-            .flat_map(|task| {
-                task.incarnation.into_iter().chain(task.past_incarnations.iter().map(|life| life.incarnation))
-            })
-            .collect();
-        lives.sort_unstable();
+    /// Adds a run to the ended ones, and returns what is not kept of it and of older runs.
+    fn archive_run(&mut self, run: Run) -> DeferredFree {
         let (summary, topology) = (run.summary(), run.store.topology_values().clone());
-        self.past.push_front(Arc::new(PastRun {
-            summary,
-            incarnation: run.incarnation,
-            known_incarnations: lives,
-            topology_bytes: topology.values().map(|(_, value)| value.len()).sum(),
-            topology,
-        }));
-        self.past.truncate(self.settings.bounds.runs_kept);
-        if let Some(old) = self.past.get_mut(RUNS_WITH_INCARNATIONS) {
-            Arc::make_mut(old).known_incarnations = Vec::new();
-        }
-        let mut kept = 0;
-        for past in &mut self.past {
-            kept += past.topology_bytes;
-            if kept > PAST_TOPOLOGY_BYTES && !past.topology.is_empty() {
-                Arc::make_mut(past).topology = TopologyValues::default();
-            }
-        }
+        let mut state = EndedRunState {
+            run,
+            settings: self.settings.clone(),
+            exclusions: Arc::clone(&self.exclusions),
+            task_owners: Arc::clone(&self.task_owners),
+        };
+        let mut freed = state.remove_callers_tables();
+        freed.add(self.past.add(summary, topology, state, self.settings.bounds.runs_kept));
+        freed
     }
 
     fn describe_first_cause(&self) -> String {
@@ -142,11 +117,15 @@ impl Job {
         self.closing.clear();
         self.ended_run_calls.clear();
         self.pending_evictions.clear();
-        with_run!(self, now, effects, |run, _cx| {
+        with_run!(self, now, effects, |run, cx| {
             for (call, _) in run.waiters.first_waiting_calls(usize::MAX) {
-                run.withdraw_call(call);
+                run.withdraw_call(cx, call);
             }
             for id in run.task_ids() {
+                if run.expect_task(id).suspicion.is_some() {
+                    let reason = "the service restarted, which broke every connection";
+                    cx.emit_event(EventKind::TaskReturned { task: id }, reason);
+                }
                 run.clear_suspicion(id);
                 run.expect_task_mut(id).connection = None;
             }
@@ -195,6 +174,9 @@ impl Run {
             length_us: length_us.unwrap_or_default(),
             end_reason: self.end_reason.clone(),
             first_cause: self.first_cause.clone(),
+            tasks: self.tasks.len(),
+            keys: self.store.len(),
+            store_bytes: self.store.total_bytes(),
             devices: Vec::new(),
         }
     }

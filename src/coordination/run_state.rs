@@ -1,7 +1,6 @@
-//! Short descriptions of a run: its state, the interval that counts as its duration, and the record that remains
-//! after its end.
+//! Short descriptions of a run: its state, the interval that counts as its duration, and the summary of an ended run.
 //!
-//! The run itself is in `run.rs`. Begin at [`RunState`] and [`RunSummary`].
+//! The run itself is in `run.rs`, and what a job keeps of its ended runs in `past_runs.rs`. Begin at [`RunState`] and [`RunSummary`].
 
 use std::fmt;
 use std::time::Duration;
@@ -10,8 +9,8 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::event::{FirstCause, RunOutcome};
-use super::ids::{RunNumber, ServiceIncarnation, TaskIncarnation, Timestamp};
-use super::topology::{Device, TopologyValues};
+use super::ids::{RunNumber, Timestamp};
+use super::topology::Device;
 
 /// The state of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -106,6 +105,15 @@ pub struct RunSummary {
     pub end_reason: String,
     /// Its first error.
     pub first_cause: Option<FirstCause>,
+    /// The number of its tasks.
+    #[serde(default)]
+    pub tasks: usize,
+    /// The number of keys in its store when the next run opened.
+    #[serde(default)]
+    pub keys: usize,
+    /// The size of these keys and their values, in bytes.
+    #[serde(default)]
+    pub store_bytes: usize,
     /// The devices that its tasks had published.
     pub devices: Vec<Device>,
 }
@@ -116,19 +124,6 @@ impl RunSummary {
     pub fn measured_interval(&self) -> RunInterval {
         RunInterval::new(self.opened_at, self.started_at, Some(self.ended_at))
     }
-}
-
-/// The record of an ended run.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct PastRun {
-    pub summary: RunSummary,
-    pub incarnation: ServiceIncarnation,
-    /// Every incarnation of its tasks, ascending; empty once the run is too old.
-    pub known_incarnations: Vec<TaskIncarnation>,
-    /// The topology values that its tasks published; empty once newer runs have filled the bound on them.
-    pub topology: TopologyValues,
-    /// The length of these values, in bytes.
-    pub topology_bytes: usize,
 }
 
 #[cfg(test)]

@@ -140,6 +140,21 @@ pub struct StragglerView {
 impl StragglerView {
     /// The lateness from which on a straggler costs enough to matter, in microseconds.
     pub const SIGNIFICANT_LATENESS_US: u64 = 50_000;
+    /// The score from which on a task counts as habitually late.
+    pub const CHRONIC_SCORE: f64 = 0.75;
+    /// The number of barriers that are needed to distinguish a habit from chance.
+    const CHRONIC_AFTER: u64 = 16;
+
+    /// Returns whether the task, one of this many, is late at nearly every barrier.
+    #[must_use]
+    pub fn is_chronic(&self, tasks: usize) -> bool {
+        // Of two tasks one is always later, so being later counts as a habit only if it happens nearly every time.
+        let enough = if tasks > 2 { 0.0 } else { 0.9 };
+        self.taken_part >= Self::CHRONIC_AFTER
+            && self.score >= Self::CHRONIC_SCORE
+            && self.lateness_us >= Self::SIGNIFICANT_LATENESS_US
+            && self.recent_last_arrival_fraction() >= enough
+    }
 
     /// Returns the usual lateness less the best one, in microseconds.
     #[must_use]

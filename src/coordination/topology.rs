@@ -7,12 +7,20 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::ids::TaskId;
+use super::ids::{TaskId, Timestamp};
 use super::process_identity::ProcessIdentity;
 use crate::cow::CowMap;
 
-/// The topology values, by key.
-pub(super) type TopologyValues = CowMap<Bytes, (TopologyKey, Bytes)>;
+/// A value that a task published under a topology key.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct TopologyValue {
+    pub key: TopologyKey,
+    pub value: Bytes,
+    pub written_at: Timestamp,
+}
+
+/// The topology values, by the key in the store.
+pub(super) type TopologyValues = CowMap<Bytes, TopologyValue>;
 
 /// A key under which JAX workers publish topology.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

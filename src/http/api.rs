@@ -11,13 +11,14 @@ use utoipa::ToSchema;
 
 use crate::coordination::{
     AutoExcludeRule, BarrierArrival, BarrierRecord, BarrierView, ClaimantView, CommandReason, Device,
-    ErrorDelivery, EventKind, ExclusionId, ExclusionView, HostView, JobName, JobSummary, PreemptionView,
-    RunListItem, RunNumber, RunState, TaskId, TaskOwnerView, TaskView, Timestamp,
+    ErrorDelivery, EventKind, ExclusionId, ExclusionView, HostId, HostView, JobName, JobSummary,
+    PreemptionView, RunListItem, RunNumber, RunState, TaskId, TaskOwnerView, TaskView, Timestamp,
 };
 use crate::service::findings::Finding;
 use crate::service::reports::{
     ConnectionView, PairView, PeerJobView, TaskTransfers, Throughput, TransfersView,
 };
+use crate::service::{RunMark, TaskStates};
 
 /// The type of the problem that a job does not exist.
 pub const NO_SUCH_JOB: &str = "/problems/no-such-job";
@@ -265,6 +266,35 @@ pub struct DevicesPage {
     pub devices: Vec<Device>,
     /// The value of `after` for the next page; none on the last page.
     pub next: Option<u64>,
+}
+
+/// A task over a run, with its host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct TaskStatesView {
+    /// The host on which it is, or was at the end of the run, if one is known.
+    pub host: Option<HostId>,
+    /// The task.
+    #[serde(flatten)]
+    pub states: TaskStates,
+}
+
+/// The states of tasks over a run: a page of tasks, by number.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct TaskStatesPage {
+    /// The run.
+    pub run: RunNumber,
+    /// The time at which the run opened.
+    pub opened_at: Timestamp,
+    /// The time up to which the states are known: the end of the run or the last change after it, or now.
+    pub until: Timestamp,
+    /// The time from which on the states are known, if the oldest changes are no longer kept.
+    pub known_since: Option<Timestamp>,
+    /// The moments of the run, the oldest first.
+    pub marks: Vec<RunMark>,
+    /// The tasks of this page.
+    pub tasks: Vec<TaskStatesView>,
+    /// The value of `after` for the next page; none on the last page.
+    pub next: Option<TaskId>,
 }
 
 /// An ended barrier with every arrival.

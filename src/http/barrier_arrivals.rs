@@ -18,10 +18,10 @@ use super::extractors::{JobPath, QueryParams};
 use super::pagination::page_limit;
 use crate::coordination::{BarrierArrival, BarrierRecordWithArrivals, RunNumber};
 
-/// The formats of arrivals.
+/// The formats of a list.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum ArrivalsFormat {
+pub(super) enum TableFormat {
     /// JSON.
     #[default]
     Json,
@@ -41,7 +41,7 @@ pub(super) struct ArrivalsQuery {
     /// `json` (the default) or `csv`.
     #[serde(default)]
     #[param(inline)]
-    format: ArrivalsFormat,
+    format: TableFormat,
     /// The maximum number of barriers.
     #[serde(default, deserialize_with = "crate::http::pagination::deserialize_limit")]
     #[param(minimum = 1)]
@@ -68,7 +68,7 @@ pub(super) async fn list_barrier_arrivals(
     let mut barriers: Vec<_> = site.barriers.latest_first(job.id).into_iter().filter(is_wanted).collect();
     barriers.truncate(page_limit(query.limit));
     match query.format {
-        ArrivalsFormat::Json => {
+        TableFormat::Json => {
             let view = |ended: Arc<BarrierRecordWithArrivals>| BarrierArrivalsView {
                 run: ended.run,
                 barrier: EndedBarrierView::from(ended.record.clone()),
@@ -76,7 +76,7 @@ pub(super) async fn list_barrier_arrivals(
             };
             Json(BarrierArrivalsPage { barriers: barriers.into_iter().map(view).collect() }).into_response()
         }
-        ArrivalsFormat::Csv => {
+        TableFormat::Csv => {
             let heading = [(header::CONTENT_TYPE, "text/csv; charset=utf-8")];
             (heading, arrivals_as_csv(&barriers)).into_response()
         }

@@ -3,6 +3,9 @@
 //!
 //! `body.rs` reads the bodies. Begin at `JobPath`, then `QueryParams`.
 
+use std::fmt::Display;
+use std::str::FromStr;
+
 use axum::Json;
 use axum::extract::rejection::JsonRejection;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, RawPathParams, Request};
@@ -10,7 +13,7 @@ use axum::http::request::Parts;
 use serde::de::DeserializeOwned;
 
 use super::{AppState, Problem};
-use crate::coordination::{CommandReason, JobId, JobName, JobReader, OperatorCommand};
+use crate::coordination::{CommandReason, JobId, JobName, JobReader, OperatorCommand, RunNumber, TaskId};
 use crate::service::{ActorContext, JobOperation};
 
 /// The JSON body of a request. Types refuse unknown fields.
@@ -73,6 +76,27 @@ impl AppState {
         let seen = self.engine.read(|core, _| core.job(job.id).map(look));
         seen.ok_or_else(|| Problem::no_such_job(job.name.as_str(), Vec::new()))
     }
+
+    /// Reads a part of a job in one of its runs, by default the present one.
+    pub(super) fn read_job_in_run<T>(
+        &self,
+        job: &JobPath,
+        run: Option<u64>,
+        look: impl FnOnce(JobReader<'_>) -> T,
+    ) -> Result<T, Problem> {
+        let Some(run) = run.map(RunNumber) else { return self.read_job(job, look) };
+        let in_run = self.read_job(job, |reader| reader.in_run(run))?;
+        in_run.map(|in_run| look(in_run.reader())).ok_or_else(|| no_such_run(job, run))
+    }
+}
+
+/// Returns the problem that nothing, or no more than a summary, is known of a run.
+pub(super) fn no_such_run(job: &JobPath, run: RunNumber) -> Problem {
+    let text = format!(
+        "job {} has no run {run}, or its tasks are no longer kept: GET /api/v1/jobs/{}/runs lists the runs that are known",
+        job.name, job.name
+    );
+    Problem::not_found("no-such-run", text)
 }
 
 impl FromRequestParts<AppState> for JobPath {
@@ -100,6 +124,52 @@ impl<T: DeserializeOwned + Send> FromRequestParts<AppState> for ItemInJobPath<T>
             Ok(Path((_, item))) => Ok(Self(item)),
             Err(rejection) => Err(Problem::bad_path(rejection.body_text())),
         }
+    }
+}
+
+/// Returns the value of this name in the path, if the path has one.
+async fn path_value<T: FromStr<Err: Display>>(
+    parts: &mut Parts,
+    site: &AppState,
+    name: &str,
+) -> Result<Option<T>, Problem> {
+    let params = RawPathParams::from_request_parts(parts, site).await;
+    let params = params.map_err(|error| Problem::bad_path(error.body_text()))?;
+    let Some((_, value)) = params.iter().find(|(key, _)| *key == name) else { return Ok(None) };
+    let parsed = value.parse().map_err(|error| Problem::bad_path(format!("the {name} {value:?}: {error}")));
+    parsed.map(Some)
+}
+
+/// The task that the path of a page names.
+pub(super) struct TaskInPath(pub TaskId);
+
+impl FromRequestParts<AppState> for TaskInPath {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, site: &AppState) -> Result<Self, Problem> {
+        Ok(Self(path_value(parts, site, "task").await?.map(TaskId).unwrap_or_default()))
+    }
+}
+
+/// The host that the path of a page names.
+pub(super) struct HostInPath(pub String);
+
+impl FromRequestParts<AppState> for HostInPath {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, site: &AppState) -> Result<Self, Problem> {
+        Ok(Self(path_value(parts, site, "host").await?.unwrap_or_default()))
+    }
+}
+
+/// The run that the path of a page names, if it names one: `/jobs/{job}/runs/{run}/…`.
+pub(super) struct ViewedRun(pub Option<RunNumber>);
+
+impl FromRequestParts<AppState> for ViewedRun {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, site: &AppState) -> Result<Self, Problem> {
+        Ok(Self(path_value(parts, site, "run").await?.map(RunNumber)))
     }
 }
 

@@ -17,6 +17,8 @@ page_query! {
         /// Only hosts in this state: `down`, `degraded`, `excluded` or `healthy`.
         #[param(value_type = Option<String>)]
         state: Option<HostState>,
+        /// The run; by default the present one.
+        run: Option<u64>,
     }
     /// The first task of the last host that the client has.
     after: Option<i32>,
@@ -24,7 +26,7 @@ page_query! {
     limit
 }
 
-/// The hosts of the present run, in the order of their first task
+/// The hosts of the present run, or of an ended one as they were, in the order of their first task
 ///
 /// A host is known by the identity that its processes publish, or by the boot id of its kernel, or by its address.
 #[utoipa::path(get, path = "/api/v1/jobs/{job}/hosts", operation_id = "hosts_list", tag = "hosts",
@@ -35,7 +37,7 @@ pub(super) async fn list_hosts(
     job: JobPath,
     QueryParams(query): QueryParams<HostsQuery>,
 ) -> Result<Json<HostsPage>, Problem> {
-    let mut all = site.read_job(&job, |look| look.hosts())?;
+    let mut all = site.read_job_in_run(&job, query.run, |look| look.hosts())?;
     all.retain(|host| query.state.is_none_or(|state| state == host.state));
     let (hosts, next) = paginate(all, query.after.map(TaskId), query.limit, HostView::first_task);
     Ok(Json(HostsPage { hosts, next }))

@@ -74,6 +74,7 @@ mod routes;
 mod runs;
 mod server_info;
 mod task_owners;
+mod task_states;
 mod transfers;
 mod write_timeout;
 

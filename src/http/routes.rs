@@ -11,7 +11,7 @@ use super::route_access_table::RouteAccessTable;
 use super::route_builder::RouteBuilder;
 use super::{
     AppState, audit, barrier_arrivals, drain, events, exclusions, findings, health, hosts, jobs, keys,
-    metrics, openapi, pages, runs, server_info, task_owners, transfers,
+    metrics, openapi, pages, runs, server_info, task_owners, task_states, transfers,
 };
 
 /// Returns the REST routes.
@@ -41,6 +41,9 @@ fn api_routes() -> RouteBuilder {
         .add_described_routes(RequiredAccess::VIEWER, routes!(drain::show_drain))
         .add_described_routes(RequiredAccess::OPERATOR, routes!(drain::create_drain))
         .add_described_routes(RequiredAccess::VIEWER, routes!(runs::list_runs))
+        .add_described_routes(RequiredAccess::VIEWER, routes!(runs::show_run))
+        .add_described_routes(RequiredAccess::VIEWER, routes!(runs::compare_runs))
+        .add_described_routes(RequiredAccess::VIEWER, routes!(task_states::list_task_states))
         .add_described_routes(RequiredAccess::VIEWER, routes!(runs::list_tasks))
         .add_described_routes(RequiredAccess::VIEWER, routes!(runs::show_task))
         .add_described_routes(RequiredAccess::VIEWER, routes!(runs::list_barriers))

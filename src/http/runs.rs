@@ -8,12 +8,12 @@ use serde::Deserialize;
 use utoipa::{IntoParams, ToSchema};
 
 use super::api::{BarriersPage, DevicesPage, EndedBarrierView, RunsPage, TasksPage};
-use super::extractors::{ItemInJobPath, JobPath, QueryParams};
+use super::extractors::{ItemInJobPath, JobPath, QueryParams, no_such_run};
 use super::pagination::{page_limit, page_query, paginate};
 use super::{AppState, Problem};
 use crate::coordination::{
-    BarrierRecord, DeviceChange, DeviceComparison, LiveTasksView, RunListItem, RunNumber, RunState, TaskId,
-    TaskPhase, TaskView, Timestamp,
+    BarrierRecord, DeviceChange, DeviceComparison, LiveTasksView, RunComparison, RunDetail, RunListItem,
+    RunNumber, RunState, TaskId, TaskPhase, TaskView, Timestamp,
 };
 
 page_query! {
@@ -47,6 +47,48 @@ pub(super) async fn list_runs(
     Ok(Json(RunsPage { runs, next: next.map(|number| number.0) }))
 }
 
+/// One run as a whole: the present one, or an ended one
+#[utoipa::path(get, path = "/api/v1/jobs/{job}/runs/{run}", operation_id = "run", tag = "runs",
+    params(("job" = String, Path, description = "The job's name"), ("run" = u64, Path, description = "Its number")),
+    responses((status = 200, body = RunDetail, description = "The run"), (status = 404, description = "It is not known")))]
+pub(super) async fn show_run(
+    State(site): State<AppState>,
+    job: JobPath,
+    ItemInJobPath(number): ItemInJobPath<u64>,
+) -> Result<Json<RunDetail>, Problem> {
+    let run = RunNumber(number);
+    let found = site.read_job(&job, |look| look.run_detail(run))?;
+    found.map(Json).ok_or_else(|| no_such_run(&job, run))
+}
+
+/// The query parameters of a comparison.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct RunComparisonQuery {
+    /// The earlier run; by default the one before.
+    before: Option<u64>,
+}
+
+/// A run beside an earlier one
+///
+/// Tells which tasks and hosts came late at barriers in which of the two runs, and which have moved. The query
+/// `devices/map` lists the devices that have moved.
+#[utoipa::path(get, path = "/api/v1/jobs/{job}/runs/{run}/comparison", operation_id = "run_comparison", tag = "runs",
+    params(("job" = String, Path, description = "The job's name"), ("run" = u64, Path, description = "The later run"), RunComparisonQuery),
+    responses((status = 200, body = RunComparison, description = "The two runs"),
+        (status = 404, description = "One of the runs is not known, or its tasks are no longer kept")))]
+pub(super) async fn compare_runs(
+    State(site): State<AppState>,
+    job: JobPath,
+    ItemInJobPath(number): ItemInJobPath<u64>,
+    QueryParams(query): QueryParams<RunComparisonQuery>,
+) -> Result<Json<RunComparison>, Problem> {
+    let before = RunNumber(query.before.unwrap_or(number.saturating_sub(1)));
+    let found = site.read_job(&job, |look| look.compare_runs(before, RunNumber(number)))?;
+    found.map(Json).ok_or_else(|| no_such_run(&job, before))
+}
+
 page_query! {
     /// The query parameters of tasks.
     TasksQuery {
@@ -56,6 +98,8 @@ page_query! {
         state: Option<TaskPhase>,
         /// Only excluded tasks, or only tasks that are not excluded.
         excluded: Option<bool>,
+        /// The run; by default the present one.
+        run: Option<u64>,
     }
     /// The number of the last task that the client has.
     after: Option<i32>,
@@ -63,7 +107,7 @@ page_query! {
     limit
 }
 
-/// The tasks of the present run
+/// The tasks of the present run, or of an ended one as they were
 #[utoipa::path(get, path = "/api/v1/jobs/{job}/tasks", operation_id = "tasks", tag = "tasks",
     params(("job" = String, Path, description = "The job's name"), TasksQuery),
     responses((status = 200, body = TasksPage, description = "A page of tasks, by number")))]
@@ -72,7 +116,7 @@ pub(super) async fn list_tasks(
     job: JobPath,
     QueryParams(query): QueryParams<TasksQuery>,
 ) -> Result<Json<TasksPage>, Problem> {
-    let mut tasks = site.read_job(&job, |look| look.tasks())?;
+    let mut tasks = site.read_job_in_run(&job, query.run, |look| look.tasks())?;
     tasks.retain(|task| {
         query.state.is_none_or(|state| state == task.standing)
             && query.excluded.is_none_or(|wanted| wanted == task.excluded.is_some())
@@ -115,10 +159,12 @@ pub(super) enum BarrierState {
 page_query! {
     /// The query parameters of barriers.
     BarriersQuery {
-        /// `in-progress`, or `recent` for ended barriers of the present run.
+        /// `in-progress`, or `recent` for the latest ended barriers of the run.
         #[serde(default)]
         #[param(inline)]
         state: BarrierState,
+        /// The run; by default the present one.
+        run: Option<u64>,
     }
     /// The `next` of the page before.
     after: Option<u64>,
@@ -136,10 +182,10 @@ pub(super) async fn list_barriers(
     QueryParams(page): QueryParams<BarriersQuery>,
 ) -> Result<Json<BarriersPage>, Problem> {
     if page.state == BarrierState::Recent {
-        let latest = site.read_job(&job, |look| look.recent_barriers())?;
+        let latest = site.read_job_in_run(&job, page.run, |look| look.recent_barriers())?;
         return Ok(Json(ended_barriers_page(latest, page.after.map(Timestamp), page_limit(page.limit))));
     }
-    let mut barriers = site.read_job(&job, |look| look.barriers())?;
+    let mut barriers = site.read_job_in_run(&job, page.run, |look| look.barriers())?;
     barriers.sort_by(|a, b| (a.since, &a.id).cmp(&(b.since, &b.id)));
     let numbered = (1..).zip(barriers);
     let (page, next) = paginate(numbered, page.after, page.limit, |(number, _)| *number);
@@ -183,6 +229,8 @@ page_query! {
         task: Option<i32>,
         /// Only devices of this platform.
         platform: Option<String>,
+        /// The run; by default the present one.
+        run: Option<u64>,
     }
     /// The `next` of the page before.
     after: Option<u64>,
@@ -190,7 +238,7 @@ page_query! {
     limit
 }
 
-/// The devices that the tasks of the present run have published
+/// The devices that the tasks of the present run, or of an ended one, have published
 #[utoipa::path(get, path = "/api/v1/jobs/{job}/devices", operation_id = "devices", tag = "devices",
     params(("job" = String, Path, description = "The job's name"), DevicesQuery),
     responses((status = 200, body = DevicesPage, description = "A page of devices")))]
@@ -199,7 +247,7 @@ pub(super) async fn list_devices(
     job: JobPath,
     QueryParams(query): QueryParams<DevicesQuery>,
 ) -> Result<Json<DevicesPage>, Problem> {
-    let mut devices = site.read_job(&job, |look| look.devices())?;
+    let mut devices = site.read_job_in_run(&job, query.run, |look| look.devices())?;
     devices.retain(|device| {
         query.task.is_none_or(|task| device.task == TaskId(task))
             && query.platform.as_ref().is_none_or(|platform| device.platform == *platform)

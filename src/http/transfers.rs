@@ -25,6 +25,8 @@ page_query! {
         transport: Option<ReportedTransport>,
         /// The seconds of throughput to return: 60 by default, 600 at most.
         seconds: Option<usize>,
+        /// The run; by default the present one.
+        run: Option<u64>,
     }
     /// The `next` of the page before.
     after: Option<u64>,
@@ -38,11 +40,15 @@ fn pair_order_key(pair: &PairView) -> u64 {
     number(pair.from) << 23 | number(pair.to) << 3 | pair.transport as u64
 }
 
-fn look_up_current_incarnations(site: &AppState, job: &JobPath) -> Result<TaskIncarnations, Problem> {
-    site.read_job(job, |look| look.task_incarnations())
+fn look_up_incarnations(
+    site: &AppState,
+    job: &JobPath,
+    run: Option<u64>,
+) -> Result<TaskIncarnations, Problem> {
+    site.read_job_in_run(job, run, |look| look.task_incarnations())
 }
 
-/// The transfers that workers of the present run report
+/// The transfers that workers of the present run report, or of an ended run have reported
 ///
 /// Workers that move buffers by Muster's transfer engine report about once a second. Transfers that a JAX
 /// program makes by itself are not included: if no task reports, every list is empty.
@@ -54,7 +60,7 @@ pub(super) async fn show_transfers(
     job: JobPath,
     QueryParams(query): QueryParams<TransfersQuery>,
 ) -> Result<Json<TransfersPage>, Problem> {
-    let (board, roster) = (&site.transfers, look_up_current_incarnations(&site, &job)?);
+    let (board, roster) = (&site.transfers, look_up_incarnations(&site, &job, query.run)?);
     let now = site.engine.clock().now();
     let task = query.task.map(TaskId);
     let mut throughput = board.throughput(job.id, &roster, query.seconds.unwrap_or(SECONDS));
@@ -81,6 +87,8 @@ page_query! {
         failed: Option<bool>,
         /// Only tasks whose reporting life has ended, or only those whose life has not.
         stale: Option<bool>,
+        /// The run; by default the present one.
+        run: Option<u64>,
     }
     /// The number of the last task that the client has.
     after: Option<i32>,
@@ -88,7 +96,7 @@ page_query! {
     limit
 }
 
-/// The transfers that each task of the present run reports
+/// The transfers that each task of the present run reports, or of an ended run has reported
 #[utoipa::path(get, path = "/api/v1/jobs/{job}/transfers/tasks", operation_id = "task_transfers", tag = "transfers",
     params(("job" = String, Path, description = "The job's name"), TaskTransfersQuery),
     responses((status = 200, body = TaskTransfersPage, description = "A page of tasks that have reported, by number")))]
@@ -97,7 +105,7 @@ pub(super) async fn list_task_transfers(
     job: JobPath,
     QueryParams(query): QueryParams<TaskTransfersQuery>,
 ) -> Result<Json<TaskTransfersPage>, Problem> {
-    let mut tasks = site.transfers.task_transfers(job.id, &look_up_current_incarnations(&site, &job)?);
+    let mut tasks = site.transfers.task_transfers(job.id, &look_up_incarnations(&site, &job, query.run)?);
     tasks.retain(|task| {
         query.failed.is_none_or(|wanted| wanted == (task.totals.failed_launches() > 0))
             && query.stale.is_none_or(|wanted| wanted == task.stale)

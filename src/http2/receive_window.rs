@@ -6,18 +6,19 @@
 /// A receive window, as the peer knows it, and the consumed bytes that were not announced to the peer yet.
 #[derive(Debug)]
 pub(super) struct ReceiveWindow {
-    left: i64,
+    /// At most 2³¹ − 1, and negative by at most one frame.
+    left: i32,
     unannounced: u32,
 }
 
 impl ReceiveWindow {
     pub(super) fn new(size: u32) -> Self {
-        Self { left: i64::from(size), unannounced: 0 }
+        Self { left: i32::try_from(size).unwrap_or(i32::MAX), unannounced: 0 }
     }
 
     /// Counts the payload of a DATA frame; returns `false` if the peer had no window for it.
     pub(super) fn consume(&mut self, bytes: usize) -> bool {
-        self.left -= bytes as i64;
+        self.left = self.left.saturating_sub(i32::try_from(bytes).unwrap_or(i32::MAX));
         self.left >= 0
     }
 
@@ -28,7 +29,7 @@ impl ReceiveWindow {
             return None;
         }
         let more = std::mem::take(&mut self.unannounced);
-        self.left += i64::from(more);
+        self.left = self.left.saturating_add_unsigned(more);
         Some(more)
     }
 }

@@ -23,7 +23,8 @@ pub(super) enum QueuedFrame {
 #[derive(Debug)]
 pub(super) struct StreamOutput {
     window: i64,
-    waiting: Option<VecDeque<QueuedFrame>>,
+    /// The frames that wait; on most streams none ever do.
+    waiting: Option<Box<VecDeque<QueuedFrame>>>,
     /// Whether the stream is in the queue.
     is_queued: bool,
 }
@@ -102,7 +103,7 @@ impl SendQueue {
             waiting.push_back(QueuedFrame::Data(part));
             return false;
         }
-        stream.waiting = Some(VecDeque::from([QueuedFrame::Data(part)]));
+        stream.waiting = Some(Box::new(VecDeque::from([QueuedFrame::Data(part)])));
         self.enqueue_stream(id, stream);
         true
     }
@@ -179,7 +180,7 @@ impl SendQueue {
         streams: usize,
         is_open: impl Fn(StreamId) -> bool,
     ) {
-        for frame in stream.waiting.into_iter().flatten() {
+        for frame in stream.waiting.into_iter().flat_map(|waiting| *waiting) {
             if let QueuedFrame::Data(part) = frame {
                 self.bytes -= part.len();
             }

@@ -2,6 +2,8 @@
 //!
 //! Begin at [`StreamState`]; [`StreamOutput`] has the waiting frames.
 
+use std::num::NonZero;
+
 use super::receive_window::ReceiveWindow;
 use super::send_queue::StreamOutput;
 
@@ -22,13 +24,25 @@ pub(super) struct StreamInput {
     pub(super) window: ReceiveWindow,
     /// Whether the peer has ended its side.
     is_ended: bool,
-    /// The missing bytes of the body, if the request announced its length.
-    content_left: Option<u64>,
+    /// One more than the missing bytes of the body, if the request announced its length. It takes eight bytes, not sixteen:
+    /// a peer may have very many streams in progress.
+    content_left_plus_one: Option<NonZero<u64>>,
 }
 
 impl StreamInput {
     pub(super) fn new(window: u32, is_ended: bool, content: Option<u64>) -> Self {
-        Self { window: ReceiveWindow::new(window), is_ended, content_left: content }
+        let mut input = Self { window: ReceiveWindow::new(window), is_ended, content_left_plus_one: None };
+        input.set_content_left(content);
+        input
+    }
+
+    /// Returns the missing bytes of the body, if the request announced its length.
+    fn content_left(&self) -> Option<u64> {
+        self.content_left_plus_one.map(|left| left.get() - 1)
+    }
+
+    fn set_content_left(&mut self, left: Option<u64>) {
+        self.content_left_plus_one = left.map(|left| NonZero::<u64>::MIN.saturating_add(left));
     }
 
     pub(super) fn is_ended(&self) -> bool {
@@ -38,21 +52,22 @@ impl StreamInput {
     /// Counts received bytes of the body; returns `false` if they do not match the announced length.
     pub(super) fn count_body_bytes(&mut self, bytes: usize, ended: bool) -> bool {
         self.is_ended |= ended;
-        let Some(left) = &mut self.content_left else { return true };
+        let Some(left) = self.content_left() else { return true };
         let Some(rest) = left.checked_sub(bytes as u64) else { return false };
-        *left = rest;
+        self.set_content_left(Some(rest));
         !ended || rest == 0
     }
 
     /// Counts bytes of the body that the caller read from the socket itself. If they are more than the request
     /// announced, the request counts as malformed wherever its body ends.
     pub(super) fn count_body_bytes_read_directly(&mut self, bytes: usize) {
-        self.content_left = self.content_left.map(|left| left.checked_sub(bytes as u64).unwrap_or(u64::MAX));
+        let left = self.content_left().map(|left| left.checked_sub(bytes as u64).unwrap_or(u64::MAX));
+        self.set_content_left(left);
     }
 
     /// Ends the peer's side by trailers; returns `false`, and does nothing, if a part of the body is missing.
     pub(super) fn end_by_trailers(&mut self) -> bool {
-        let complete = self.content_left.is_none_or(|left| left == 0);
+        let complete = self.content_left().is_none_or(|left| left == 0);
         self.is_ended |= complete;
         complete
     }

@@ -1,39 +1,21 @@
 //! The latest ended barriers of each job with every arrival, for pictures and REST.
 //!
 //! The run of a job keeps the records of its latest barriers without the arrivals; there are as many arrivals as tasks.
+//! The barriers of ended runs stay while there is room.
 //! [`BarrierHistory`] is an [`Observer`]: the driver passes each ended barrier to it, in shared memory. Begin at
 //! [`BarrierHistory::latest_first`].
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::coordination::{BarrierRecordWithArrivals, EventKind, JobEvent, JobId};
+use super::records_by_run::{RecordBounds, RecordsByRun};
+use crate::coordination::{BarrierRecordWithArrivals, EventKind, JobEvent, JobId, RunNumber};
 use crate::engine::Observer;
 
-/// The maximum number of ended barriers of a job.
-const BARRIERS_KEPT: usize = 64;
-/// The maximum number of their arrivals, of 16 bytes each. At least one barrier is kept, however many arrivals it has.
-const ARRIVALS_KEPT: usize = 1 << 16;
+/// The bounds of a job's ended barriers; they weigh as much as they have arrivals, of 16 bytes each.
+const BOUNDS: RecordBounds = RecordBounds { records_of_run: 64, weight: 1 << 16 };
 
-/// The ended barriers of one job, the newest last.
-#[derive(Debug, Default)]
-struct EndedBarriers {
-    barriers: VecDeque<Arc<BarrierRecordWithArrivals>>,
-    arrivals: usize,
-}
-
-impl EndedBarriers {
-    fn add(&mut self, ended: &Arc<BarrierRecordWithArrivals>) {
-        self.arrivals += ended.arrivals.len();
-        self.barriers.push_back(Arc::clone(ended));
-        while self.barriers.len() > 1
-            && (self.barriers.len() > BARRIERS_KEPT || self.arrivals > ARRIVALS_KEPT)
-            && let Some(oldest) = self.barriers.pop_front()
-        {
-            self.arrivals -= oldest.arrivals.len();
-        }
-    }
-}
+type EndedBarriers = RecordsByRun<Arc<BarrierRecordWithArrivals>>;
 
 /// The ended barriers of all jobs.
 #[derive(Debug, Default)]
@@ -48,7 +30,15 @@ impl BarrierHistory {
     #[must_use]
     pub fn latest_first(&self, job: JobId) -> Vec<Arc<BarrierRecordWithArrivals>> {
         let jobs = self.lock_barriers();
-        jobs.get(&job).map_or_else(Vec::new, |ended| ended.barriers.iter().rev().cloned().collect())
+        jobs.get(&job).map_or_else(Vec::new, |ended| ended.latest_first().cloned().collect())
+    }
+
+    /// Returns the latest ended barriers of a run, the newest first.
+    #[must_use]
+    pub fn latest_of_run(&self, job: JobId, run: RunNumber) -> Vec<Arc<BarrierRecordWithArrivals>> {
+        let jobs = self.lock_barriers();
+        let of_run = jobs.get(&job).and_then(|ended| ended.of_run(run));
+        of_run.map_or_else(Vec::new, |of_run| of_run.records.iter().rev().cloned().collect())
     }
 }
 
@@ -56,7 +46,8 @@ impl Observer for BarrierHistory {
     fn on_event(&self, event: &JobEvent) {
         match event.what {
             EventKind::JobDeclared { .. } => {
-                self.lock_barriers().entry(event.job).or_default();
+                let fresh = || EndedBarriers::new(|ended| ended.arrivals.len());
+                self.lock_barriers().entry(event.job).or_insert_with(fresh);
             }
             EventKind::JobDeleted { .. } => {
                 self.lock_barriers().remove(&event.job);
@@ -68,7 +59,7 @@ impl Observer for BarrierHistory {
     fn on_barrier_ended(&self, ending: &Arc<BarrierRecordWithArrivals>) {
         // The barriers of a deleted job may be measured after its deletion.
         if let Some(ended) = self.lock_barriers().get_mut(&ending.job) {
-            ended.add(ending);
+            ended.add(ending.run, Arc::clone(ending), BOUNDS);
         }
     }
 }
@@ -77,8 +68,7 @@ impl Observer for BarrierHistory {
 mod tests {
     use super::*;
     use crate::coordination::{
-        Actor, ActorOrigin, BarrierArrival, BarrierKind, BarrierOutcome, BarrierRecord, RunNumber, TaskId,
-        Timestamp,
+        Actor, ActorOrigin, BarrierArrival, BarrierKind, BarrierOutcome, BarrierRecord, TaskId, Timestamp,
     };
 
     fn ended_barrier(counter: i64, arrivals: usize) -> Arc<BarrierRecordWithArrivals> {
@@ -120,10 +110,10 @@ mod tests {
             history.on_barrier_ended(&ended_barrier(counter, 2));
         }
         assert_eq!(counters(), (36..100).rev().collect::<Vec<_>>());
-        history.on_barrier_ended(&ended_barrier(100, ARRIVALS_KEPT / 2));
-        history.on_barrier_ended(&ended_barrier(101, ARRIVALS_KEPT / 2));
+        history.on_barrier_ended(&ended_barrier(100, BOUNDS.weight / 2));
+        history.on_barrier_ended(&ended_barrier(101, BOUNDS.weight / 2));
         assert_eq!(counters(), [101, 100]);
-        history.on_barrier_ended(&ended_barrier(102, 2 * ARRIVALS_KEPT));
+        history.on_barrier_ended(&ended_barrier(102, 2 * BOUNDS.weight));
         assert_eq!(counters(), [102], "one is kept, however large");
         let actor = Actor { who: "ops".into(), address: None, means: ActorOrigin::Cli };
         history.on_event(&event(EventKind::JobDeleted { actor }));

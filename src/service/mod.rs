@@ -13,6 +13,9 @@
 //! | `findings/` | detectors: conclusions from measurements, and automatic exclusions |
 //! | `barrier_history.rs` | the latest ended barriers of each job, with every arrival |
 //! | `timelines.rs` | the timeline of each job, recorded from its events |
+//! | `state_history.rs` | the states of each task over time, recorded from the same events |
+//! | `state_periods.rs` | the periods of each task of a run, computed from these states |
+//! | `records_by_run.rs` | a bounded list of records of a job's latest runs, which these three use |
 //! | `reports/` | transfer reports of native workers, outside of the state machine |
 
 mod actor_context;
@@ -20,8 +23,11 @@ mod audit;
 mod barrier_history;
 pub mod findings;
 mod operations;
+mod records_by_run;
 pub mod reports;
 mod role;
+mod state_history;
+mod state_periods;
 mod timelines;
 
 pub use actor_context::ActorContext;
@@ -29,6 +35,8 @@ pub use audit::{AuditFailurePolicy, AuditLine, AuditLog, AuditOutcome, AuditPage
 pub use barrier_history::BarrierHistory;
 pub use operations::{AuditedOperations, JobOperation};
 pub use role::AccessRole;
+pub use state_history::{RunMark, RunMarkKind, RunStateHistory, StateHistory};
+pub use state_periods::{RunStates, StatePeriod, TaskMark, TaskMarkKind, TaskStates};
 pub use timelines::{
     CausalRole, JobTimeline, TIMELINE_ENTRIES_MAX, TimelineEntry, TimelineTone, Timelines,
     barrier_display_name,

@@ -5,9 +5,10 @@
 //! barriers displace older events there. In a timeline, a barrier has an entry only if it fails, or if it passes
 //! while a member is missing. Begin at [`Timelines`].
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::records_by_run::{RecordBounds, RecordsByRun};
 use crate::coordination::{
     BarrierRecordWithArrivals, EventKind, FailureClass, JobEvent, JobId, RunNumber, RunOutcome, TaskId,
     Timestamp, barrier_label,
@@ -15,8 +16,10 @@ use crate::coordination::{
 use crate::engine::Observer;
 use crate::text::{escape_to_one_line, truncate_text};
 
-/// The maximum number of entries of a job.
+/// The maximum number of entries of a run.
 pub const TIMELINE_ENTRIES_MAX: usize = 400;
+/// The bounds of the entries of a job.
+const BOUNDS: RecordBounds = RecordBounds { records_of_run: TIMELINE_ENTRIES_MAX, weight: 1_600 };
 /// The maximum number of characters of a barrier's name.
 const BARRIER_NAME_CHARS: usize = 120;
 /// Consecutive changes of many tasks are one entry if they are no further apart than this, in microseconds:
@@ -117,9 +120,10 @@ fn event_tone(what: &EventKind) -> Option<TimelineTone> {
         | EventKind::FindingOpened { .. }
         | EventKind::TransferFailed { .. }
         | EventKind::JobDeleted { .. } => TimelineTone::Warning,
-        EventKind::DrainRequested { .. } | EventKind::PreemptionNoticed | EventKind::BarrierPassed { .. } => {
-            TimelineTone::Info
-        }
+        EventKind::RegistrationWithdrawn { .. }
+        | EventKind::DrainRequested { .. }
+        | EventKind::PreemptionNoticed
+        | EventKind::BarrierPassed { .. } => TimelineTone::Info,
         _ => TimelineTone::Calm,
     })
 }
@@ -129,6 +133,7 @@ fn event_tone(what: &EventKind) -> Option<TimelineTone> {
 fn merge_key(event: &JobEvent) -> Option<String> {
     match &event.what {
         EventKind::TaskRegistering { .. }
+        | EventKind::RegistrationWithdrawn { .. }
         | EventKind::TaskConnected { .. }
         | EventKind::TaskDisconnected { .. }
         | EventKind::TaskReturned { .. } => Some(String::new()),
@@ -159,6 +164,7 @@ pub fn barrier_display_name(id: &str) -> String {
 fn event_tasks(what: &EventKind) -> Vec<TaskId> {
     match what {
         EventKind::TaskRegistering { task, .. }
+        | EventKind::RegistrationWithdrawn { task }
         | EventKind::TaskConnected { task, .. }
         | EventKind::TaskSuperseded { task, .. }
         | EventKind::TaskSuspected { task }
@@ -175,15 +181,18 @@ fn event_tasks(what: &EventKind) -> Vec<TaskId> {
     }
 }
 
-/// The timeline of one job.
-#[derive(Debug, Default, Clone)]
+/// The timeline of one job, over its latest runs.
+#[derive(Debug, Clone)]
 pub struct JobTimeline {
-    /// The entries, the latest last.
-    entries: VecDeque<Arc<TimelineEntry>>,
+    entries: RecordsByRun<Arc<TimelineEntry>>,
     /// The run whose first cause is in the timeline.
     run_with_cause: Option<RunNumber>,
-    /// Older entries were dropped.
-    pub is_truncated: bool,
+}
+
+impl Default for JobTimeline {
+    fn default() -> Self {
+        Self { entries: RecordsByRun::new(|_| 1), run_with_cause: None }
+    }
 }
 
 impl JobTimeline {
@@ -194,10 +203,10 @@ impl JobTimeline {
         } else if self.run_with_cause == Some(entry.run) && entry.is_trouble {
             entry.role = CausalRole::Consequence;
         }
-        if let Some(last) = self.entries.back_mut()
+        if let Some(last) = self.entries.newest_mut(entry.run)
             && let Some(shared) = &entry.merge_key
             && last.merge_key.as_ref() == Some(shared)
-            && (last.kind, last.run, last.role) == (entry.kind, entry.run, entry.role)
+            && (last.kind, last.role) == (entry.kind, entry.role)
             && entry.at.0.saturating_sub(last.last_at.0)
                 < if shared.is_empty() { MERGE_WITHIN_US } else { MERGE_TROUBLE_WITHIN_US }
         {
@@ -211,27 +220,34 @@ impl JobTimeline {
             last.tasks.extend(entry.tasks);
             return;
         }
-        self.entries.push_back(Arc::new(entry));
-        if self.entries.len() > TIMELINE_ENTRIES_MAX {
-            self.entries.pop_front();
-            self.is_truncated = true;
-        }
+        self.entries.add(entry.run, Arc::new(entry), BOUNDS);
     }
 
     /// Marks failures at the very time of a first cause as its consequences, although their events came
     /// before it.
     fn mark_consequences_of(&mut self, cause: &TimelineEntry) {
-        let with = self.entries.iter_mut().rev();
-        for entry in with.take_while(|entry| entry.at == cause.at && entry.run == cause.run) {
+        for entry in self.entries.newest_records_mut(cause.run).take_while(|entry| entry.at == cause.at) {
             if entry.is_trouble && entry.tasks != cause.tasks {
                 Arc::make_mut(entry).role = CausalRole::Consequence;
             }
         }
     }
 
-    /// Returns the entries, the latest first.
+    /// Returns the entries of all runs, the latest first.
     pub fn latest_first(&self) -> impl Iterator<Item = &TimelineEntry> + Clone {
-        self.entries.iter().rev().map(Arc::as_ref)
+        self.entries.latest_first().map(Arc::as_ref)
+    }
+
+    /// Returns the timeline of one run alone.
+    #[must_use]
+    pub fn of_run(&self, run: RunNumber) -> Self {
+        Self { entries: self.entries.only_run(run), run_with_cause: self.run_with_cause }
+    }
+
+    /// Returns whether older entries were dropped.
+    #[must_use]
+    pub fn is_truncated(&self) -> bool {
+        self.entries.is_truncated()
     }
 }
 

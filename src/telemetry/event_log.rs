@@ -159,6 +159,7 @@ fn log_level_of_event(what: &EventKind) -> Level {
         | EventKind::RunOpened
         | EventKind::RunEnded { .. }
         | EventKind::FindingClosed { .. }
+        | EventKind::RegistrationWithdrawn { .. }
         | EventKind::TaskReturned { .. }
         | EventKind::Readmitted { .. }
         | EventKind::TaskIdsAssigned { .. }

@@ -10,8 +10,10 @@ use muster::coordination::{
     ClaimRefusal, CommandOutcome, CommandReason, CommandRefusal, ConnectionEnd, ConnectionId, Coordinator,
     Effect, EventKind, ExclusionId, ExclusionPreview, ExclusionTarget, Input, JobEvent, JobId, JobName,
     JobSettings, JobView, LiveSet, OperatorCommand, ProcessIdentity, Reply, Request, ServiceIncarnation,
-    StatedIncarnations, TaskClaim, TaskId, TaskIncarnation, TaskSet, Timestamp,
+    StatedIncarnations, TaskClaim, TaskId, TaskIncarnation, TaskSet, TaskView, Timestamp,
 };
+use muster::engine::Observer as _;
+use muster::service::{RunStates, StateHistory};
 
 /// The only job of the simulation.
 pub const JOB: JobId = JobId(0);
@@ -42,6 +44,7 @@ pub struct SimulatedCoordinator {
     pub asked: BTreeMap<CallId, PendingCall>,
     pub answers: BTreeMap<CallId, CallOutcome>,
     pub events: Vec<JobEvent>,
+    states: StateHistory,
     inputs: Vec<(Timestamp, Input)>,
     snapshot: Option<(usize, Vec<u8>)>,
     effects_seen: Vec<String>,
@@ -118,6 +121,7 @@ impl SimulatedCoordinator {
             asked: BTreeMap::new(),
             answers: BTreeMap::new(),
             events: Vec::new(),
+            states: StateHistory::default(),
             inputs: Vec::new(),
             snapshot: None,
             effects_seen: Vec::new(),
@@ -317,9 +321,16 @@ impl SimulatedCoordinator {
 
     pub fn apply_input(&mut self, input: Input) {
         self.inputs.push((self.now, input.clone()));
+        let has_ended = self.core.job(JOB).is_some_and(|job| job.run_interval().2.is_some());
+        let before = if has_ended { self.core.job_view(JOB, self.now) } else { None };
         let mut effects = Vec::new();
         self.core.apply(self.now, input, &mut effects);
         self.handle_effects(effects);
+        self.check_ended_run(before);
+        // A check costs as much as the run is long.
+        if self.inputs.len().is_multiple_of(64) {
+            self.check_state_history();
+        }
         if let Err(found) = self.core.check_invariants() {
             panic!("after {:?}: {found}", self.inputs.last());
         }
@@ -332,6 +343,49 @@ impl SimulatedCoordinator {
         );
         if self.finishes {
             self.complete_pending_work();
+        }
+    }
+
+    /// Checks that a run that has ended with this input stays as it was.
+    fn check_ended_run(&self, before: Option<JobView>) {
+        let Some((before, job)) = before.zip(self.core.job(JOB)) else { return };
+        if job.run_interval().0 == before.run.number || job.settings().bounds.runs_kept == 0 {
+            return;
+        }
+        let in_run = job.in_run(before.run.number).expect("the newest ended run is kept");
+        let (after, _, _) = in_run.view_with_hosts(self.now);
+        let told = |view: &JobView| {
+            let task = |task: &TaskView| {
+                let it = (task.task, task.host.clone(), task.standing, task.since, task.lives.clone());
+                (it, task.last_heartbeat, task.error.clone(), task.excluded.clone())
+            };
+            let run = &view.run;
+            let tasks: Vec<_> = run.tasks.iter().map(task).collect();
+            (
+                tasks,
+                run.incarnation.clone(),
+                run.first_cause.clone(),
+                run.keys,
+                run.store_bytes,
+                run.devices.clone(),
+            )
+        };
+        assert_eq!(told(&after), told(&before), "an ended run stays as it was");
+    }
+
+    /// Checks that the recorded states of each task end with its present state, and follow one another without gaps.
+    fn check_state_history(&self) {
+        let Some(job) = self.core.job(JOB).filter(|_| !self.core.has_pending_work()) else { return };
+        let (run, opened_at, ended_at) = job.run_interval();
+        let tasks = job.tasks();
+        let history = self.states.of_run(JOB, run);
+        let states = RunStates::new(&history, run, tasks.len(), (opened_at, ended_at), self.now);
+        for (task, states) in tasks.iter().zip(&states.tasks) {
+            let pairs = states.periods.iter().zip(states.periods.iter().skip(1));
+            assert!(pairs.clone().all(|(one, next)| one.until == Some(next.from)), "{states:?}");
+            let last = states.periods.last().expect("a task is always in some state");
+            assert_eq!(last.until, None, "{states:?}");
+            assert_eq!(last.state, task.standing, "{task:?} {states:?}");
         }
     }
 
@@ -364,6 +418,7 @@ impl SimulatedCoordinator {
                         _ => {}
                     }
                     self.update_model_by_event(&event);
+                    self.states.on_event(&event);
                     self.events.push(event);
                 }
                 Effect::BarrierEnded(ending) => {

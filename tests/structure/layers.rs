@@ -139,6 +139,7 @@ pub const PARTS: &[Part] = &[
             &["registration", "shutdown"],
             &["call_dispatch", "pending_work"],
             // A job and its rules.
+            &["past_runs"],
             &["job"],
             &["connections", "peer_jobs"],
             &["exclusion_rules"],

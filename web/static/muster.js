@@ -220,6 +220,7 @@ const lookOf = (map, x, y) => {
   return '';
 };
 
+let asking = 0;
 const point = (map, task) => {
   const columns = Number(map.dataset.columns);
   if (task < 0 || task >= Number(map.dataset.tasks)) return;
@@ -244,15 +245,28 @@ const point = (map, task) => {
     tip.setAttribute('data-own', '');
     map.append(tip);
   }
-  tip.textContent = `task ${task}: ${lookOf(map, x, y)}`;
+  const text = `task ${task}: ${lookOf(map, x, y)}`;
+  if (tip.dataset.task === String(task)) return;
+  tip.dataset.task = task;
+  tip.textContent = text;
+  const [cell, frame] = [cursor.getBoundingClientRect(), map.getBoundingClientRect()];
+  tip.style.left = `${Math.min(cell.left - frame.left, frame.width - 220)}px`;
+  tip.style.top = `${cell.bottom - frame.top + 4}px`;
+  // The server says more of a task at which the pointer rests.
+  clearTimeout(asking);
+  asking = setTimeout(async () => {
+    const answer = await fetch(`${map.dataset.map}${task}/tip`).catch(() => null);
+    if (answer?.ok && tip.dataset.task === String(task)) tip.textContent = await answer.text();
+  }, 200);
 };
 
 const taskAt = (map, event) => {
   const svg = map.querySelector('svg');
   const box = svg.getBoundingClientRect();
   const unit = svg.viewBox.baseVal.width / box.width;
-  const column = Math.floor(((event.clientX - box.left) * unit) / 10);
-  const row = Math.floor(((event.clientY - box.top) * unit) / 10);
+  const { x, y } = svg.viewBox.baseVal;
+  const column = Math.floor(((event.clientX - box.left) * unit + x) / 10);
+  const row = Math.floor(((event.clientY - box.top) * unit + y) / 10);
   const columns = Number(map.dataset.columns);
   return column < 0 || column >= columns || row < 0 ? -1 : row * columns + column;
 };
@@ -276,6 +290,52 @@ document.addEventListener('keydown', (event) => {
   event.preventDefault();
   point(map, to);
   say(map.querySelector('.tip').textContent);
+});
+
+// The picture of states over a run: dragging over it opens the page for that part of the time.
+let chosen = null;
+const timePlace = (svg, event) => {
+  const point = new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse());
+  return Math.min(Math.max(point.x, 0), 1000);
+};
+
+document.addEventListener('pointerdown', (event) => {
+  const picture = event.button === 0 && event.pointerType !== 'touch' && event.target.closest?.('[data-range]');
+  if (!picture || event.target.closest('a')) return;
+  const svg = picture.querySelector('svg');
+  const rect = document.createElementNS('http://www.w3.org/2000/svg', 'rect');
+  rect.setAttribute('class', 'chosen');
+  rect.setAttribute('data-own', '');
+  rect.setAttribute('height', svg.viewBox.baseVal.height - 36);
+  chosen = { picture, svg, rect, from: timePlace(svg, event) };
+  event.preventDefault();
+});
+document.addEventListener('pointermove', (event) => {
+  if (!chosen) return;
+  const { svg, rect, from } = chosen;
+  const to = timePlace(svg, event);
+  rect.setAttribute('x', Math.min(from, to));
+  rect.setAttribute('width', Math.abs(to - from));
+  if (!rect.isConnected) svg.append(rect);
+});
+document.addEventListener('pointerup', (event) => {
+  if (!chosen) return;
+  const { picture, svg, rect, from } = chosen;
+  const [left, right] = [from, timePlace(svg, event)].sort((a, b) => a - b);
+  rect.remove();
+  chosen = null;
+  if (right - left < 5) return;
+  const [begin, end] = [picture.dataset.from, picture.dataset.until].map(Number);
+  const at = (place) => Math.round(begin + ((end - begin) * place) / 1000);
+  const address = new URL(picture.dataset.range, location.href);
+  address.searchParams.set('from', at(left));
+  address.searchParams.set('until', at(right));
+  location.href = address;
+});
+document.addEventListener('keydown', (event) => {
+  if (event.key !== 'Escape' || !chosen) return;
+  chosen.rect.remove();
+  chosen = null;
 });
 
 // Draws charts from the tables that hold the same values.

@@ -22,7 +22,7 @@ const NAME_MAX: usize = 256;
 
 /// Decodes the topology values of a store into devices, ordered by platform and global id.
 pub(super) fn decode_topology(values: &TopologyValues) -> Vec<Device> {
-    decode_topology_values(values.values().map(|(key, value)| (key, value.as_ref())))
+    decode_topology_values(values.values().map(|it| (&it.key, it.value.as_ref())))
 }
 
 /// Decodes topology values into devices, ordered by platform and global id.

@@ -29,7 +29,7 @@ use crate::coordination::ids::{HostId, TaskId, Timestamp};
 use crate::coordination::job::Job;
 use crate::coordination::process_identity::ProcessIdentity;
 use crate::coordination::run::Run;
-use crate::coordination::topology::TopologyKey;
+use crate::coordination::topology::{TopologyKey, TopologyValue};
 
 /// The property that names a host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
@@ -185,9 +185,8 @@ impl Run {
     /// another address than that of the present incarnation.
     fn published_hosts(&self) -> (BTreeMap<TaskId, ProcessIdentity>, BTreeMap<TaskId, String>) {
         let (mut identities, mut boot_ids) = (BTreeMap::new(), BTreeMap::new());
-        for (store_key, (key, value)) in self.store.topology_values().iter() {
-            let written_at = || self.store.get(store_key).map(|entry| entry.at);
-            let is_of_present_host = |task| written_at().is_some_and(|at| self.is_of_present_host(task, at));
+        for TopologyValue { key, value, written_at } in self.store.topology_values().values() {
+            let is_of_present_host = |task| self.is_of_present_host(task, *written_at);
             match key {
                 TopologyKey::Identity { task } => {
                     let identity = ProcessIdentity::from_store_value(value);

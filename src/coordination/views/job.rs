@@ -3,8 +3,6 @@
 //!
 //! Begin at [`JobReader`].
 
-use std::sync::Arc;
-
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -24,7 +22,8 @@ use crate::coordination::event::FirstCause;
 use crate::coordination::ids::{JobId, JobName, RunNumber, TaskId, TaskIncarnation, Timestamp};
 use crate::coordination::job::Job;
 use crate::coordination::key_value_store::normalise_key;
-use crate::coordination::run_state::{PastRun, RunState, RunSummary};
+use crate::coordination::past_runs::PastRun;
+use crate::coordination::run_state::{RunState, RunSummary};
 use crate::coordination::settings::JobSettings;
 use crate::coordination::task::Task;
 use crate::coordination::topology::{Device, TopologyKey, TopologyValues};
@@ -125,7 +124,7 @@ const RUNS_LISTED_WITH_DEVICES: usize = 2;
 
 /// Returns the ended runs, newest first, the newest ones with their devices.
 fn past_runs_with_devices(job: &Job) -> impl Iterator<Item = RunSummary> {
-    let decode = |(place, past): (usize, &Arc<PastRun>)| {
+    let decode = |(place, past): (usize, &PastRun)| {
         let devices = match place {
             0..RUNS_LISTED_WITH_DEVICES => decode_topology(&past.topology),
             _ => Vec::new(),
@@ -137,10 +136,15 @@ fn past_runs_with_devices(job: &Job) -> impl Iterator<Item = RunSummary> {
 
 /// Returns whether topology values tell of devices.
 fn has_devices(topology: &TopologyValues) -> bool {
-    topology.values().any(|(key, _)| !matches!(key, TopologyKey::Identity { .. }))
+    topology.values().any(|it| !matches!(it.key, TopologyKey::Identity { .. }))
 }
 
 impl<'a> JobReader<'a> {
+    /// Returns read access to the state of a job.
+    pub(super) fn of_state(job: &'a Job) -> Self {
+        Self { job }
+    }
+
     /// Returns the state of the job.
     pub(super) fn job_state(&self) -> &'a Job {
         self.job
@@ -200,6 +204,19 @@ impl JobReader<'_> {
     pub fn runs(&self) -> Vec<RunListItem> {
         let past = self.job.past_runs().map(RunSummary::list_item);
         std::iter::once(self.job.run.list_item()).chain(past).collect()
+    }
+
+    /// Returns the number of the present run, the time at which it opened, and the time at which it ended.
+    #[must_use]
+    pub fn run_interval(&self) -> (RunNumber, Timestamp, Option<Timestamp>) {
+        let run = &self.job.run;
+        (run.number, run.opened_at, run.ended.map(|(_, at)| at))
+    }
+
+    /// Returns the hosts of the present run with the host of each task.
+    #[must_use]
+    pub fn task_hosts(&self) -> HostAssignment {
+        self.job.assign_hosts()
     }
 
     /// Returns the latest ended barriers of the present run, the newest first.
@@ -305,7 +322,7 @@ impl JobReader<'_> {
         if run == self.job.run.number {
             return Some(self.devices());
         }
-        let past = self.job.past.iter().find(|past| past.summary.number == run)?;
+        let past = self.job.past.find(run)?;
         has_devices(&past.topology).then(|| decode_topology(&past.topology))
     }
 

@@ -6,6 +6,8 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::coordination::barrier_record::REGISTRATION_BARRIER_ID;
+
 /// The phase of a task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
@@ -23,6 +25,18 @@ pub enum TaskPhase {
     Disconnected,
     /// Has failed.
     Failed,
+}
+
+impl TaskPhase {
+    /// Every phase, in the order in which a task goes through them.
+    pub const ALL: [Self; 6] =
+        [Self::Missing, Self::Registering, Self::Connected, Self::Suspect, Self::Disconnected, Self::Failed];
+
+    /// Returns the name of the phase, as in JSON.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        TaskState::Phase(self).name()
+    }
 }
 
 /// The state of a task for people: its phase, or that it is excluded.
@@ -129,7 +143,7 @@ impl TaskCounts {
 /// Returns the label of a barrier: the purpose of the service's own barriers, the id of a client's.
 #[must_use]
 pub fn barrier_label(id: &str) -> &str {
-    if id == "[Init]Wait_for_all_tasks_to_register" {
+    if id == REGISTRATION_BARRIER_ID {
         return "registration";
     }
     match id.split_once("::") {

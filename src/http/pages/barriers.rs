@@ -12,7 +12,7 @@ use super::fragment::Fragment;
 use super::frame::{NavEntry, PageFrame, PageUser, render_page};
 use super::job::{BarrierInProgressRow, barrier_in_progress_rows};
 use super::job_head::render_head_fragment;
-use super::links;
+use super::links::{self, JobPages};
 use super::live_page::{BarriersPageQuery, LivePage};
 use super::named_tasks::NamedGroup;
 use super::snapshot::JobSnapshot;
@@ -20,7 +20,7 @@ use super::status::barrier_display_name;
 use super::waterfall::{OpenedBarrier, Waterfall};
 use super::{amount, times};
 use crate::coordination::{BarrierOutcome, BarrierRecord, JobName, StragglerView, TaskId, TaskView};
-use crate::http::extractors::{JobPath, QueryParams};
+use crate::http::extractors::{JobPath, QueryParams, ViewedRun};
 use crate::http::{AppState, Problem};
 
 /// The maximum number of recent barriers on the page.
@@ -38,7 +38,7 @@ struct BarriersPageProgressFragment<'a> {
 #[derive(Template)]
 #[template(path = "parts/waterfall.html")]
 struct WaterfallFragment<'a> {
-    job: &'a JobName,
+    job: &'a JobPages,
     query: &'a BarriersPageQuery,
     waterfall: Waterfall,
 }
@@ -52,7 +52,7 @@ impl WaterfallFragment<'_> {
 #[derive(Template)]
 #[template(path = "parts/opened.html")]
 struct OpenedBarrierFragment<'a> {
-    job: &'a JobName,
+    job: &'a JobPages,
     query: &'a BarriersPageQuery,
     opened: Option<OpenedBarrier>,
 }
@@ -69,7 +69,7 @@ struct EndedBarrierRow<'a> {
 #[derive(Template)]
 #[template(path = "parts/recent.html")]
 struct RecentBarriersFragment<'a> {
-    job: &'a JobName,
+    job: &'a JobPages,
     recent: Vec<EndedBarrierRow<'a>>,
 }
 
@@ -84,7 +84,7 @@ struct LateTask<'a> {
 #[derive(Template)]
 #[template(path = "parts/late.html")]
 struct LateTasksFragment<'a> {
-    job: &'a JobName,
+    job: &'a JobPages,
     late: Vec<LateTask<'a>>,
 }
 
@@ -115,9 +115,11 @@ pub(super) fn render_fragments(
     snapshot: &JobSnapshot,
     query: &BarriersPageQuery,
 ) -> Result<Vec<Fragment>, Problem> {
-    let (job, run) = (&snapshot.view.name, &snapshot.view.run);
-    let progress =
-        BarriersPageProgressFragment { job, waiting: barrier_in_progress_rows(snapshot, &BTreeSet::new()) };
+    let (job, run) = (&snapshot.pages, &snapshot.view.run);
+    let progress = BarriersPageProgressFragment {
+        job: snapshot.job_name(),
+        waiting: barrier_in_progress_rows(snapshot, &BTreeSet::new()),
+    };
     let shown = || run.recent_barriers.iter().take(RECENT_SHOWN);
     let longest = shown().map(|record| record.ended.0.saturating_sub(record.began.0)).max().unwrap_or(1);
     let recent = RecentBarriersFragment {
@@ -129,7 +131,11 @@ pub(super) fn render_fragments(
     late.truncate(LATE_SHOWN);
     Ok(vec![
         render_head_fragment(snapshot)?,
-        Fragment::new("progress", &progress)?,
+        if snapshot.past.is_none() {
+            Fragment::new("progress", &progress)?
+        } else {
+            Fragment::empty("progress")
+        },
         Fragment::new(
             "waterfall",
             &WaterfallFragment { job, query, waterfall: Waterfall::new(snapshot, query) },
@@ -147,17 +153,17 @@ pub(super) fn render_fragments(
 #[template(path = "barriers.html")]
 struct BarriersPageTemplate {
     page: PageFrame,
-    job: JobName,
 }
 
 pub(super) async fn show_barriers_page(
     State(site): State<AppState>,
     job: JobPath,
+    ViewedRun(run): ViewedRun,
     user: PageUser,
     QueryParams(query): QueryParams<BarriersPageQuery>,
 ) -> Result<Response, Problem> {
-    let snapshot = JobSnapshot::capture_for_request(&site, &job)?;
-    let now = snapshot.captured_at();
+    let snapshot = JobSnapshot::capture_in_run(&site, &job, run)?;
+    let now = snapshot.page_time;
     let (title, parts) = (format!("Barriers of {}", job.name), render_fragments(&snapshot, &query)?);
     let page = PageFrame::for_job_snapshot(
         user,
@@ -167,5 +173,5 @@ pub(super) async fn show_barriers_page(
         &LivePage::Barriers(query),
         parts,
     );
-    render_page(&BarriersPageTemplate { page, job: job.name }, now)
+    render_page(&BarriersPageTemplate { page }, now)
 }

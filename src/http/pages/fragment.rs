@@ -31,6 +31,11 @@ impl Fragment {
         Ok(Self { id, html, digest: hasher.finish() })
     }
 
+    /// Returns a fragment without content.
+    pub fn empty(id: &'static str) -> Self {
+        Self { id, html: String::new(), digest: DefaultHasher::new().finish() }
+    }
+
     /// Returns the digest as text, for pages and addresses.
     pub fn digest_text(&self) -> String {
         format!("{:016x}", self.digest)

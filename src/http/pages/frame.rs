@@ -14,10 +14,11 @@ use axum::response::{Html, IntoResponse as _, Response};
 
 use super::assets::Asset;
 use super::fragment::{Fragment, FragmentSet};
+use super::links::JobPages;
 use super::live_page::LivePage;
 use super::snapshot::JobSnapshot;
 use super::times::fill_relative_times;
-use crate::coordination::{Actor, JobName, Timestamp};
+use crate::coordination::{Actor, JobName, RunNumber, Timestamp};
 use crate::http::access::CsrfProof;
 use crate::http::{AuthMethod, Principal, Problem};
 use crate::service::AccessRole;
@@ -69,6 +70,7 @@ pub(super) enum NavEntry {
     Exclusions,
     JobTransfers,
     Transfers,
+    Comparison,
     Audit,
     Api,
     Guide,
@@ -80,6 +82,8 @@ pub(super) struct PageFrame {
     pub title: String,
     pub nav_entry: NavEntry,
     pub job: Option<JobName>,
+    /// The run that the address names, if it names one.
+    pub run: Option<RunNumber>,
     pub user: PageUser,
     /// The text in the search field.
     pub query: String,
@@ -101,6 +105,7 @@ impl PageFrame {
             title: title.into(),
             nav_entry: place,
             job: None,
+            run: None,
             user,
             query: String::new(),
             live,
@@ -120,9 +125,18 @@ impl PageFrame {
         page: &LivePage,
         parts: Vec<Fragment>,
     ) -> Self {
-        let job = &snapshot.view.name;
-        let live = format!("/jobs/{job}/live?{}", page.to_query());
-        Self::new(user, place, title, snapshot.captured_at()).with_job(job).with_live_updates(live, parts)
+        let JobPages { name: job, run } = &snapshot.pages;
+        let mut title = title.into();
+        // An ended run does not change; the present one has live updates at its other address.
+        let live = match run {
+            None => Some(format!("/jobs/{job}/live?{}", page.to_query())),
+            Some(run) => {
+                title = format!("{title}, run {run}");
+                None
+            }
+        };
+        let frame = Self::new(user, place, title, snapshot.page_time).with_job(job);
+        Self { run: *run, live, parts: FragmentSet(parts), ..frame }
     }
 
     pub fn with_job(mut self, job: &JobName) -> Self {

@@ -10,7 +10,7 @@ use super::exclusions::ExcludeForm;
 use super::fragment::Fragment;
 use super::frame::{NavEntry, PageFrame, PageUser, render_page};
 use super::job_head::render_head_fragment;
-use super::links::TaskLabel;
+use super::links::{JobPages, TaskLabel};
 use super::live_page::LivePage;
 use super::snapshot::JobSnapshot;
 use super::status::{self, TaskStatus, barrier_display_name};
@@ -18,12 +18,13 @@ use super::task::render_devices_fragment;
 use super::timeline::{TimelineScope, render_timeline_fragment};
 use super::{amount, links, times};
 use crate::coordination::{
-    BarrierOutcome, BarrierRecord, ExclusionView, HostIdSource, HostState, HostView, JobName,
+    BarrierOutcome, BarrierRecord, ExclusionView, HostIdSource, HostState, HostView, JobName, TaskId,
 };
-use crate::http::extractors::{ItemInJobPath, JobPath};
+use crate::http::extractors::{HostInPath, JobPath, ViewedRun};
 use crate::http::hosts::no_such_host;
 use crate::http::{AppState, Problem};
 use crate::service::findings::{Finding, Severity};
+use crate::service::reports::HostChecksView;
 
 /// The maximum number of tasks on the page.
 const TASKS_SHOWN: usize = 256;
@@ -35,7 +36,7 @@ const DEVICES_SHOWN: usize = 400;
 #[derive(Template)]
 #[template(path = "parts/host.html")]
 struct HostStateFragment<'a> {
-    job: &'a JobName,
+    job: &'a JobPages,
     host: &'a HostView,
     counts: Vec<(TaskStatus, usize)>,
     /// The findings about one of its tasks; those about the host first.
@@ -71,11 +72,29 @@ struct DelayedBarrier<'a> {
 #[derive(Template)]
 #[template(path = "parts/host-barriers.html")]
 struct DelayedBarriersFragment<'a> {
-    job: &'a JobName,
+    job: &'a JobPages,
     delayed: Vec<DelayedBarrier<'a>>,
     /// The number of recent barriers of the run, and of those that the host delayed.
     recent: usize,
     count: usize,
+}
+
+/// What the native workers on the host found about it.
+#[derive(Template)]
+#[template(path = "parts/host-checks.html")]
+struct HostChecksFragment {
+    /// The checks of the worker that told some.
+    checks: Option<(TaskId, HostChecksView)>,
+}
+
+fn render_host_checks_fragment(snapshot: &JobSnapshot, host: &HostView) -> Result<Fragment, Problem> {
+    let reports = &snapshot.records.reports;
+    let told = |task: &TaskId| {
+        let of_task = reports.transfers_of_task(snapshot.id, &snapshot.roster, *task)?;
+        Some((*task, of_task.host_checks?))
+    };
+    // All workers of a host see the same host.
+    Fragment::new("host-checks", &HostChecksFragment { checks: host.tasks.iter().find_map(told) })
 }
 
 /// The form that excludes the host, or the exclusions that keep it out.
@@ -103,7 +122,7 @@ pub(super) fn render_fragments(
         snapshot.findings.iter().filter(|finding| finding.tasks.iter().any(is_here)).collect();
     found.sort_by_key(|finding| !finding.hosts.contains(&host.host));
     let state = HostStateFragment {
-        job: &view.name,
+        job: &snapshot.pages,
         host,
         counts: snapshot.status_counts_of(&host.tasks),
         found,
@@ -112,7 +131,7 @@ pub(super) fn render_fragments(
     let arrived_last = |record: &&BarrierRecord| record.last.as_ref().is_some_and(is_here);
     let delayed = run.recent_barriers.iter().filter(arrived_last);
     let barriers = DelayedBarriersFragment {
-        job: &view.name,
+        job: &snapshot.pages,
         recent: run.recent_barriers.len(),
         count: delayed.clone().count(),
         delayed: delayed
@@ -129,12 +148,18 @@ pub(super) fn render_fragments(
         form: ExcludeForm { host: host.host.to_string(), ..ExcludeForm::default() },
     };
     let devices = run.devices.iter().filter(|device| is_here(&device.task)).take(DEVICES_SHOWN);
+    // Nothing can be done about an ended run.
+    let act = match snapshot.pages.run {
+        None => Fragment::new("host-act", &act)?,
+        Some(_) => Fragment::empty("host-act"),
+    };
     Ok(Some(vec![
         render_head_fragment(snapshot)?,
         Fragment::new("host", &state)?,
-        Fragment::new("host-act", &act)?,
+        act,
         render_timeline_fragment(snapshot, TimelineScope::Tasks(&host.tasks))?,
         Fragment::new("host-barriers", &barriers)?,
+        render_host_checks_fragment(snapshot, host)?,
         render_devices_fragment(snapshot, devices)?,
     ]))
 }
@@ -164,16 +189,17 @@ struct HostPageTemplate {
     host: String,
 }
 
-/// Serves `GET /jobs/{job}/hosts/{host}`.
+/// Serves `GET /jobs/{job}/hosts/{host}` and `GET /jobs/{job}/runs/{run}/hosts/{host}`.
 pub(super) async fn show_host_page(
     State(site): State<AppState>,
     job: JobPath,
+    ViewedRun(run): ViewedRun,
     user: PageUser,
-    ItemInJobPath(host): ItemInJobPath<String>,
+    HostInPath(host): HostInPath,
 ) -> Result<Response, Problem> {
-    let snapshot = JobSnapshot::capture_for_request(&site, &job)?;
+    let snapshot = JobSnapshot::capture_in_run(&site, &job, run)?;
     let parts = render_fragments(&snapshot, &user, &host)?.ok_or_else(|| no_such_host(&job, &host))?;
     let (title, live) = (format!("Host {host} of {}", job.name), LivePage::Host { host: host.clone() });
     let page = PageFrame::for_job_snapshot(user, NavEntry::Hosts, title, &snapshot, &live, parts);
-    render_page(&HostPageTemplate { page, job: job.name, host }, snapshot.captured_at())
+    render_page(&HostPageTemplate { page, job: job.name, host }, snapshot.page_time)
 }

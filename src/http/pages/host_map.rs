@@ -1,16 +1,18 @@
-//! Draws the hosts of a job as one SVG picture: a box for each host, with a cell for each of its tasks.
+//! Draws the hosts of a job as one SVG picture: a box for each host, with a cell for each of its tasks, in which a dot
+//! stands for each device. The hosts of a partition (devices that share a fast fabric) are together, below its name.
 //!
-//! Cells are coloured by the status of the task, or the boxes by the lateness of the host. As in `task_grid.rs`, all
+//! Cells are coloured by the status of the task, or the boxes by the lateness of the host or by its bytes. As in `task_grid.rs`, all
 //! cells with one status are one path, so the picture stays small however many tasks there are. Begin at
 //! [`HostMap::new`].
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use super::links;
 use super::snapshot::JobSnapshot;
 use super::status::TaskStatus;
-use crate::coordination::{HostId, HostState, HostView};
-use crate::text::{format_count_with_noun, format_micros};
+use crate::coordination::{HostId, HostState, HostView, TaskId};
+use crate::text::{format_bytes, format_count_with_noun, format_micros};
 
 /// The side of a cell, in units of the picture.
 const CELL: usize = 10;
@@ -27,6 +29,14 @@ const ASPECT: usize = 3;
 /// The greatest lateness of each class but the last, in microseconds.
 const LATENESS_CLASSES_US: [u64; 4] = [1_000, 10_000, 100_000, 1_000_000];
 
+/// The parts of the most bytes from which on a host has each class but the lowest, as divisors.
+const BYTES_DIVISORS: [u64; 4] = [64, 16, 4, 2];
+/// The height of the name of a partition: a multiple of a cell, for the patterns.
+const LABEL_HEIGHT: usize = 20;
+/// The maximum number of devices that have dots, and of dots in the cell of a task.
+const DEVICES_MAX: usize = 4_096;
+const DOTS_OF_TASK: usize = 8;
+
 /// What the colours of the picture tell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum MapColouring {
@@ -34,12 +44,26 @@ pub(super) enum MapColouring {
     State,
     /// The time by which a host is later at barriers than the median of the hosts.
     Lateness,
+    /// The bytes that the tasks of a host sent and received in this run.
+    Bytes,
 }
 
 impl MapColouring {
     /// Returns the colouring with this name in an address; by state if there is none.
     pub fn from_query(name: &str) -> Self {
-        if name == "lateness" { Self::Lateness } else { Self::State }
+        Self::ALL.into_iter().find(|colouring| colouring.name() == name).unwrap_or(Self::State)
+    }
+
+    /// Every colouring.
+    pub const ALL: [Self; 3] = [Self::State, Self::Lateness, Self::Bytes];
+
+    /// Returns the name in an address and for people.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::State => "state",
+            Self::Lateness => "lateness",
+            Self::Bytes => "bytes",
+        }
     }
 }
 
@@ -51,9 +75,15 @@ pub(super) struct HostBox<'a> {
     pub y: usize,
     /// The host, its tasks and its state in words.
     pub description: String,
-    /// The class of its lateness, from 0 to 4.
-    pub lateness_class: usize,
+    /// The class of its lateness or of its bytes, from 0 to 4.
+    pub class: usize,
     pub is_link: bool,
+}
+
+/// The name of a partition above its hosts.
+pub(super) struct PartitionLabel {
+    pub y: usize,
+    pub text: String,
 }
 
 /// The cells with one status.
@@ -68,6 +98,11 @@ pub(super) struct HostMap<'a> {
     pub boxes: Vec<HostBox<'a>>,
     /// The cells by status, the most urgent status last.
     pub layers: Vec<CellLayer>,
+    pub partitions: Vec<PartitionLabel>,
+    /// The devices as one path of dots.
+    pub devices: String,
+    /// The most bytes of a host.
+    most_bytes: u64,
     pub width: usize,
     pub height: usize,
     pub box_width: usize,
@@ -104,11 +139,55 @@ impl Layout {
         self.rows * CELL + 2 * PADDING
     }
 
-    /// Returns the corner of a box.
+    /// Returns the corner of a box among those of its partition.
     fn corner_of(&self, place: usize) -> (usize, usize) {
         let (row, column) = (place / self.boxes, place % self.boxes);
         (column * (self.box_width() + GAP), row * (self.box_height() + GAP))
     }
+
+    /// Returns the height of this many boxes, with a gap below them.
+    fn height_of(&self, hosts: usize) -> usize {
+        hosts.div_ceil(self.boxes) * (self.box_height() + GAP)
+    }
+}
+
+/// A host with the corner of its box.
+struct PlacedHost<'a> {
+    host: &'a HostView,
+    corner: (usize, usize),
+}
+
+/// Places the hosts partition by partition. Returns them with the names of the partitions and the height of all.
+fn place_hosts(snapshot: &JobSnapshot, layout: Layout) -> (Vec<PlacedHost<'_>>, Vec<PartitionLabel>, usize) {
+    let partition_of_task: BTreeMap<TaskId, i32> = snapshot
+        .view
+        .run
+        .devices
+        .iter()
+        .filter_map(|device| Some((device.task, device.partition?)))
+        .collect();
+    let mut partitions: BTreeMap<Option<i32>, Vec<&HostView>> = BTreeMap::new();
+    for host in &snapshot.hosts {
+        let partition = host.tasks.iter().find_map(|task| partition_of_task.get(task)).copied();
+        partitions.entry(partition).or_default().push(host);
+    }
+    let has_labels = partitions.len() > 1;
+    let (mut placed, mut labels, mut top) = (Vec::new(), Vec::new(), 0);
+    for (partition, hosts) in partitions {
+        if has_labels {
+            let name = partition.map_or_else(|| "no partition".to_owned(), |it| format!("partition {it}"));
+            let text = format!("{name}: {}", format_count_with_noun(hosts.len(), "host", "hosts"));
+            labels.push(PartitionLabel { y: top + LABEL_HEIGHT - 6, text });
+            top += LABEL_HEIGHT;
+        }
+        let below = layout.height_of(hosts.len());
+        placed.extend(hosts.into_iter().enumerate().map(|(place, host)| {
+            let (x, y) = layout.corner_of(place);
+            PlacedHost { host, corner: (x, y + top) }
+        }));
+        top += below;
+    }
+    (placed, labels, top)
 }
 
 impl<'a> HostMap<'a> {
@@ -117,37 +196,56 @@ impl<'a> HostMap<'a> {
         let hosts = &snapshot.hosts;
         let most_tasks = hosts.iter().map(|host| host.tasks.len()).max().unwrap_or_default();
         let layout = Layout::new(hosts.len(), most_tasks);
-        let rows = hosts.len().div_ceil(layout.boxes);
+        let (placed, partitions, height) = place_hosts(snapshot, layout);
+        let bytes = if colouring == MapColouring::Bytes { bytes_by_host(snapshot) } else { BTreeMap::new() };
+        let most_bytes = bytes.values().copied().max().unwrap_or_default();
         let in_trouble = hosts.iter().filter(|host| host.state != HostState::Healthy).count();
         let (link_all, link_trouble) = (hosts.len() <= LINKS_MAX, in_trouble <= LINKS_MAX);
-        let host_box = |(place, host): (usize, &'a HostView)| {
-            let (x, y) = layout.corner_of(place);
+        let host_box = |PlacedHost { host, corner: (x, y) }: &PlacedHost<'a>| {
+            let (x, y) = (*x, *y);
+            let class = match colouring {
+                MapColouring::State => 0,
+                MapColouring::Lateness => lateness_class(host),
+                MapColouring::Bytes => {
+                    bytes_class(bytes.get(&host.host).copied().unwrap_or_default(), most_bytes)
+                }
+            };
             HostBox {
                 host: &host.host,
                 state: host.state,
                 x,
                 y,
                 description: describe_host(snapshot, host),
-                lateness_class: lateness_class(host),
+                class,
                 is_link: link_all || (link_trouble && host.state != HostState::Healthy),
             }
         };
         Self {
             colouring,
-            boxes: hosts.iter().enumerate().map(host_box).collect(),
+            boxes: placed.iter().map(host_box).collect(),
             layers: match colouring {
-                MapColouring::State => cell_layers(snapshot, layout),
-                MapColouring::Lateness => Vec::new(),
+                MapColouring::State => cell_layers(snapshot, &placed, layout),
+                MapColouring::Lateness | MapColouring::Bytes => Vec::new(),
             },
+            devices: device_dots(snapshot, &placed, layout),
+            partitions,
+            most_bytes,
             width: (layout.box_width() + GAP) * layout.boxes - GAP,
-            height: ((layout.box_height() + GAP) * rows).saturating_sub(GAP).max(1),
+            height: height.saturating_sub(GAP).max(1),
             box_width: layout.box_width(),
             box_height: layout.box_height(),
         }
     }
 
-    /// Returns the classes of lateness, with their meaning.
-    pub fn lateness_legend(&self) -> Vec<(usize, String)> {
+    /// Returns the classes of the boxes, with their meaning.
+    pub fn class_legend(&self) -> Vec<(usize, String)> {
+        if self.colouring == MapColouring::Bytes {
+            let bound = |(class, divisor): (usize, &u64)| {
+                (class + 1, format!("≥ {}", format_bytes(self.most_bytes / divisor)))
+            };
+            let rest = [(0, "less".to_owned())].into_iter();
+            return rest.chain(BYTES_DIVISORS.iter().enumerate().map(bound)).collect();
+        }
         let bounds = LATENESS_CLASSES_US.iter().enumerate();
         let mut legend: Vec<(usize, String)> =
             bounds.map(|(class, bound)| (class, format!("≤ {}", format_micros(*bound)))).collect();
@@ -161,6 +259,12 @@ impl<'a> HostMap<'a> {
         (self.width + 4) * PIXELS_PER_UNIT
     }
 
+    /// Returns whether there are so many cells that those of connected tasks are small, so that the others stand out without
+    /// their colour too.
+    pub fn has_many(&self) -> bool {
+        self.boxes.len() > 32
+    }
+
     /// Returns whether cells are drawn.
     pub fn shows_state(&self) -> bool {
         self.colouring == MapColouring::State
@@ -168,14 +272,13 @@ impl<'a> HostMap<'a> {
 }
 
 /// Returns the cells with each status, the most urgent status last, on top.
-fn cell_layers(snapshot: &JobSnapshot, layout: Layout) -> Vec<CellLayer> {
+fn cell_layers(snapshot: &JobSnapshot, placed: &[PlacedHost<'_>], layout: Layout) -> Vec<CellLayer> {
     let mut layers: Vec<CellLayer> = TaskStatus::ALL
         .iter()
         .rev()
         .map(|status| CellLayer { status: *status, path: String::new() })
         .collect();
-    for (place, host) in snapshot.hosts.iter().enumerate() {
-        let (x, y) = layout.corner_of(place);
+    for PlacedHost { host, corner: (x, y) } in placed {
         for (row, tasks) in host.tasks.chunks(layout.columns).enumerate() {
             let statuses: Vec<TaskStatus> = tasks.iter().map(|task| snapshot.status_of(*task)).collect();
             let mut column = 0;
@@ -193,6 +296,45 @@ fn cell_layers(snapshot: &JobSnapshot, layout: Layout) -> Vec<CellLayer> {
     }
     layers.retain(|layer| !layer.path.is_empty());
     layers
+}
+
+/// Returns a dot for each device, in the lower part of the cell of its task; none if there are too many devices.
+fn device_dots(snapshot: &JobSnapshot, placed: &[PlacedHost<'_>], layout: Layout) -> String {
+    let mut path = String::new();
+    if snapshot.view.run.devices.len() > DEVICES_MAX {
+        return path;
+    }
+    for PlacedHost { host, corner: (x, y) } in placed {
+        for (place, task) in host.tasks.iter().enumerate() {
+            let (row, column) = (place / layout.columns, place % layout.columns);
+            let (left, bottom) = (x + PADDING + column * CELL, y + PADDING + row * CELL + CELL);
+            let devices = snapshot.device_count_of(*task).min(DOTS_OF_TASK);
+            for dot in 1..=devices {
+                let tenths = dot * CELL * 10 / (devices + 1);
+                // Writing to a string cannot fail.
+                let _ = write!(path, "M{}.{} {}.5h0", left + tenths / 10, tenths % 10, bottom - 2);
+            }
+        }
+    }
+    path
+}
+
+/// Returns the bytes that the tasks of each host sent and received.
+fn bytes_by_host(snapshot: &JobSnapshot) -> BTreeMap<HostId, u64> {
+    let mut bytes: BTreeMap<HostId, u64> = BTreeMap::new();
+    for task in snapshot.records.reports.task_transfers(snapshot.id, &snapshot.roster) {
+        if let Some(host) = snapshot.host_assignment.host_of(task.task) {
+            let of_host = bytes.entry(host.name.clone()).or_default();
+            let moved = task.totals.sent_bytes().saturating_add(task.totals.received_bytes());
+            *of_host = of_host.saturating_add(moved);
+        }
+    }
+    bytes
+}
+
+/// Returns the class of these bytes, of which a host has `most` at most: 0 is the lowest.
+fn bytes_class(bytes: u64, most: u64) -> usize {
+    BYTES_DIVISORS.iter().take_while(|divisor| bytes > 0 && bytes >= most / **divisor).count()
 }
 
 /// Returns the class of a host's lateness.

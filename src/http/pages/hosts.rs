@@ -12,11 +12,13 @@ use super::fragment::Fragment;
 use super::frame::{NavEntry, PageFrame, PageUser, render_page};
 use super::host_map::{HostMap, MapColouring, PADDING};
 use super::job_head::render_head_fragment;
+use super::links::JobPages;
 use super::live_page::{HostsPageQuery, LivePage};
 use super::snapshot::JobSnapshot;
+use super::status::TaskStatus;
 use super::{amount, links, times};
-use crate::coordination::{HostState, HostView, JobName};
-use crate::http::extractors::{JobPath, QueryParams};
+use crate::coordination::{HostState, HostView};
+use crate::http::extractors::{JobPath, QueryParams, ViewedRun};
 use crate::http::{AppState, Problem};
 
 /// The maximum number of rows of the table.
@@ -25,7 +27,7 @@ const ROWS_MAX: usize = 200;
 #[derive(Template)]
 #[template(path = "parts/hosts.html")]
 struct HostsFragment<'a> {
-    job: &'a JobName,
+    job: &'a JobPages,
     /// The number of hosts in each state that some host has.
     counts: Vec<(HostState, usize)>,
     total: usize,
@@ -37,7 +39,7 @@ struct HostsFragment<'a> {
 #[derive(Template)]
 #[template(path = "parts/host-table.html")]
 struct HostTableFragment<'a> {
-    job: &'a JobName,
+    job: &'a JobPages,
     rows: Vec<&'a HostView>,
     found: usize,
     total: usize,
@@ -54,7 +56,7 @@ pub(super) fn render_fragments(
     snapshot: &JobSnapshot,
     query: &HostsPageQuery,
 ) -> Result<Vec<Fragment>, Problem> {
-    let (job, all) = (&snapshot.view.name, &snapshot.hosts);
+    let (job, all) = (&snapshot.pages, &snapshot.hosts);
     let count = |state| (state, all.iter().filter(|host| host.state == state).count());
     let counts = HostState::ALL.map(count).into_iter().filter(|(_, count)| *count > 0).collect();
     let tasks_on_hosts: usize = all.iter().map(|host| host.tasks.len()).sum();
@@ -93,20 +95,21 @@ pub(super) fn is_found(host: &HostView, text: &str) -> bool {
 #[template(path = "hosts.html")]
 struct HostsPageTemplate {
     page: PageFrame,
-    job: JobName,
+    job: JobPages,
     query: HostsPageQuery,
 }
 
-/// Serves `GET /jobs/{job}/hosts`.
+/// Serves `GET /jobs/{job}/hosts` and `GET /jobs/{job}/runs/{run}/hosts`.
 pub(super) async fn show_hosts_page(
     State(site): State<AppState>,
     job: JobPath,
+    ViewedRun(run): ViewedRun,
     user: PageUser,
     QueryParams(query): QueryParams<HostsPageQuery>,
 ) -> Result<Response, Problem> {
-    let snapshot = JobSnapshot::capture_for_request(&site, &job)?;
-    let (now, parts) = (snapshot.captured_at(), render_fragments(&snapshot, &query)?);
+    let snapshot = JobSnapshot::capture_in_run(&site, &job, run)?;
+    let (now, parts) = (snapshot.page_time, render_fragments(&snapshot, &query)?);
     let (title, live) = (format!("Hosts of {}", job.name), LivePage::Hosts(query.clone()));
     let page = PageFrame::for_job_snapshot(user, NavEntry::Hosts, title, &snapshot, &live, parts);
-    render_page(&HostsPageTemplate { page, job: job.name, query }, now)
+    render_page(&HostsPageTemplate { page, job: snapshot.pages, query }, now)
 }

@@ -2,8 +2,38 @@
 //!
 //! `escape.rs` escapes HTML. Begin at `task_page_path`, then `task_ranges_text`.
 
+use std::fmt::{self, Display};
+
 use super::status::TaskStatus;
-use crate::coordination::{HostId, JobName, TaskId};
+use crate::coordination::{HostId, JobName, RunNumber, TaskId};
+
+/// The pages of a job in its present run, or in one run that the address names. As text it is the part of an address
+/// after `/jobs/`: `train`, or `train/runs/3`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct JobPages {
+    pub name: JobName,
+    pub run: Option<RunNumber>,
+}
+
+impl Display for JobPages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.run {
+            Some(run) => write!(f, "{}/runs/{run}", self.name),
+            None => self.name.fmt(f),
+        }
+    }
+}
+
+impl JobPages {
+    /// Returns the address of a list of the job in REST, and this query in it.
+    pub fn api_path(&self, list: &str, query: &str) -> String {
+        let run = self.run.map(|run| format!("run={run}"));
+        let parts: Vec<&str> =
+            run.as_deref().into_iter().chain((!query.is_empty()).then_some(query)).collect();
+        let mark = if parts.is_empty() { "" } else { "?" };
+        format!("/api/v1/jobs/{}/{list}{mark}{}", self.name, parts.join("&"))
+    }
+}
 
 /// A task as pages name it.
 #[derive(Debug, Clone)]
@@ -30,13 +60,13 @@ impl TaskLabel {
     }
 }
 
-/// Returns the address of a task's page.
-pub(super) fn task_page_path(job: &JobName, task: &TaskId) -> String {
+/// Returns the address of a task's page. `job` is the name of a job, or its pages in one run.
+pub(super) fn task_page_path(job: &impl Display, task: &TaskId) -> String {
     format!("/jobs/{job}/tasks/{task}")
 }
 
-/// Returns the address of a host's page.
-pub(super) fn host_page_path(job: &JobName, host: &HostId) -> String {
+/// Returns the address of a host's page. `job` is the name of a job, or its pages in one run.
+pub(super) fn host_page_path(job: &impl Display, host: &HostId) -> String {
     format!("/jobs/{job}/hosts/{}", crate::text::encode_path_segment(host.as_str()))
 }
 
@@ -79,6 +109,11 @@ mod tests {
         assert_eq!(path("node-7.example"), "/jobs/default/hosts/node-7.example");
         assert_eq!(path("rack1/node%7?#"), "/jobs/default/hosts/rack1%2Fnode%257%3F%23");
         assert_eq!(path("fe80::1"), "/jobs/default/hosts/fe80%3A%3A1");
+        let in_run = JobPages { name: JobName::default(), run: Some(RunNumber(3)) };
+        assert_eq!(host_page_path(&in_run, &host("node-7")), "/jobs/default/runs/3/hosts/node-7");
+        assert_eq!(in_run.api_path("hosts", "state=down"), "/api/v1/jobs/default/hosts?run=3&state=down");
+        let present = JobPages { run: None, ..in_run };
+        assert_eq!(present.api_path("hosts", ""), "/api/v1/jobs/default/hosts");
         assert_eq!(short_host_name(&host("node-7.example")), "node-7.example");
         let long = ["ip-10-0-12-7.us-west-2.compute.internal", "boot-0f3f1c4e-5d1c-4d8a-9a53-26c1d2a5a001"];
         assert_eq!(

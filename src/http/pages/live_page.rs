@@ -99,8 +99,28 @@ pub(super) struct BarriersPageQuery {
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct TimelinePageQuery {
-    /// The task to which the timeline is limited.
+    /// The task to which the page is limited.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub task: String,
+    /// The lanes of the picture: `task`, or else hosts.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub by: String,
+    /// The beginning and the end of the shown time, in microseconds since the Unix epoch; without them the whole run.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub from: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub until: String,
+    /// The page of lanes, counted from 1.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub rows: String,
+}
+
+impl TimelinePageQuery {
+    /// Returns the query of the page's address.
+    pub fn to_query(&self) -> String {
+        // Strings always serialize.
+        serde_urlencoded::to_string(self).unwrap_or_default()
+    }
 }
 
 /// The query parameters of the page of devices.
@@ -115,8 +135,13 @@ pub(super) struct DevicesPageQuery {
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct PairFilter {
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub task: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub transport: String,
+    /// What the colours of the picture tell: `rate`, or else the bytes.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub by: String,
 }
 
 /// The query parameters of the page of keys.
@@ -173,7 +198,13 @@ mod tests {
                 LivePage::Hosts(HostsPageQuery { state: "down".into(), find: odd(), by: "lateness".into() })
             }
             LivePage::Hosts(_) => LivePage::Host { host: odd() },
-            LivePage::Host { .. } => LivePage::Timeline(TimelinePageQuery { task: "7".into() }),
+            LivePage::Host { .. } => LivePage::Timeline(TimelinePageQuery {
+                task: "7".into(),
+                by: "task".into(),
+                from: "1".into(),
+                until: "2".into(),
+                rows: "3".into(),
+            }),
             LivePage::Timeline(_) => LivePage::Barriers(BarriersPageQuery {
                 barrier: odd(),
                 opened: "1/2/step".into(),
@@ -184,9 +215,11 @@ mod tests {
             LivePage::Task { .. } => {
                 LivePage::Devices(DevicesPageQuery { task: odd(), fate: "moved".into() })
             }
-            LivePage::Devices(_) => {
-                LivePage::Transfers(PairFilter { task: "7".into(), transport: "tcp".into() })
-            }
+            LivePage::Devices(_) => LivePage::Transfers(PairFilter {
+                task: "7".into(),
+                transport: "tcp".into(),
+                by: "rate".into(),
+            }),
             LivePage::Transfers(_) => {
                 LivePage::Keys(KeysPageQuery { prefix: "a%20b%2F%FF".into(), after: odd() })
             }

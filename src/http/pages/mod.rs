@@ -25,7 +25,7 @@
 //! | `overview.rs`, `job.rs`, … | one file for each page |
 //! | `job_head.rs` | the head of every page of a job |
 //! | `issues.rs`, `named_tasks.rs`, `task_grid.rs`, `task_table.rs` | parts of the page of a job |
-//! | `host_map.rs`, `waterfall.rs` | the pictures of hosts and of barriers |
+//! | `host_map.rs`, `waterfall.rs`, `state_chart.rs`, `transfer_map.rs` | the pictures of hosts, of barriers, of the states of tasks over time, and of transfers |
 //! | `live_page.rs` | the pages that receive live updates, and the addresses of their streams |
 //! | `job_page_fragments.rs` | the function that renders the fragments of each of these pages |
 //! | `live.rs`, `fragment_patch.rs` | live updates, and line patches between two versions of a fragment |
@@ -56,8 +56,11 @@ mod live;
 mod live_page;
 mod named_tasks;
 mod overview;
+mod run;
+mod run_comparison;
 mod search;
 mod snapshot;
+mod state_chart;
 mod status;
 mod task;
 mod task_grid;
@@ -66,6 +69,7 @@ mod task_table;
 mod tests;
 mod timeline;
 mod times;
+mod transfer_map;
 mod transfers;
 mod waterfall;
 
@@ -84,7 +88,34 @@ pub(super) fn page_routes() -> RouteBuilder {
         .add_get_route(RequiredAccess::VIEWER, "/live", live::stream_overview_or_audit_updates)
         .add_get_route(RequiredAccess::VIEWER, "/jobs/{job}/live", live::stream_job_page_updates)
         .with_extension(Arc::<live::LiveHubs>::default());
+    let runs = RouteBuilder::default()
+        .add_get_route(RequiredAccess::VIEWER, "/jobs/{job}/runs/{run}", run::show_run_page)
+        .add_get_route(RequiredAccess::VIEWER, "/jobs/{job}/runs/{run}/hosts", hosts::show_hosts_page)
+        .add_get_route(RequiredAccess::VIEWER, "/jobs/{job}/runs/{run}/hosts/{host}", host::show_host_page)
+        .add_get_route(
+            RequiredAccess::VIEWER,
+            "/jobs/{job}/runs/{run}/timeline",
+            timeline::show_timeline_page,
+        )
+        .add_get_route(
+            RequiredAccess::VIEWER,
+            "/jobs/{job}/runs/{run}/barriers",
+            barriers::show_barriers_page,
+        )
+        .add_get_route(RequiredAccess::VIEWER, "/jobs/{job}/runs/{run}/tasks/{task}", task::show_task_page)
+        .add_get_route(RequiredAccess::VIEWER, "/jobs/{job}/runs/{run}/tasks/{task}/tip", task::show_task_tip)
+        .add_get_route(
+            RequiredAccess::VIEWER,
+            "/jobs/{job}/runs/{run}/transfers",
+            transfers::show_job_transfers_page,
+        )
+        .add_get_route(
+            RequiredAccess::VIEWER,
+            "/jobs/{job}/runs/{run}/comparison",
+            run_comparison::show_comparison_page,
+        );
     streams
+        .merge_routes(runs)
         .add_get_route(RequiredAccess::VIEWER, "/", overview::show_overview_page)
         .add_get_route(RequiredAccess::VIEWER, "/jobs", overview::redirect_to_overview)
         .add_get_route(RequiredAccess::VIEWER, "/jobs/{job}", job::show_job_page)
@@ -93,6 +124,7 @@ pub(super) fn page_routes() -> RouteBuilder {
         .add_get_route(RequiredAccess::VIEWER, "/jobs/{job}/timeline", timeline::show_timeline_page)
         .add_get_route(RequiredAccess::VIEWER, "/jobs/{job}/barriers", barriers::show_barriers_page)
         .add_get_route(RequiredAccess::VIEWER, "/jobs/{job}/tasks/{task}", task::show_task_page)
+        .add_get_route(RequiredAccess::VIEWER, "/jobs/{job}/tasks/{task}/tip", task::show_task_tip)
         .add_get_route(RequiredAccess::VIEWER, "/jobs/{job}/devices", devices::show_devices_page)
         .add_get_route(RequiredAccess::VIEWER, "/jobs/{job}/transfers", transfers::show_job_transfers_page)
         .add_get_route(RequiredAccess::VIEWER, "/jobs/{job}/keys", keys::show_keys_page)

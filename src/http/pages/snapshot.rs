@@ -8,18 +8,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use super::fragment::Fragment;
-use super::links::TaskLabel;
+use super::links::{JobPages, TaskLabel};
 use super::status::{TaskStatus, awaited_key_text, barrier_display_name};
 use crate::coordination::{
     BarrierKind, BarrierRecordWithArrivals, BarrierView, Coordinator, HostAssignment, HostView, JobId,
-    JobView, LiveSetRequestView, TaskId, TaskIncarnations, TaskPhase, TaskView, Timestamp,
-    heartbeat_overdue_by,
+    JobName, JobView, LiveSetRequestView, RunNumber, RunSummary, TaskId, TaskIncarnations, TaskPhase,
+    TaskView, Timestamp, heartbeat_overdue_by,
 };
-use crate::http::extractors::JobPath;
+use crate::http::extractors::{JobPath, no_such_run};
 use crate::http::{AppState, Problem};
-use crate::service::JobTimeline;
 use crate::service::findings::{self, Finding};
 use crate::service::reports::TransferReportStore;
+use crate::service::{JobTimeline, RunStateHistory, RunStates};
 
 /// What a snapshot copies from the state of a job.
 pub(super) struct CapturedState {
@@ -36,24 +36,41 @@ impl CapturedState {
         let (view, hosts, host_assignment) = job.view_with_hosts(now);
         Some(Self { view, roster: job.task_incarnations(), hosts, host_assignment })
     }
+
+    pub fn run(&self) -> RunNumber {
+        self.view.run.number
+    }
 }
 
-/// The state of a job at one moment.
+/// What the observers of the engine recorded of a job.
+pub(super) struct JobRecords {
+    pub timeline: JobTimeline,
+    /// The latest ended barriers, the newest first.
+    pub ended_barriers: Vec<Arc<BarrierRecordWithArrivals>>,
+    /// The changes of tasks in the run.
+    pub state_history: RunStateHistory,
+    /// The transfer reports, which the pages that show them read.
+    pub reports: Arc<TransferReportStore>,
+}
+
+/// The state of a job at one moment: in its present run, or at the end of an earlier one.
 pub(super) struct JobSnapshot {
     pub id: JobId,
+    /// The pages that show it.
+    pub pages: JobPages,
+    /// The time of the page. The time of the state is [`JobSnapshot::captured_at`], which is the end of an ended run.
+    pub page_time: Timestamp,
+    /// The summary of the run, if the next one has opened.
+    pub past: Option<RunSummary>,
     /// The present incarnations of the tasks.
     pub roster: TaskIncarnations,
     /// The hosts of the present run, in the order of their first task.
     pub hosts: Vec<HostView>,
     /// The host of each task.
     pub host_assignment: HostAssignment,
-    /// The latest ended barriers of all runs, the newest first.
-    pub ended_barriers: Vec<Arc<BarrierRecordWithArrivals>>,
-    /// The transfer reports, which the pages that show them read.
-    pub reports: Arc<TransferReportStore>,
+    pub records: JobRecords,
     pub view: JobView,
     pub findings: Vec<Finding>,
-    pub timeline: JobTimeline,
     /// The status of each task, by task number.
     pub statuses: Vec<TaskStatus>,
     /// The time since which others have waited for a task.
@@ -76,8 +93,13 @@ impl JobSnapshot {
         let hold =
             |seen| findings::open_findings_that_hold(&site.engine, &site.transfers, &site.findings, &seen);
         let open = seen.map_or_else(Vec::new, hold);
-        let (timeline, reports) = (site.timelines.timeline_of(id), Arc::clone(&site.transfers));
-        Some(Self::new(id, state, open, timeline, site.barriers.latest_first(id), reports))
+        let records = JobRecords {
+            timeline: site.timelines.timeline_of(id),
+            ended_barriers: site.barriers.latest_first(id),
+            state_history: site.states.of_run(id, state.run()),
+            reports: Arc::clone(&site.transfers),
+        };
+        Some(Self::new(id, state, open, records))
     }
 
     /// Takes a snapshot of the job of a request.
@@ -86,14 +108,29 @@ impl JobSnapshot {
         seen.ok_or_else(|| Problem::no_such_job(job.name.as_str(), Vec::new()))
     }
 
-    pub fn new(
-        id: JobId,
-        state: CapturedState,
-        open: Vec<Finding>,
-        happened: JobTimeline,
-        ended_barriers: Vec<Arc<BarrierRecordWithArrivals>>,
-        board: Arc<TransferReportStore>,
-    ) -> Self {
+    /// Takes a snapshot of the job of a request in the run that its address names, or else in the present run. The snapshot
+    /// of a run has no findings, because findings are about the present.
+    pub fn capture_in_run(site: &AppState, job: &JobPath, run: Option<RunNumber>) -> Result<Self, Problem> {
+        let Some(run) = run else { return Self::capture_for_request(site, job) };
+        let id = job.id;
+        let captured = site.engine.read(|core, now| {
+            let in_run = core.job(id)?.in_run(run)?;
+            let (view, hosts, host_assignment) = in_run.view_with_hosts(now);
+            let roster = in_run.reader().task_incarnations();
+            Some((CapturedState { view, roster, hosts, host_assignment }, in_run.past().cloned(), now))
+        });
+        let (state, past, now) = captured.ok_or_else(|| no_such_run(job, run))?;
+        let records = JobRecords {
+            timeline: site.timelines.timeline_of(id).of_run(run),
+            ended_barriers: site.barriers.latest_of_run(id, run),
+            state_history: site.states.of_run(id, run),
+            reports: Arc::clone(&site.transfers),
+        };
+        let pages = JobPages { name: job.name.clone(), run: Some(run) };
+        Ok(Self { pages, page_time: now, past, ..Self::new(id, state, Vec::new(), records) })
+    }
+
+    pub fn new(id: JobId, state: CapturedState, open: Vec<Finding>, records: JobRecords) -> Self {
         let CapturedState { mut view, roster, hosts, host_assignment } = state;
         let questions = std::mem::take(&mut view.run.live_sets);
         view.run.barriers.extend(questions.into_iter().map(live_set_as_barrier));
@@ -107,14 +144,15 @@ impl JobSnapshot {
         }
         Self {
             id,
+            pages: JobPages { name: view.name.clone(), run: None },
+            page_time: view.seen_at,
+            past: None,
             roster,
             hosts,
             host_assignment,
-            ended_barriers,
-            reports: board,
+            records,
             view,
             findings: open,
-            timeline: happened,
             statuses: looks,
             awaited,
             devices,
@@ -137,8 +175,20 @@ impl JobSnapshot {
         Ok(parts)
     }
 
+    /// Returns the time of the state.
     pub fn captured_at(&self) -> Timestamp {
         self.view.seen_at
+    }
+
+    pub fn job_name(&self) -> &JobName {
+        &self.pages.name
+    }
+
+    /// Returns the states of the tasks over the run.
+    pub fn run_states(&self) -> RunStates {
+        let run = &self.view.run;
+        let (tasks, interval) = (run.tasks.len(), (run.opened_at, run.ended_at));
+        RunStates::new(&self.records.state_history, run.number, tasks, interval, self.captured_at())
     }
 
     pub fn find_task(&self, id: TaskId) -> Option<&TaskView> {

@@ -13,6 +13,7 @@ use super::fragment::Fragment;
 use super::frame::{NavEntry, PageFrame, PageUser, render_page};
 use super::job::has_recent_arrival;
 use super::job_head::render_head_fragment;
+use super::links::JobPages;
 use super::live_page::LivePage;
 use super::snapshot::{JobSnapshot, task_address_text};
 use super::status::{TaskStatus, awaited_key_text, barrier_display_name};
@@ -21,9 +22,9 @@ use super::timeline::TimelineScope;
 use super::{amount, links, status, timeline, times, transfers};
 use crate::coordination::{
     BarrierOutcome, BarrierRecord, Coordinator, Device, ExclusionView, HeartbeatGap, HostId, JobName,
-    JobView, KeyEntry, TaskId, TaskView, Timestamp,
+    JobView, KeyEntry, RunNumber, TaskId, TaskView, Timestamp,
 };
-use crate::http::extractors::{ItemInJobPath, JobPath, QueryParams};
+use crate::http::extractors::{JobPath, QueryParams, TaskInPath, ViewedRun};
 use crate::http::runs::no_such_task;
 use crate::http::{AppState, Problem};
 use crate::service::findings::{Finding, Severity};
@@ -40,7 +41,7 @@ const MEETINGS_SHOWN: usize = 12;
 #[derive(Template)]
 #[template(path = "parts/task.html")]
 struct TaskStateFragment<'a> {
-    job: &'a JobName,
+    job: &'a JobPages,
     task: &'a TaskView,
     status: TaskStatus,
     /// The time since which it has its status.
@@ -76,8 +77,10 @@ struct HeartbeatFragment<'a> {
 
 impl<'a> HeartbeatFragment<'a> {
     fn new(site: &AppState, snapshot: &'a JobSnapshot, task: &'a TaskView) -> Self {
-        let now = |core: &Coordinator, _| core.job(snapshot.id).and_then(|job| job.task(task.task));
-        let course = site.engine.read(now).map(|task| task.recent_gaps).unwrap_or_default();
+        let run = snapshot.view.run.number;
+        let in_run = site.engine.read(|core, _| core.job(snapshot.id).and_then(|job| job.in_run(run)));
+        let view = in_run.and_then(|in_run| in_run.reader().task(task.task));
+        let course = view.map(|task| task.recent_gaps).unwrap_or_default();
         let pulses = snapshot.view.run.tasks.iter().filter_map(|task| task.pulse.as_ref());
         let mut usual: Vec<u64> = pulses.map(|pulse| pulse.interval_us).collect();
         let middle = usual.len() / 2;
@@ -220,7 +223,7 @@ fn recent_attendances(records: &[BarrierRecord], task: TaskId, tasks: usize) -> 
 #[derive(Template)]
 #[template(path = "parts/meetings.html")]
 struct BarrierAttendanceFragment<'a> {
-    job: &'a JobName,
+    job: &'a JobPages,
     attendances: Vec<BarrierAttendance>,
     /// The number of further lines.
     more: usize,
@@ -259,13 +262,13 @@ pub(super) fn render_fragments(
     id: TaskId,
 ) -> Result<Option<Vec<Fragment>>, Problem> {
     let Some(task) = snapshot.find_task(id) else { return Ok(None) };
-    let (view, run) = (&snapshot.view, &snapshot.view.run);
+    let run = &snapshot.view.run;
     let waited_for = run
         .barriers
         .iter()
         .filter(|barrier| barrier.missing.contains(&id) && !has_recent_arrival(snapshot, barrier));
     let state = TaskStateFragment {
-        job: &view.name,
+        job: &snapshot.pages,
         task,
         status: snapshot.status_of(id),
         since: snapshot.status_since(task),
@@ -284,26 +287,34 @@ pub(super) fn render_fragments(
     let mut meetings = recent_attendances(&run.recent_barriers, id, snapshot.task_count());
     let more = meetings.len().saturating_sub(MEETINGS_SHOWN);
     meetings.truncate(MEETINGS_SHOWN);
+    // Of an ended run the keys are not kept, and nothing can be done about its tasks.
+    let (act, keys) = match snapshot.pages.run {
+        None => (
+            Fragment::new("act", &TaskExclusionFormFragment::new(snapshot, task, user))?,
+            render_written_keys_fragment(site, snapshot, id)?,
+        ),
+        Some(_) => (Fragment::empty("act"), Fragment::empty("task-keys")),
+    };
     Ok(Some(vec![
         render_head_fragment(snapshot)?,
         Fragment::new("task", &state)?,
-        Fragment::new("act", &TaskExclusionFormFragment::new(snapshot, task, user))?,
+        act,
         Fragment::new("pulse", &pulse)?,
         transfers::render_task_fragment(snapshot, id)?,
         Fragment::new(
             "meetings",
-            &BarrierAttendanceFragment { job: &view.name, attendances: meetings, more },
+            &BarrierAttendanceFragment { job: &snapshot.pages, attendances: meetings, more },
         )?,
         timeline::render_timeline_fragment(snapshot, TimelineScope::Task(id))?,
         render_devices_fragment(snapshot, run.devices.iter().filter(|device| device.task == id))?,
-        render_written_keys_fragment(site, snapshot, id)?,
+        keys,
     ]))
 }
 
 #[derive(Template)]
 #[template(path = "parts/task-devices.html")]
 struct DevicesFragment<'a> {
-    job: &'a JobName,
+    job: &'a JobPages,
     devices: Vec<&'a Device>,
 }
 
@@ -313,7 +324,7 @@ pub(super) fn render_devices_fragment<'a>(
     devices: impl Iterator<Item = &'a Device>,
 ) -> Result<Fragment, Problem> {
     let devices = devices.collect();
-    Fragment::new("task-devices", &DevicesFragment { job: &snapshot.view.name, devices })
+    Fragment::new("task-devices", &DevicesFragment { job: &snapshot.pages, devices })
 }
 
 #[derive(Template)]
@@ -369,14 +380,15 @@ struct TaskPageTemplate {
 pub(super) fn render_task_page(
     site: &AppState,
     job: &JobPath,
+    run: Option<RunNumber>,
     user: PageUser,
     id: TaskId,
     did: &CompletedActionQuery,
 ) -> Result<Response, Problem> {
-    let snapshot = JobSnapshot::capture_for_request(site, job)?;
+    let snapshot = JobSnapshot::capture_in_run(site, job, run)?;
     let missing = || no_such_task(job, id.0, snapshot.view.settings.tasks);
     let parts = render_fragments(site, &snapshot, &user, id)?.ok_or_else(missing)?;
-    let now = snapshot.captured_at();
+    let now = snapshot.page_time;
     let (title, live) = (format!("Task {id} of {}", job.name), LivePage::Task { task: id.to_string() });
     let page = PageFrame::for_job_snapshot(user, NavEntry::Task, title, &snapshot, &live, parts)
         .with_notice(did.completed_action_message());
@@ -386,11 +398,33 @@ pub(super) fn render_task_page(
 pub(super) async fn show_task_page(
     State(site): State<AppState>,
     job: JobPath,
+    ViewedRun(run): ViewedRun,
     user: PageUser,
-    ItemInJobPath(task): ItemInJobPath<i32>,
+    TaskInPath(task): TaskInPath,
     QueryParams(did): QueryParams<CompletedActionQuery>,
 ) -> Result<Response, Problem> {
-    render_task_page(&site, &job, user, TaskId(task), &did)
+    render_task_page(&site, &job, run, user, task, &did)
+}
+
+/// Serves `GET /jobs/{job}/tasks/{task}/tip`: the task in a line, which a picture shows beside the pointer.
+pub(super) async fn show_task_tip(
+    State(site): State<AppState>,
+    job: JobPath,
+    ViewedRun(run): ViewedRun,
+    TaskInPath(task): TaskInPath,
+) -> Result<String, Problem> {
+    let snapshot = JobSnapshot::capture_in_run(&site, &job, run)?;
+    let known = snapshot.find_task(task);
+    let known = known.ok_or_else(|| no_such_task(&job, task.0, snapshot.view.settings.tasks))?;
+    let label = snapshot.task_label(known.task);
+    let place = match label.place_text() {
+        place if place.is_empty() => String::new(),
+        place => format!(" on {place}"),
+    };
+    let (word, activity) = (label.status.word(), label.activity);
+    let activity =
+        if activity.is_empty() || activity == word { String::new() } else { format!(", {activity}") };
+    Ok(format!("task {task}{place}: {word}{activity}"))
 }
 
 #[cfg(test)]

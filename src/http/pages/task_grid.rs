@@ -11,10 +11,10 @@ use askama::Template;
 
 use super::amount;
 use super::fragment::Fragment;
-use super::links;
+use super::links::{self, JobPages};
 use super::snapshot::JobSnapshot;
 use super::status::TaskStatus;
-use crate::coordination::{JobName, TaskId};
+use crate::coordination::TaskId;
 use crate::http::Problem;
 use crate::text::format_grouped;
 
@@ -22,6 +22,10 @@ use crate::text::format_grouped;
 const LINKS_MAX: usize = 128;
 /// The side of a cell, in units of the picture.
 const CELL: usize = 10;
+/// The room for the numbers of rows and columns.
+const MARGIN: usize = 60;
+/// The maximum number of rows and of columns that have numbers.
+const NUMBERED_MAX: usize = 10;
 
 struct GridCell {
     task: TaskId,
@@ -37,7 +41,7 @@ struct StatusLayer {
 #[derive(Template)]
 #[template(path = "parts/grid.html")]
 struct TaskGridFragment<'a> {
-    job: &'a JobName,
+    job: &'a JobPages,
     counts: Vec<(TaskStatus, usize)>,
     total: usize,
     cells: Vec<GridCell>,
@@ -46,6 +50,16 @@ struct TaskGridFragment<'a> {
     width: usize,
     height: usize,
     says: String,
+    /// The columns and the rows that have numbers: each with its place and the number.
+    column_numbers: Vec<(usize, usize)>,
+    row_numbers: Vec<(usize, usize)>,
+}
+
+/// Returns about ten places among `count`, at a round distance.
+fn numbered_places(count: usize) -> impl Iterator<Item = usize> {
+    let least = count.div_ceil(NUMBERED_MAX).max(1);
+    let step = [1, 2, 5, 10, 20, 50, 100, 200, 500].into_iter().find(|step| *step >= least).unwrap_or(least);
+    (0..count).step_by(step)
 }
 
 /// Returns the number of cells in a row: a round number, so that rows can be counted.
@@ -81,7 +95,7 @@ pub(super) fn render_task_grid_fragment(snapshot: &JobSnapshot) -> Result<Fragme
     let said: Vec<String> =
         counts.iter().map(|(look, count)| format!("{} {}", format_grouped(count), look.word())).collect();
     let says = said.join(", ");
-    let job = &snapshot.view.name;
+    let job = &snapshot.pages;
     let columns = column_count(total);
     let mut grid = TaskGridFragment {
         job,
@@ -92,6 +106,8 @@ pub(super) fn render_task_grid_fragment(snapshot: &JobSnapshot) -> Result<Fragme
         width: columns.min(total) * CELL,
         height: total.div_ceil(columns) * CELL,
         says,
+        column_numbers: numbered_places(columns.min(total)).map(|at| (at * CELL, at)).collect(),
+        row_numbers: numbered_places(total.div_ceil(columns)).map(|at| (at * CELL, at * columns)).collect(),
         counts,
     };
     if total <= LINKS_MAX {

@@ -8,12 +8,12 @@ use std::fmt::Write as _;
 use askama::Template;
 
 use super::fragment::Fragment;
-use super::links;
+use super::links::{self, JobPages};
 use super::live_page::TaskTableQuery;
 use super::snapshot::{JobSnapshot, task_address_text};
 use super::status::{TaskStatus, shorten, wait_texts};
 use super::times;
-use crate::coordination::{GapHistogram, HeartbeatStatsView, HostId, JobName, TaskView, Timestamp};
+use crate::coordination::{GapHistogram, HeartbeatStatsView, HostId, TaskView, Timestamp};
 use crate::http::Problem;
 use crate::text::encode_query_value;
 
@@ -235,7 +235,7 @@ pub(super) fn gap_class_counts(pulse: &HeartbeatStatsView) -> Vec<(String, u64)>
 #[derive(Template)]
 #[template(path = "parts/tasks.html")]
 struct TaskTableFragment<'a> {
-    job: &'a JobName,
+    job: &'a JobPages,
     listing: TaskTableQuery,
     rows: Vec<TaskRow<'a>>,
     found: usize,
@@ -270,7 +270,7 @@ pub(super) fn render_task_table_fragment(
     let rows =
         found.iter().skip((page - 1) * ROWS).take(ROWS).map(|task| TaskRow::new(snapshot, task)).collect();
     let (found, total) = (found.len(), tasks.len());
-    let job = &snapshot.view.name;
+    let job = &snapshot.pages;
     Fragment::new(
         "tasks",
         &TaskTableFragment { job, listing, rows, found, total, page, pages, columns: &COLUMNS },

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use super::fragment::Fragment;
 use super::frame::PageUser;
 use super::live_page::{BarriersPageQuery, HostsPageQuery, TaskTableQuery};
-use super::snapshot::{CapturedState, JobSnapshot};
+use super::snapshot::{CapturedState, JobRecords, JobSnapshot};
 use super::status::TaskStatus;
 use super::waterfall::{OpenedBarrier, Waterfall};
 use super::{drain, host, hosts, issues, job, overview, times};
@@ -23,7 +23,7 @@ use crate::coordination::{
 };
 use crate::engine::Observer as _;
 use crate::service::findings::{self, DetectorInput, FindingTransition, run_detectors};
-use crate::service::{BarrierHistory, Timelines, reports};
+use crate::service::{BarrierHistory, StateHistory, Timelines, reports};
 
 const JOB: JobId = JobId(0);
 const SECOND: Duration = Duration::from_secs(1);
@@ -44,6 +44,7 @@ struct PagesFixture {
     findings: findings::FindingStore,
     timelines: Timelines,
     barriers: BarrierHistory,
+    states: StateHistory,
     reports: Arc<reports::TransferReportStore>,
 }
 
@@ -73,6 +74,7 @@ impl PagesFixture {
             findings: findings::FindingStore::default(),
             timelines: Timelines::default(),
             barriers: BarrierHistory::default(),
+            states: StateHistory::default(),
             reports: Arc::default(),
         };
         let name = "train".parse().unwrap();
@@ -98,6 +100,7 @@ impl PagesFixture {
                 Effect::Event(event) => {
                     self.timelines.on_event(&event);
                     self.barriers.on_event(&event);
+                    self.states.on_event(&event);
                 }
                 Effect::CommandDone(done) => assert!(done.is_ok(), "{done:?}"),
                 Effect::RequestIncarnation(job) => {
@@ -202,14 +205,13 @@ impl PagesFixture {
         let open = self
             .findings
             .open_findings_among(&seen, run_detectors(DetectorInput { job: &seen, clocks: &[] }));
-        JobSnapshot::new(
-            JOB,
-            state,
-            open,
-            self.timelines.timeline_of(JOB),
-            self.barriers.latest_first(JOB),
-            Arc::clone(&self.reports),
-        )
+        let records = JobRecords {
+            timeline: self.timelines.timeline_of(JOB),
+            ended_barriers: self.barriers.latest_first(JOB),
+            state_history: self.states.of_run(JOB, state.run()),
+            reports: Arc::clone(&self.reports),
+        };
+        JobSnapshot::new(JOB, state, open, records)
     }
 
     /// Returns the text of one fragment of the job's page.

@@ -9,17 +9,21 @@ use axum::response::Response;
 use super::fragment::Fragment;
 use super::frame::{NavEntry, PageFrame, PageUser, render_page};
 use super::job_head::render_head_fragment;
+use super::links::JobPages;
 use super::live_page::{LivePage, TimelinePageQuery};
 use super::snapshot::JobSnapshot;
-use super::{issues, links, status, times};
-use crate::coordination::{JobName, TaskId, Timestamp};
-use crate::http::extractors::{JobPath, QueryParams};
+use super::state_chart::{LANE_HEIGHT, StateChart};
+use super::{amount, issues, links, status, times};
+use crate::coordination::{JobName, TaskId, TaskPhase, Timestamp};
+use crate::http::extractors::{JobPath, QueryParams, ViewedRun};
 use crate::http::{AppState, Problem};
 use crate::service::{CausalRole, TIMELINE_ENTRIES_MAX, TimelineEntry, TimelineTone};
 use crate::text::format_grouped;
 
 /// The maximum number of entries on the page of the job.
 const ENTRIES_SHORT: usize = 10;
+/// The time before and after an entry that its address shows, in microseconds.
+const AROUND_US: u64 = 30_000_000;
 /// The maximum number of task ranges in one entry.
 const RANGES_SHOWN: usize = 6;
 
@@ -37,6 +41,19 @@ impl TimelineRow<'_> {
             TimelineTone::Warning => "warn",
             TimelineTone::Bad => "bad",
         }
+    }
+
+    /// Returns the id of the entry in the page.
+    fn anchor(&self) -> String {
+        let task = self.entry.tasks.first().map_or_else(String::new, |task| format!("-{task}"));
+        format!("at-{}-{}{task}", self.entry.at.0, self.entry.kind)
+    }
+
+    /// Returns the address of the entry, whose page shows the time around it. It stays when the next run has opened.
+    fn permalink(&self, job: &JobName) -> String {
+        let (at, run) = (self.entry.at.0, self.entry.run);
+        let (from, until) = (at.saturating_sub(AROUND_US), at.saturating_add(AROUND_US));
+        format!("/jobs/{job}/runs/{run}/timeline?from={from}&until={until}#{}", self.anchor())
     }
 
     fn is_consequence(&self) -> bool {
@@ -79,7 +96,7 @@ impl TimelineRow<'_> {
 #[derive(Template)]
 #[template(path = "parts/timeline.html")]
 struct TimelineFragment<'a> {
-    job: &'a JobName,
+    job: &'a JobPages,
     /// The first cause of the present run.
     cause: Option<FirstCauseRow>,
     /// The page shows the first cause above.
@@ -142,6 +159,7 @@ pub(super) fn render_timeline_fragment(
             why,
             told,
             following: snapshot
+                .records
                 .timeline
                 .latest_first()
                 .filter(following)
@@ -156,14 +174,14 @@ pub(super) fn render_timeline_fragment(
         TimelineScope::Task(task) => run.first_cause.as_ref().is_some_and(|cause| cause.task == Some(task)),
         TimelineScope::Tasks(_) | TimelineScope::Whole(_) => false,
     };
-    let shown = snapshot.timeline.latest_first().filter(about);
+    let shown = snapshot.records.timeline.latest_first().filter(about);
     let more = !whole && shown.clone().nth(most).is_some();
     let entries: Vec<TimelineRow<'_>> = shown.take(most).map(|entry| TimelineRow { entry }).collect();
-    let cut = !more && snapshot.timeline.is_truncated;
+    let cut = !more && snapshot.records.timeline.is_truncated();
     Fragment::new(
         "timeline",
         &TimelineFragment {
-            job: &snapshot.view.name,
+            job: &snapshot.pages,
             cause,
             cause_shown_above: told_above,
             entries,
@@ -177,13 +195,13 @@ pub(super) fn render_timeline_fragment(
 #[template(path = "timeline.html")]
 struct TimelinePageTemplate {
     page: PageFrame,
-    job: JobName,
+    job: JobPages,
     task: Option<i32>,
     tasks: usize,
 }
 
 impl TimelinePageQuery {
-    fn task_filter(&self) -> Option<TaskId> {
+    pub fn task_filter(&self) -> Option<TaskId> {
         self.task.trim().parse().ok().map(TaskId)
     }
 }
@@ -194,21 +212,46 @@ pub(super) fn render_fragments(
     which: &TimelinePageQuery,
 ) -> Result<Vec<Fragment>, Problem> {
     let scope = TimelineScope::Whole(which.task_filter());
-    Ok(vec![render_head_fragment(snapshot)?, render_timeline_fragment(snapshot, scope)?])
+    Ok(vec![
+        render_head_fragment(snapshot)?,
+        render_state_chart_fragment(snapshot, which)?,
+        render_timeline_fragment(snapshot, scope)?,
+    ])
 }
 
-/// Serves `GET /jobs/{job}/timeline`.
+/// The picture of the states of tasks over the run.
+#[derive(Template)]
+#[template(path = "parts/state-chart.html")]
+struct StateChartFragment<'a> {
+    job: &'a JobPages,
+    chart: StateChart,
+    /// The address of the page of the timeline, which the links of the picture lead to.
+    page_path: String,
+}
+
+/// Renders the picture of the states of tasks over the run.
+pub(super) fn render_state_chart_fragment(
+    snapshot: &JobSnapshot,
+    which: &TimelinePageQuery,
+) -> Result<Fragment, Problem> {
+    let chart = StateChart::new(snapshot, &snapshot.run_states(), which);
+    let page_path = format!("/jobs/{}/timeline", snapshot.pages);
+    Fragment::new("state-chart", &StateChartFragment { job: &snapshot.pages, chart, page_path })
+}
+
+/// Serves `GET /jobs/{job}/timeline` and `GET /jobs/{job}/runs/{run}/timeline`.
 pub(super) async fn show_timeline_page(
     State(site): State<AppState>,
     job: JobPath,
+    ViewedRun(run): ViewedRun,
     user: PageUser,
     QueryParams(which): QueryParams<TimelinePageQuery>,
 ) -> Result<Response, Problem> {
-    let snapshot = JobSnapshot::capture_for_request(&site, &job)?;
-    let (now, tasks) = (snapshot.captured_at(), snapshot.task_count());
+    let snapshot = JobSnapshot::capture_in_run(&site, &job, run)?;
+    let (now, tasks) = (snapshot.page_time, snapshot.task_count());
     let (parts, task) = (render_fragments(&snapshot, &which)?, which.task_filter().map(|task| task.0));
     let title = format!("Timeline of {}", job.name);
     let live = LivePage::Timeline(which);
     let page = PageFrame::for_job_snapshot(user, NavEntry::Timeline, title, &snapshot, &live, parts);
-    render_page(&TimelinePageTemplate { page, job: job.name, task, tasks }, now)
+    render_page(&TimelinePageTemplate { page, job: snapshot.pages, task, tasks }, now)
 }

@@ -12,11 +12,13 @@ use axum::response::Response;
 use super::fragment::Fragment;
 use super::frame::{NavEntry, PageFrame, PageUser, render_page};
 use super::job_head::render_head_fragment;
+use super::links::JobPages;
 use super::live_page::{LivePage, PairFilter};
 use super::snapshot::JobSnapshot;
+use super::transfer_map::{CELL, TransferMap};
 use super::{amount, links, status, times};
 use crate::coordination::{JobId, JobName, TaskId, TaskIncarnations, Timestamp};
-use crate::http::extractors::{JobPath, QueryParams};
+use crate::http::extractors::{JobPath, QueryParams, ViewedRun};
 use crate::http::{AppState, Problem};
 use crate::service::reports::{
     POINTS, PairSeries, PairView, PeerJobView, ReasonView, ReportedTransport, TaskTransfers, Throughput,
@@ -211,18 +213,27 @@ struct MatrixCell {
 #[derive(Template)]
 #[template(path = "parts/pairs.html")]
 struct PairsFragment<'a> {
-    job: &'a JobName,
+    job: &'a JobPages,
     choice: &'a PairFilter,
     pairs: Vec<PairView>,
     kept: usize,
     most: u64,
     /// The matrix of all pairs, if there are few tasks.
     matrix: Vec<Vec<MatrixCell>>,
+    /// The picture of all pairs, if there are many tasks.
+    map: Option<TransferMap>,
     /// Those with tasks of other jobs.
     peer_jobs: Vec<PeerJobView>,
 }
 
 impl PairsFragment<'_> {
+    /// Returns the query of the page whose picture tells the bytes, or the rates.
+    fn query_by(&self, by: &str) -> String {
+        let filter = PairFilter { by: by.to_owned(), ..self.choice.clone() };
+        // Strings always serialize.
+        serde_urlencoded::to_string(filter).unwrap_or_default()
+    }
+
     /// Returns the bytes of a pair as a share of the largest, in percent.
     fn percent_of_largest_pair(&self, pair: &PairView) -> u64 {
         let part = u128::from(pair.bytes()) * 100 / u128::from(self.most.max(1));
@@ -255,7 +266,7 @@ fn pair_matrix(pairs: &[PairView], tasks: usize) -> Vec<Vec<MatrixCell>> {
 #[derive(Template)]
 #[template(path = "parts/movers.html")]
 struct BusiestTasksFragment<'a> {
-    job: &'a JobName,
+    job: &'a JobPages,
     tasks: Vec<TaskTransfers>,
     all: usize,
     failing: usize,
@@ -264,7 +275,7 @@ struct BusiestTasksFragment<'a> {
 #[derive(Template)]
 #[template(path = "parts/reasons.html")]
 struct FailureReasonsFragment<'a> {
-    job: &'a JobName,
+    job: &'a JobPages,
     reasons: &'a [ReasonView],
 }
 
@@ -274,31 +285,31 @@ struct NoTransfersFragment<'a> {
     job: Option<&'a JobName>,
 }
 
-#[derive(Template)]
-#[template(source = "", ext = "html")]
-struct EmptyFragment;
-
 /// Returns the fragments of the page.
 pub(super) fn render_fragments(
     snapshot: &JobSnapshot,
     choice: &PairFilter,
 ) -> Result<Vec<Fragment>, Problem> {
-    let (board, job, name) = (&snapshot.reports, snapshot.id, &snapshot.view.name);
+    let (board, job, name) = (&snapshot.records.reports, snapshot.id, &snapshot.pages);
     let view = board.transfers_summary(job, &snapshot.roster, snapshot.captured_at());
     if view.reporting == 0 && view.stale == 0 {
         // The others say nothing; they may have, of the run before.
         let mut parts = vec![
             render_head_fragment(snapshot)?,
-            Fragment::new("moves", &NoTransfersFragment { job: Some(name) })?,
+            Fragment::new("moves", &NoTransfersFragment { job: Some(snapshot.job_name()) })?,
         ];
         for id in ["reasons", "throughput", "pair-throughput", "pairs", "movers"] {
-            parts.push(Fragment::new(id, &EmptyFragment)?);
+            parts.push(Fragment::empty(id));
         }
         return Ok(parts);
     }
     let throughput = board.throughput(job, &snapshot.roster, POINTS);
     let mut pairs = board.pair_views(job, &snapshot.roster, choice.task_filter(), choice.transport_filter());
     let matrix = pair_matrix(&pairs, snapshot.roster.incarnations.len());
+    let map = match matrix.is_empty() {
+        true => TransferMap::new(snapshot, &pairs, &view.failures, choice.by == "rate"),
+        false => None,
+    };
     let kept = pairs.len();
     pairs.sort_by_key(|pair| (std::cmp::Reverse(pair.bytes()), pair.from, pair.to));
     pairs.truncate(LISTED);
@@ -319,7 +330,10 @@ pub(super) fn render_fragments(
         Fragment::new("reasons", &FailureReasonsFragment { job: name, reasons: &view.failures })?,
         Fragment::new("throughput", &Chart::of_throughput(&throughput))?,
         Fragment::new("pair-throughput", &Chart::of_pairs(&throughput, choice))?,
-        Fragment::new("pairs", &PairsFragment { job: name, choice, pairs, kept, most, matrix, peer_jobs })?,
+        Fragment::new(
+            "pairs",
+            &PairsFragment { job: name, choice, pairs, kept, most, matrix, map, peer_jobs },
+        )?,
         Fragment::new("movers", &BusiestTasksFragment { job: name, tasks, all, failing })?,
     ])
 }
@@ -327,7 +341,7 @@ pub(super) fn render_fragments(
 #[derive(Template)]
 #[template(path = "parts/task-moves.html")]
 struct TaskTransfersFragment<'a> {
-    job: &'a JobName,
+    job: &'a JobPages,
     task: TaskId,
     it: Option<TaskTransfers>,
     /// The times between which its rates are measured.
@@ -336,33 +350,33 @@ struct TaskTransfersFragment<'a> {
 
 /// Returns the transfers of one task for its page; empty if no task of the job reports.
 pub(super) fn render_task_fragment(snapshot: &JobSnapshot, task: TaskId) -> Result<Fragment, Problem> {
-    let it = snapshot.reports.transfers_of_task(snapshot.id, &snapshot.roster, task);
+    let it = snapshot.records.reports.transfers_of_task(snapshot.id, &snapshot.roster, task);
     let window = it.as_ref().map_or_else(String::new, |it| {
         let (from, until) = rate_window_texts(it.rate_until);
         format!("{from}–{until} UTC")
     });
-    Fragment::new("task-moves", &TaskTransfersFragment { job: &snapshot.view.name, task, it, window })
+    Fragment::new("task-moves", &TaskTransfersFragment { job: &snapshot.pages, task, it, window })
 }
 
 #[derive(Template)]
 #[template(path = "job-transfers.html")]
 struct JobTransfersPageTemplate {
     page: PageFrame,
-    job: JobName,
 }
 
-/// Serves `GET /jobs/{job}/transfers`.
+/// Serves `GET /jobs/{job}/transfers` and `GET /jobs/{job}/runs/{run}/transfers`.
 pub(super) async fn show_job_transfers_page(
     State(site): State<AppState>,
     job: JobPath,
+    ViewedRun(run): ViewedRun,
     user: PageUser,
     QueryParams(choice): QueryParams<PairFilter>,
 ) -> Result<Response, Problem> {
-    let snapshot = JobSnapshot::capture_for_request(&site, &job)?;
+    let snapshot = JobSnapshot::capture_in_run(&site, &job, run)?;
     let (title, parts) = (format!("Transfers of {}", job.name), render_fragments(&snapshot, &choice)?);
     let live = LivePage::Transfers(choice);
     let page = PageFrame::for_job_snapshot(user, NavEntry::JobTransfers, title, &snapshot, &live, parts);
-    render_page(&JobTransfersPageTemplate { page, job: job.name }, snapshot.captured_at())
+    render_page(&JobTransfersPageTemplate { page }, snapshot.page_time)
 }
 
 #[derive(Template)]
@@ -442,9 +456,15 @@ mod tests {
         assert_eq!(all.lines.len(), PAIRS_DRAWN + 1);
         assert_eq!(names(&all)[0], ("1 to 2 by shm".to_owned(), 500));
         assert_eq!(names(&all)[PAIRS_DRAWN], ("other pairs".to_owned(), 10 + 20 + 30 + 5));
-        let of_two = Chart::of_pairs(&throughput, &PairFilter { task: "2".into(), transport: String::new() });
+        let of_two = Chart::of_pairs(
+            &throughput,
+            &PairFilter { task: "2".into(), transport: String::new(), by: String::new() },
+        );
         assert_eq!(names(&of_two), [("1 to 2 by shm".to_owned(), 500), ("9 to 2 by tcp".to_owned(), 30)]);
-        let by_tcp = Chart::of_pairs(&throughput, &PairFilter { task: "2".into(), transport: "tcp".into() });
+        let by_tcp = Chart::of_pairs(
+            &throughput,
+            &PairFilter { task: "2".into(), transport: "tcp".into(), by: String::new() },
+        );
         assert_eq!(names(&by_tcp), [("9 to 2 by tcp".to_owned(), 30)]);
         assert_eq!(by_tcp.about, "bytes sent by the busiest pairs of task 2 by tcp");
     }

@@ -90,6 +90,7 @@ impl Waterfall {
     pub fn new(snapshot: &JobSnapshot, query: &BarriersPageQuery) -> Self {
         let has_own_scales = query.scale == "own";
         let shown: Vec<&BarrierRecordWithArrivals> = snapshot
+            .records
             .ended_barriers
             .iter()
             .map(AsRef::as_ref)
@@ -247,8 +248,11 @@ struct ArrivalGroup<'a> {
 impl OpenedBarrier {
     /// Draws the use that the query opens; `None` if it opens none, or one that is not kept.
     pub fn new(snapshot: &JobSnapshot, query: &BarriersPageQuery) -> Option<Self> {
-        let ended =
-            snapshot.ended_barriers.iter().find(|ended| opened_barrier_text(ended) == query.opened)?;
+        let ended = snapshot
+            .records
+            .ended_barriers
+            .iter()
+            .find(|ended| opened_barrier_text(ended) == query.opened)?;
         let (record, first) = (&ended.record, ended.first_arrival_at().0);
         // Hosts are known of the present run only.
         let by_host = query.by != "task"
@@ -321,7 +325,7 @@ fn arrival_row(
     after.sort_unstable();
     let after_us = (after.first().copied().unwrap_or_default(), after.last().copied().unwrap_or_default());
     let tasks: Vec<TaskId> = group.arrivals.iter().map(|arrival| arrival.task).collect();
-    let job = &snapshot.view.name;
+    let job = &snapshot.pages;
     let (label, path) = match (group.host, &tasks[..]) {
         (Some(host), _) => (short_host_name(host), host_page_path(job, host)),
         (None, [task, ..]) => (format!("task {task}"), task_page_path(job, task)),

@@ -6,12 +6,6 @@ use super::detector::{Detection, Detector, DetectorInput, Severity};
 use crate::coordination::{RunState, StragglerView, TaskId, TaskObservation};
 use crate::text::{format_count_with_noun, micros_to_seconds};
 
-/// The straggler score from which a task counts as habitually late; `coordination` defines the score in
-/// `straggler_stats.rs`.
-const SCORE_MIN: f64 = 0.75;
-/// The number of barriers that are needed to distinguish a habit from chance.
-const INSTANCES_MIN: u64 = 16;
-
 pub(super) static DETECTOR: Detector = Detector {
     id: "chronic-straggler",
     title: "A task is late at every barrier",
@@ -29,7 +23,7 @@ fn detect(DetectorInput { job: seen, .. }: DetectorInput<'_>) -> Option<Detectio
         return None;
     }
     let habit =
-        |task: &TaskObservation| task.straggling.as_ref().is_some_and(|it| is_chronic(it, seen.tasks.len()));
+        |task: &TaskObservation| task.straggling.as_ref().is_some_and(|it| it.is_chronic(seen.tasks.len()));
     let mut late: Vec<(&StragglerView, TaskId)> = seen
         .tasks
         .iter()
@@ -59,7 +53,7 @@ fn detect(DetectorInput { job: seen, .. }: DetectorInput<'_>) -> Option<Detectio
     Some(
         Detection::new(summary_without_tasks, since, ids)
             .with_title(title)
-            .with_evidence("score of the latest", score, SCORE_MIN)
+            .with_evidence("score of the latest", score, StragglerView::CHRONIC_SCORE)
             .with_evidence(
                 "its usual lateness, in seconds",
                 micros_to_seconds(lateness_us),
@@ -76,14 +70,4 @@ fn detect(DetectorInput { job: seen, .. }: DetectorInput<'_>) -> Option<Detectio
                 0.0,
             ),
     )
-}
-
-fn is_chronic(it: &StragglerView, tasks: usize) -> bool {
-    // Of two tasks one is always later, so being later counts as a habit only if it happens nearly every
-    // time.
-    let enough = if tasks > 2 { 0.0 } else { 0.9 };
-    it.taken_part >= INSTANCES_MIN
-        && it.score >= SCORE_MIN
-        && it.lateness_us >= StragglerView::SIGNIFICANT_LATENESS_US
-        && it.recent_last_arrival_fraction() >= enough
 }

@@ -49,7 +49,8 @@ use crate::engine::Engine;
 pub use byte_series::POINTS;
 pub use metrics::TransferReportMetrics;
 pub use parse::{
-    BYTES_MAX, CONNECTIONS_MAX, ClockReading, FAILURES_MAX, OUTCOMES_MAX, PAIRS_MAX, ReportError, STAGES_MAX,
+    BYTES_MAX, CONNECTIONS_MAX, ClockReading, FAILURES_MAX, HOST_CHECKS_MAX, HostCheckState, HostCheckView,
+    HostChecksView, OUTCOMES_MAX, PAIRS_MAX, ReportError, STAGES_MAX,
 };
 pub use report_store::{
     CONNECTIONS_KEPT, PAIRS_KEPT, REASON_FAILURES_KEPT, SERIES_KEPT, TASK_FAILURES_KEPT, TransferReportStore,

@@ -14,7 +14,7 @@ use super::vocabulary::{ReportedTransport, TransferCounter, TransferOutcome};
 use crate::coordination::{Code, Failure, InvalidJobName, JobName, TaskId, TaskIncarnation, Timestamp};
 use crate::proto::muster::v1 as wire;
 pub use crate::proto::report_limits::{CONNECTIONS_MAX, FAILURES_MAX, PAIRS_MAX};
-use crate::text::escape_to_one_line;
+use crate::text::{escape_to_one_line, truncate_text};
 use crate::transfer::{LaunchStage, TIMES_US, TimeHistogram, size_class_names};
 
 /// The maximum length of a report, in bytes. A report with every list full and the longest numbers has two
@@ -26,7 +26,9 @@ pub const OUTCOMES_MAX: usize = 64;
 pub const STAGES_MAX: usize = 16;
 /// Rows of durations in one report.
 pub const DURATIONS_MAX: usize = 64;
-/// The maximum length of a failure's text, in bytes.
+/// The maximum number of checks of a host that are kept.
+pub const HOST_CHECKS_MAX: usize = 32;
+/// The maximum length of a text, in bytes.
 const TEXT_KEPT: usize = 300;
 
 /// The lists of a report, by their number in the message.
@@ -219,6 +221,71 @@ impl ClockReading {
     }
 }
 
+/// The state of a check of a host that found something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum HostCheckState {
+    /// It works, but not as fast or as safely as possible.
+    CouldBeBetter,
+    /// It is missing.
+    Missing,
+}
+
+impl HostCheckState {
+    /// Returns the state in words.
+    #[must_use]
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::CouldBeBetter => "could be better",
+            Self::Missing => "missing",
+        }
+    }
+}
+
+/// A check of a worker's host that found something, as `muster doctor` prints it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct HostCheckView {
+    /// The stable identifier for programs.
+    pub id: String,
+    /// The title for people.
+    pub title: String,
+    /// The state.
+    pub state: HostCheckState,
+    /// The observed value.
+    pub found: String,
+    /// The command that improves it, if there is one.
+    pub fix: Option<String>,
+}
+
+/// The checks of a worker's host for fast transfers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct HostChecksView {
+    /// The number of checks that found nothing to do.
+    pub good: u32,
+    /// The others.
+    pub found: Vec<HostCheckView>,
+}
+
+impl From<wire::HostChecks> for HostChecksView {
+    fn from(given: wire::HostChecks) -> Self {
+        let text = |text: &str| truncate_text(&escape_to_one_line(text), TEXT_KEPT, "…");
+        let check = |row: &wire::HostCheck| {
+            Some(HostCheckView {
+                id: text(&row.id),
+                title: text(&row.title),
+                state: match row.state.as_str() {
+                    "could_be_better" => HostCheckState::CouldBeBetter,
+                    "missing" => HostCheckState::Missing,
+                    _ => return None,
+                },
+                found: text(&row.found),
+                fix: (!row.fix.is_empty()).then(|| text(&row.fix)),
+            })
+        };
+        Self { good: given.good, found: given.found.iter().filter_map(check).take(HOST_CHECKS_MAX).collect() }
+    }
+}
+
 /// A reported failure.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ReportedFailure {
@@ -253,6 +320,8 @@ pub(super) struct CheckedReport {
     pub in_flight: [u64; 3],
     pub clock: Option<ClockReading>,
     pub failures: Vec<ReportedFailure>,
+    /// The checks of the host, if the report has them.
+    pub host_checks: Option<HostChecksView>,
 }
 
 /// Counts the rows before memory is allocated for them: an empty row takes two bytes of a message.
@@ -327,6 +396,7 @@ impl CheckedReport {
             in_flight: [in_flight.latency_bytes, in_flight.normal_bytes, in_flight.bulk_bytes],
             clock: given.clock.map(ClockReading::from),
             failures,
+            host_checks: given.host_checks.map(HostChecksView::from),
         })
     }
 }

@@ -8,6 +8,7 @@
 //! | single connections | [`CONNECTIONS_KEPT`] for each job, shared evenly among its tasks |
 //! | pairs over time | one series for each of the first [`SERIES_KEPT`] pairs that move bytes; one for all others |
 //! | single failures of a task | [`TASK_FAILURES_KEPT`] |
+//! | earlier runs | [`EARLIER_RUNS_KEPT`], if they have no more than [`EARLIER_ROWS_KEPT`] rows |
 //! | single failures for a reason | the first and [`REASON_FAILURES_KEPT`] more |
 //!
 //! Ten thousand tasks have a hundred million pairs, so the number of rows is bounded. Each task has an equal share of
@@ -20,8 +21,8 @@ use std::time::Duration;
 
 use super::byte_series::{SecondSeries, TenSecondSeries};
 use super::parse::{
-    CheckedReport, ClockReading, PeerJobPair, ReportError, ReportedConnection, ReportedFailure,
-    ReportedTotals, TransportConnectionCounts,
+    CheckedReport, ClockReading, HostChecksView, PeerJobPair, ReportError, ReportedConnection,
+    ReportedFailure, ReportedTotals, TransportConnectionCounts,
 };
 use super::vocabulary::{ReportedTransport, TransferOutcome};
 use crate::coordination::{JobId, RunNumber, TaskId, TaskIncarnation, Timestamp, TransferFailure};
@@ -37,6 +38,10 @@ pub const SERIES_KEPT: usize = 64;
 pub const TASK_FAILURES_KEPT: usize = 4;
 /// The maximum number of failures kept for each reason, beside the first.
 pub const REASON_FAILURES_KEPT: usize = 8;
+/// The most earlier runs of a job whose reports are kept.
+const EARLIER_RUNS_KEPT: usize = 8;
+/// The most rows of earlier runs that are kept; those of the newest of them stay, however many they are.
+const EARLIER_ROWS_KEPT: usize = 16_384;
 /// The minimum share of rows of a task, however many tasks the job has.
 const SHARE_MIN: usize = 4;
 /// The time within which failures for one reason are one event and a count.
@@ -111,6 +116,8 @@ pub(super) struct TaskReports {
     pub steps: [TenSecondSeries; 2],
     gauges: TaskGauges,
     pub failures: VecDeque<ReportedFailure>,
+    /// The checks of its host, once they are reported.
+    pub host_checks: Option<HostChecksView>,
 }
 
 impl TaskReports {
@@ -127,6 +134,7 @@ impl TaskReports {
             steps: Default::default(),
             gauges: TaskGauges::default(),
             failures: VecDeque::new(),
+            host_checks: None,
         }
     }
 
@@ -153,6 +161,7 @@ impl TaskReports {
             *row = PairTraffic { earlier: row.bytes(), life: [0; 2], steps: row.steps };
         }
         self.gauges = TaskGauges::default();
+        self.host_checks = None;
     }
 
     /// Updates the rows of tasks of other jobs; the first that move anything are kept.
@@ -223,7 +232,7 @@ struct FailureBurst {
     last: StoredTransferFailure,
 }
 
-/// The reports of one job in its present run.
+/// The reports of one job in one run.
 #[derive(Debug)]
 pub(super) struct JobReports {
     pub run: RunNumber,
@@ -295,6 +304,7 @@ impl JobReports {
             }
         }
         of_task.life.raise_counters_to(&report.totals);
+        of_task.host_checks = report.host_checks.or(of_task.host_checks.take());
         let mut connections = report.connections;
         connections.sort_by_key(|link| std::cmp::Reverse((link.launches, link.lanes)));
         connections.truncate(per_task_limit(CONNECTIONS_KEPT, tasks));
@@ -406,18 +416,51 @@ fn transfer_failure_event(failure: &StoredTransferFailure, count: u64) -> Transf
     }
 }
 
+/// The reports of a job by run.
+#[derive(Debug)]
+pub(super) struct ReportsByRun {
+    pub latest: JobReports,
+    /// The reports of earlier runs, the newest first.
+    earlier: VecDeque<JobReports>,
+}
+
+impl ReportsByRun {
+    pub fn new(latest: JobReports) -> Self {
+        Self { latest, earlier: VecDeque::new() }
+    }
+
+    fn find(&self, run: RunNumber) -> Option<&JobReports> {
+        std::iter::once(&self.latest).chain(&self.earlier).find(|of_run| of_run.run == run)
+    }
+
+    /// Makes this run the latest one, and keeps the reports of earlier runs within the bounds.
+    fn begin_run(&mut self, run: RunNumber) {
+        let ended = std::mem::replace(&mut self.latest, JobReports::new(run));
+        self.earlier.push_front(ended);
+        let mut rows = 0;
+        let kept = self.earlier.iter().take(EARLIER_RUNS_KEPT).take_while(|of_run| {
+            let is_newest = rows == 0;
+            rows +=
+                of_run.tasks.values().map(|task| 1 + task.rows.len() + task.peer_jobs.len()).sum::<usize>();
+            is_newest || rows <= EARLIER_ROWS_KEPT
+        });
+        let kept = kept.count();
+        self.earlier.truncate(kept);
+    }
+}
+
 /// The reports of all jobs.
 #[derive(Debug, Default)]
 pub struct TransferReportStore {
-    jobs: Mutex<BTreeMap<JobId, Arc<Mutex<JobReports>>>>,
+    jobs: Mutex<BTreeMap<JobId, Arc<Mutex<ReportsByRun>>>>,
 }
 
 impl TransferReportStore {
-    fn lock_jobs(&self) -> MutexGuard<'_, BTreeMap<JobId, Arc<Mutex<JobReports>>>> {
+    fn lock_jobs(&self) -> MutexGuard<'_, BTreeMap<JobId, Arc<Mutex<ReportsByRun>>>> {
         self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Calls a function with the reports of a job's present run.
+    /// Calls a function with the reports of a run of a job, if they are kept.
     pub(super) fn with_run_reports<T>(
         &self,
         job: JobId,
@@ -426,13 +469,13 @@ impl TransferReportStore {
     ) -> Option<T> {
         let of_job = self.lock_jobs().get(&job).cloned()?;
         let of_job = of_job.lock().unwrap_or_else(PoisonError::into_inner);
-        (of_job.run == run).then(|| look(&of_job))
+        of_job.find(run).map(look)
     }
 
     /// Replaces the reports of a job.
     #[cfg(test)]
     pub(super) fn replace_reports(&self, job: JobId, of_job: JobReports) {
-        self.lock_jobs().insert(job, Arc::new(Mutex::new(of_job)));
+        self.lock_jobs().insert(job, Arc::new(Mutex::new(ReportsByRun::new(of_job))));
     }
 
     /// Returns whether any task of the job has ever reported.
@@ -443,14 +486,16 @@ impl TransferReportStore {
 
     /// Drops deleted jobs and reports suppressed failures.
     pub fn retain_jobs_and_flush_failures(&self, engine: &Engine, there: impl Fn(JobId) -> bool) {
-        let jobs: Vec<(JobId, Arc<Mutex<JobReports>>)> = {
+        let jobs: Vec<(JobId, Arc<Mutex<ReportsByRun>>)> = {
             let mut jobs = self.lock_jobs();
             jobs.retain(|job, _| there(*job));
             jobs.iter().map(|(job, of_job)| (*job, Arc::clone(of_job))).collect()
         };
         let now = engine.clock().now();
         for (job, of_job) in jobs {
-            let notes = of_job.lock().unwrap_or_else(PoisonError::into_inner).flush_failure_bursts(now);
+            let mut of_job = of_job.lock().unwrap_or_else(PoisonError::into_inner);
+            let notes = of_job.latest.flush_failure_bursts(now);
+            drop(of_job);
             notes.into_iter().for_each(|note| engine.record_transfer_failure(job, note));
         }
     }
@@ -472,7 +517,7 @@ impl TransferReportStore {
             }
             Err(refusal) => {
                 if let Some(of_job) = self.lock_jobs().get(&job).cloned() {
-                    of_job.lock().unwrap_or_else(PoisonError::into_inner).rejected += 1;
+                    of_job.lock().unwrap_or_else(PoisonError::into_inner).latest.rejected += 1;
                 }
                 Err(refusal)
             }
@@ -499,15 +544,16 @@ impl TransferReportStore {
         let run = stands()?.run;
         let of_job = {
             let mut jobs = self.lock_jobs();
-            Arc::clone(jobs.entry(job).or_insert_with(|| Arc::new(Mutex::new(JobReports::new(run)))))
+            let fresh = || Arc::new(Mutex::new(ReportsByRun::new(JobReports::new(run))));
+            Arc::clone(jobs.entry(job).or_insert_with(fresh))
         };
         let mut of_job = of_job.lock().unwrap_or_else(PoisonError::into_inner);
         // Checked again under the lock: a report of a life that has ended meanwhile must not follow one of
         // the next life.
         let life = stands()?;
-        if of_job.run != life.run {
-            *of_job = JobReports::new(life.run);
+        if of_job.latest.run != life.run {
+            of_job.begin_run(life.run);
         }
-        Ok(of_job.accept_report(report, life.opened_at, life.tasks, engine.clock().now()))
+        Ok(of_job.latest.accept_report(report, life.opened_at, life.tasks, engine.clock().now()))
     }
 }

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::byte_series::STEP_SECONDS;
-use super::parse::{ClockReading, ReportedTotals, TransportConnectionCounts};
+use super::parse::{ClockReading, HostChecksView, ReportedTotals, TransportConnectionCounts};
 use super::report_store::{self, JobReports, TaskGauges, TaskReports, TransferReportStore};
 use super::vocabulary::ReportedTransport;
 use crate::coordination::{JobId, RunNumber, TaskId, TaskIncarnations, Timestamp};
@@ -62,6 +62,9 @@ pub struct TaskTransfers {
     pub clock: Option<ClockReading>,
     /// Its last failures, the latest first.
     pub failures: Vec<FailureView>,
+    /// The checks of its host for fast transfers; none before they are reported, and none if the life has ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_checks: Option<HostChecksView>,
 }
 
 impl TaskTransfers {
@@ -89,6 +92,7 @@ impl TaskTransfers {
             registered_bytes: held(|gauges| gauges.registered_bytes),
             in_flight_bytes: gauges.map_or([0; 3], |gauges| gauges.in_flight),
             clock: gauges.and_then(|gauges| gauges.clock),
+            host_checks: gauges.and_then(|_| of_task.host_checks.clone()),
             failures: failures
                 .map(|failed| {
                     FailureView::from_failure(&report_store::StoredTransferFailure {

@@ -1,0 +1,194 @@
+//! The comparison of two runs of a job: which tasks and hosts came late in which of them, and which tasks and devices
+//! have another host or task now.
+//!
+//! Tasks are compared by number, because the number decides a task's share of the work; hosts by name, and devices by
+//! their place (`device_comparison.rs`). So a task that is late in both runs points at its work, and a host that is late
+//! in both points at the host. Begin at `JobReader::compare_runs`.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::device_comparison::DeviceChange;
+use super::hosts::{HostLateness, HostView};
+use super::job::JobReader;
+use super::job_in_run::{JobInRun, RunDetail};
+use super::task::TaskView;
+use crate::coordination::ids::{HostId, RunNumber, TaskId};
+use crate::coordination::straggler_stats::StragglerView;
+
+/// The maximum number of tasks and of hosts in a comparison.
+const LISTED_MAX: usize = 1_000;
+
+/// The lateness of a task at the barriers of one run.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ComparedLateness {
+    /// The usual time from the first arrival at a barrier to its own, in microseconds.
+    pub lateness_us: u64,
+    /// The straggler score, from 0 to 1. Near 1: it is late every time.
+    pub score: f64,
+    /// Whether it is late at nearly every barrier.
+    pub is_chronic: bool,
+}
+
+/// A task in two runs.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ComparedTask {
+    /// The task.
+    pub task: TaskId,
+    /// Its host in the earlier run.
+    pub host_before: Option<HostId>,
+    /// Its host in the later run.
+    pub host: Option<HostId>,
+    /// Its lateness in the earlier run.
+    pub before: Option<ComparedLateness>,
+    /// Its lateness in the later run.
+    pub now: Option<ComparedLateness>,
+}
+
+impl ComparedTask {
+    /// Returns whether the hosts of both runs are known and differ.
+    #[must_use]
+    pub fn has_moved(&self) -> bool {
+        self.host.is_some() && self.host_before.is_some() && self.host != self.host_before
+    }
+
+    /// Returns whether the task was late at nearly every barrier: in the earlier run, in the later run.
+    #[must_use]
+    pub fn was_late(&self) -> [bool; 2] {
+        [self.before, self.now].map(|late| late.is_some_and(|late| late.is_chronic))
+    }
+}
+
+/// A host in two runs.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ComparedHost {
+    /// Its name.
+    pub host: HostId,
+    /// Its tasks in the earlier run, ascending; none if it had no part in it.
+    pub tasks_before: Vec<TaskId>,
+    /// Its tasks in the later run, ascending; none if it has no part in it.
+    pub tasks: Vec<TaskId>,
+    /// The lateness of its tasks in the earlier run.
+    pub before: Option<HostLateness>,
+    /// The lateness of its tasks in the later run.
+    pub now: Option<HostLateness>,
+}
+
+impl ComparedHost {
+    /// Returns whether the tasks of the host came significantly later than those of the median host: in the earlier run,
+    /// in the later run.
+    #[must_use]
+    pub fn was_late(&self) -> [bool; 2] {
+        [&self.before, &self.now].map(|late| {
+            late.as_ref().is_some_and(|late| late.above_median_us >= StragglerView::SIGNIFICANT_LATENESS_US)
+        })
+    }
+}
+
+/// Two runs side by side.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct RunComparison {
+    /// The earlier run.
+    pub before: RunDetail,
+    /// The later run.
+    pub now: RunDetail,
+    /// The tasks that are late at nearly every barrier of at least one of the runs, those that are late in both first,
+    /// and after them the tasks that have another host now. At most 1,000.
+    pub tasks: Vec<ComparedTask>,
+    /// The number of tasks that are late in both runs.
+    pub late_in_both: usize,
+    /// The number of tasks that are on another host now.
+    pub moved_tasks: usize,
+    /// The hosts that are later than the median host in at least one of the runs, or have other tasks now. At most 1,000.
+    pub hosts: Vec<ComparedHost>,
+    /// The number of devices that have another task or other ids, came or are gone; `None` if the devices of a run are
+    /// not known. The device map lists them.
+    pub changed_devices: Option<usize>,
+}
+
+impl JobReader<'_> {
+    /// Compares two runs; `None` if one of them is not known or its tasks are no longer kept.
+    #[must_use]
+    pub fn compare_runs(&self, before: RunNumber, now: RunNumber) -> Option<RunComparison> {
+        let (old, new) = (self.in_run(before)?, self.in_run(now)?);
+        let mut tasks = compared_tasks(&old, &new);
+        let late_in_both = tasks.iter().filter(|task| task.was_late() == [true; 2]).count();
+        let moved_tasks = tasks.iter().filter(|task| task.has_moved()).count();
+        tasks.truncate(LISTED_MAX);
+        let devices = self
+            .compare_devices(Some(now), Some(before))
+            .map(|devices| devices.places.iter().filter(|place| place.fate != DeviceChange::Same).count());
+        Some(RunComparison {
+            before: self.run_detail(before)?,
+            now: self.run_detail(now)?,
+            tasks,
+            late_in_both,
+            moved_tasks,
+            hosts: compared_hosts(&old, &new),
+            changed_devices: devices,
+        })
+    }
+}
+
+/// Returns the tasks that are late or on another host, the most telling first.
+fn compared_tasks(old: &JobInRun, new: &JobInRun) -> Vec<ComparedTask> {
+    let (old, new) = (old.reader().tasks(), new.reader().tasks());
+    let (old_count, new_count) = (old.len(), new.len());
+    let lateness = |task: Option<&TaskView>, of: usize| {
+        let it = task?.straggling.as_ref()?;
+        Some(ComparedLateness { lateness_us: it.lateness_us, score: it.score, is_chronic: it.is_chronic(of) })
+    };
+    let host = |task: Option<&TaskView>| task.and_then(|task| task.host.clone());
+    let compare = |place: usize| {
+        let (before, now) = (old.get(place), new.get(place));
+        Some(ComparedTask {
+            task: now.or(before)?.task,
+            host_before: host(before),
+            host: host(now),
+            before: lateness(before, old_count),
+            now: lateness(now, new_count),
+        })
+    };
+    let all = (0..old_count.max(new_count)).filter_map(compare);
+    let mut told: Vec<ComparedTask> =
+        all.filter(|task| task.has_moved() || task.was_late().contains(&true)).collect();
+    told.sort_by_key(|task| {
+        let late = task.was_late();
+        let most = [task.before, task.now].into_iter().flatten().map(|it| it.lateness_us).max();
+        (Reverse(late.iter().filter(|late| **late).count()), Reverse(late[1]), Reverse(most), task.task)
+    });
+    told
+}
+
+/// Returns the hosts that are late or have other tasks, the latest first.
+fn compared_hosts(old: &JobInRun, new: &JobInRun) -> Vec<ComparedHost> {
+    let mut hosts: BTreeMap<HostId, (Option<HostView>, Option<HostView>)> = BTreeMap::new();
+    for host in old.reader().hosts() {
+        let name = host.host.clone();
+        hosts.entry(name).or_default().0 = Some(host);
+    }
+    for host in new.reader().hosts() {
+        let name = host.host.clone();
+        hosts.entry(name).or_default().1 = Some(host);
+    }
+    let tasks = |host: &Option<HostView>| host.as_ref().map_or_else(Vec::new, |host| host.tasks.clone());
+    let all = hosts.into_iter().map(|(host, (before, now))| ComparedHost {
+        host,
+        tasks_before: tasks(&before),
+        tasks: tasks(&now),
+        before: before.and_then(|host| host.lateness),
+        now: now.and_then(|host| host.lateness),
+    });
+    let mut told: Vec<ComparedHost> =
+        all.filter(|host| host.tasks != host.tasks_before || host.was_late().contains(&true)).collect();
+    told.sort_by_key(|host| {
+        let late = host.was_late();
+        let most = [&host.before, &host.now].into_iter().flatten().map(|it| it.above_median_us).max();
+        (Reverse(late.iter().filter(|late| **late).count()), Reverse(most), host.host.clone())
+    });
+    told.truncate(LISTED_MAX);
+    told
+}

@@ -1,0 +1,232 @@
+//! The states of each task over time: when it registered, connected, was suspected, failed or left, in each of the
+//! job's latest runs.
+//!
+//! [`StateHistory`] is an [`Observer`], which records the changes from the events of the driver. A record takes 16 bytes;
+//! changes of 10,000 tasks that register, connect and leave fit about twice. `state_periods.rs` turns the changes of a run
+//! into periods. Begin at [`StateHistory::of_run`].
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::records_by_run::{RecordBounds, RecordsByRun};
+use crate::coordination::{
+    BarrierRecordWithArrivals, EventKind, ExclusionId, ExclusionTarget, FailureClass, JobEvent, JobId,
+    REGISTRATION_BARRIER_ID, RunNumber, TaskId, Timestamp,
+};
+use crate::engine::Observer;
+
+/// The number of changes in a chunk. A view shares all chunks; adding a change copies at most the last one.
+const CHANGES_OF_CHUNK: usize = 1 << 10;
+/// The bounds of a job's chunks: 65,536 changes, of 16 bytes each.
+const CHUNK_BOUNDS: RecordBounds = RecordBounds { records_of_run: 64, weight: 64 };
+/// The bounds of the marks of a job's runs.
+const MARK_BOUNDS: RecordBounds = RecordBounds { records_of_run: 32, weight: 256 };
+/// The most tasks of exclusions in force that are remembered, to know which tasks a readmission is about.
+const EXCLUDED_TASKS_KEPT: usize = 1 << 16;
+
+/// The task of a change that is about all tasks.
+const NO_TASK: TaskId = TaskId(-1);
+
+/// A change of a task.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum TaskChange {
+    Registering,
+    /// Its registration was withdrawn.
+    Withdrawn,
+    /// The registration of all tasks that had registered failed. It names no task.
+    RegistrationFailed,
+    Connected,
+    Superseded,
+    Suspected,
+    Returned,
+    Disconnected,
+    Failed(FailureClass),
+    Excluded,
+    Readmitted,
+}
+
+/// A change of a task, with its time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct TaskChangeRecord {
+    pub at: Timestamp,
+    pub task: TaskId,
+    pub change: TaskChange,
+}
+
+/// The kinds of marks of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum RunMarkKind {
+    /// The first error of the run.
+    FirstCause,
+    /// An operator requested a drain.
+    DrainRequested,
+    /// The preemption notice was written: a coordinated save was requested.
+    PreemptionNoticed,
+    /// The run ended.
+    Ended,
+}
+
+impl RunMarkKind {
+    /// Returns the name of the kind in words.
+    #[must_use]
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::FirstCause => "first cause",
+            Self::DrainRequested => "drain requested",
+            Self::PreemptionNoticed => "preemption notice",
+            Self::Ended => "run ended",
+        }
+    }
+}
+
+/// A moment of a run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct RunMark {
+    /// The time.
+    pub at: Timestamp,
+    /// What happened.
+    pub kind: RunMarkKind,
+    /// The task that it is about, if it is about one.
+    pub task: Option<TaskId>,
+}
+
+/// The changes in one run.
+#[derive(Debug, Clone)]
+pub struct RunStateHistory {
+    pub(super) chunks: Vec<Arc<Vec<TaskChangeRecord>>>,
+    pub(super) marks: Vec<RunMark>,
+    /// The oldest changes were dropped.
+    pub(super) is_truncated: bool,
+}
+
+impl RunStateHistory {
+    /// Returns the changes, the oldest first.
+    pub(super) fn changes(&self) -> impl Iterator<Item = TaskChangeRecord> {
+        self.chunks.iter().flat_map(|chunk| chunk.iter().copied())
+    }
+}
+
+/// The changes in a job's latest runs.
+#[derive(Debug)]
+struct JobStateHistory {
+    chunks: RecordsByRun<Arc<Vec<TaskChangeRecord>>>,
+    marks: RecordsByRun<RunMark>,
+    /// The tasks of exclusions in force.
+    excluded: BTreeMap<ExclusionId, Vec<TaskId>>,
+}
+
+impl Default for JobStateHistory {
+    fn default() -> Self {
+        Self { chunks: RecordsByRun::new(|_| 1), marks: RecordsByRun::new(|_| 1), excluded: BTreeMap::new() }
+    }
+}
+
+impl JobStateHistory {
+    fn add_change(&mut self, run: RunNumber, at: Timestamp, task: TaskId, change: TaskChange) {
+        let record = TaskChangeRecord { at, task, change };
+        match self.chunks.newest_mut(run).filter(|chunk| chunk.len() < CHANGES_OF_CHUNK) {
+            Some(chunk) => Arc::make_mut(chunk).push(record),
+            None => self.chunks.add(run, Arc::new(vec![record]), CHUNK_BOUNDS),
+        }
+    }
+
+    fn add_changes(&mut self, run: RunNumber, at: Timestamp, tasks: &[TaskId], change: TaskChange) {
+        for task in tasks {
+            self.add_change(run, at, *task, change);
+        }
+    }
+
+    fn add_event(&mut self, event: &JobEvent) {
+        let (run, at) = (event.run, event.at);
+        let (task, change) = match &event.what {
+            EventKind::TaskRegistering { task, .. } => (*task, TaskChange::Registering),
+            EventKind::RegistrationWithdrawn { task } => (*task, TaskChange::Withdrawn),
+            EventKind::BarrierFailed { barrier, .. } if **barrier == *REGISTRATION_BARRIER_ID => {
+                (NO_TASK, TaskChange::RegistrationFailed)
+            }
+            EventKind::TaskConnected { task, .. } => (*task, TaskChange::Connected),
+            EventKind::TaskSuperseded { task, .. } => (*task, TaskChange::Superseded),
+            EventKind::TaskSuspected { task } => (*task, TaskChange::Suspected),
+            EventKind::TaskReturned { task } => (*task, TaskChange::Returned),
+            EventKind::TaskDisconnected { task } => (*task, TaskChange::Disconnected),
+            EventKind::TaskFailed { task, class } => (*task, TaskChange::Failed(*class)),
+            EventKind::Excluded { exclusion, target, tasks, .. } => {
+                let mut tasks = tasks.clone();
+                if let ExclusionTarget::Task(task) = target
+                    && !tasks.contains(task)
+                {
+                    tasks.push(*task);
+                }
+                self.add_changes(run, at, &tasks, TaskChange::Excluded);
+                let kept: usize = self.excluded.values().map(Vec::len).sum();
+                if kept + tasks.len() <= EXCLUDED_TASKS_KEPT {
+                    self.excluded.insert(*exclusion, tasks);
+                }
+                return;
+            }
+            EventKind::Readmitted { exclusion, .. } => {
+                let tasks = self.excluded.remove(exclusion).unwrap_or_default();
+                return self.add_changes(run, at, &tasks, TaskChange::Readmitted);
+            }
+            EventKind::FirstCause { task } => return self.add_mark(event, RunMarkKind::FirstCause, *task),
+            EventKind::DrainRequested { .. } => {
+                return self.add_mark(event, RunMarkKind::DrainRequested, None);
+            }
+            EventKind::PreemptionNoticed => {
+                return self.add_mark(event, RunMarkKind::PreemptionNoticed, None);
+            }
+            EventKind::RunEnded { .. } => return self.add_mark(event, RunMarkKind::Ended, None),
+            _ => return,
+        };
+        self.add_change(run, at, task, change);
+    }
+
+    fn add_mark(&mut self, event: &JobEvent, kind: RunMarkKind, task: Option<TaskId>) {
+        self.marks.add(event.run, RunMark { at: event.at, kind, task }, MARK_BOUNDS);
+    }
+}
+
+/// The changes of all jobs.
+#[derive(Debug, Default)]
+pub struct StateHistory(Mutex<HashMap<JobId, JobStateHistory>>);
+
+impl StateHistory {
+    fn lock_jobs(&self) -> MutexGuard<'_, HashMap<JobId, JobStateHistory>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the changes in a run of a job.
+    #[must_use]
+    pub fn of_run(&self, job: JobId, run: RunNumber) -> RunStateHistory {
+        let jobs = self.lock_jobs();
+        let of_job = jobs.get(&job);
+        let chunks = of_job.and_then(|of_job| of_job.chunks.of_run(run));
+        let marks = of_job.and_then(|of_job| of_job.marks.of_run(run));
+        // Without a chunk, a run had no change, or all were dropped.
+        let is_truncated = match chunks {
+            Some(chunks) => chunks.is_truncated,
+            None => of_job.is_some_and(|of_job| of_job.chunks.has_dropped(run)),
+        };
+        RunStateHistory {
+            chunks: chunks.map_or_else(Vec::new, |of_run| of_run.records.iter().cloned().collect()),
+            marks: marks.map_or_else(Vec::new, |of_run| of_run.records.iter().cloned().collect()),
+            is_truncated,
+        }
+    }
+}
+
+impl Observer for StateHistory {
+    fn on_event(&self, event: &JobEvent) {
+        if matches!(event.what, EventKind::JobDeleted { .. }) {
+            self.lock_jobs().remove(&event.job);
+        } else {
+            self.lock_jobs().entry(event.job).or_default().add_event(event);
+        }
+    }
+
+    fn on_barrier_ended(&self, _ending: &Arc<BarrierRecordWithArrivals>) {}
+}
