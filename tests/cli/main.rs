@@ -10,6 +10,7 @@ mod harness;
 mod hostile;
 mod launch;
 mod operations;
+mod runs;
 mod serve;
 mod simulate;
 mod status;

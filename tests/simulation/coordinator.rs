@@ -328,7 +328,7 @@ impl SimulatedCoordinator {
         self.handle_effects(effects);
         self.check_ended_run(before);
         // A check costs as much as the run is long.
-        if self.inputs.len().is_multiple_of(64) {
+        if self.inputs.len().is_multiple_of(256) {
             self.check_state_history();
         }
         if let Err(found) = self.core.check_invariants() {

@@ -171,7 +171,11 @@ fn place_hosts(snapshot: &JobSnapshot, layout: Layout) -> (Vec<PlacedHost<'_>>, 
         let partition = host.tasks.iter().find_map(|task| partition_of_task.get(task)).copied();
         partitions.entry(partition).or_default().push(host);
     }
-    let has_labels = partitions.len() > 1;
+    // A host that is a partition of its own says nothing that the box does not.
+    let has_labels = partitions.len() > 1 && 2 * partitions.len() <= snapshot.hosts.len();
+    if !has_labels {
+        partitions = BTreeMap::from([(None, snapshot.hosts.iter().collect())]);
+    }
     let (mut placed, mut labels, mut top) = (Vec::new(), Vec::new(), 0);
     for (partition, hosts) in partitions {
         if has_labels {

@@ -22,8 +22,6 @@ use crate::text::format_grouped;
 const LINKS_MAX: usize = 128;
 /// The side of a cell, in units of the picture.
 const CELL: usize = 10;
-/// The room for the numbers of rows and columns.
-const MARGIN: usize = 60;
 /// The maximum number of rows and of columns that have numbers.
 const NUMBERED_MAX: usize = 10;
 
@@ -52,6 +50,8 @@ struct TaskGridFragment<'a> {
     says: String,
     /// The columns and the rows that have numbers: each with its place and the number.
     column_numbers: Vec<(usize, usize)>,
+    /// The height of a number, in units of the picture, which is shown as wide as the page.
+    number_size: usize,
     row_numbers: Vec<(usize, usize)>,
 }
 
@@ -106,6 +106,7 @@ pub(super) fn render_task_grid_fragment(snapshot: &JobSnapshot) -> Result<Fragme
         width: columns.min(total) * CELL,
         height: total.div_ceil(columns) * CELL,
         says,
+        number_size: (columns.min(total) * CELL / 80).clamp(9, 28),
         column_numbers: numbered_places(columns.min(total)).map(|at| (at * CELL, at)).collect(),
         row_numbers: numbered_places(total.div_ceil(columns)).map(|at| (at * CELL, at * columns)).collect(),
         counts,

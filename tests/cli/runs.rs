@@ -1,0 +1,107 @@
+//! Ended runs keep their pages, their REST resources, and their place in `muster runs`: with real workers.
+
+use serde_json::Value;
+
+use crate::harness::{MusterServer, PATIENCE, Process, muster, run, wait_until};
+
+const JOB: &str = "/api/v1/jobs/default";
+
+/// Runs two workers through one run, from their registration to their shutdown.
+#[track_caller]
+fn complete_run(server: &MusterServer) {
+    let service = server.grpc.to_string();
+    let start = |task: &str| {
+        Process::start(&mut muster([
+            "worker",
+            "--service",
+            &service,
+            "--task",
+            task,
+            "--tasks",
+            "2",
+            "--steps",
+            "2",
+        ]))
+    };
+    let workers = [start("0"), start("1")];
+    for worker in workers {
+        let ended = worker.end();
+        assert!(ended.status.success(), "{ended:?}");
+    }
+}
+
+fn json(server: &MusterServer, path: &str) -> Value {
+    server.get(&format!("{JOB}{path}")).json()
+}
+
+#[test]
+fn an_ended_run_keeps_its_pages_and_is_compared_with_the_next_one() {
+    let server = MusterServer::start(&["--tasks", "2"]);
+    complete_run(&server);
+    let present = json(&server, "/tasks?run=1");
+    complete_run(&server);
+    wait_until(PATIENCE, "the second run ends", || json(&server, "/runs/2")["state"] == "completed");
+
+    let runs = json(&server, "/runs");
+    assert_eq!((&runs["runs"][0]["number"], &runs["runs"][1]["number"]), (&2.into(), &1.into()), "{runs}");
+    let first = json(&server, "/runs/1");
+    assert_eq!(
+        (&first["state"], &first["tasks"], &first["counts"]["disconnected"]),
+        (&"completed".into(), &2.into(), &2.into())
+    );
+    // The tasks are as they were, whatever has happened since.
+    let ended = json(&server, "/tasks?run=1");
+    for task in 0..2 {
+        let field = |view: &Value, name: &str| view["tasks"][task][name].clone();
+        for name in ["task", "host", "standing", "lives", "last_heartbeat"] {
+            assert_eq!(field(&ended, name), field(&present, name), "{name} of task {task}");
+        }
+        let incarnation = |view: &Value| view["tasks"][task]["lives"][0]["incarnation"].clone();
+        assert_ne!(
+            incarnation(&ended),
+            incarnation(&json(&server, "/tasks")),
+            "the next run has other processes"
+        );
+    }
+    let states = json(&server, "/states?run=1");
+    let names: Vec<&str> = states["tasks"][0]["periods"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .filter_map(|period| period["state"].as_str())
+        .collect();
+    assert_eq!(names, ["missing", "registering", "connected", "disconnected"], "{states}");
+    let csv = server.get(&format!("{JOB}/states?run=1&format=csv")).text();
+    assert_eq!(csv.lines().next(), Some("run,task,host,state,from_us,until_us"));
+    assert_eq!(csv.lines().filter(|line| line.contains(",connected,")).count(), 2, "{csv}");
+    assert_eq!(json(&server, "/hosts?run=1")["hosts"][0]["tasks"], serde_json::json!([0, 1]));
+    assert!(json(&server, "/transfers?run=1")["summary"]["taken"].as_u64() > Some(0), "its transfers stay");
+
+    for page in ["", "/hosts", "/barriers", "/timeline", "/transfers", "/tasks/1", "/comparison"] {
+        let answer = server.get(&format!("/jobs/default/runs/1{page}"));
+        assert_eq!(answer.status, 200, "{page}");
+        let html = answer.text();
+        assert!(
+            html.contains("run 1") && !html.contains("data-live"),
+            "{page} shows the run, without updates"
+        );
+    }
+    for (path, status) in
+        [("/runs/9", 404), ("/runs/x", 400), ("/tasks?run=9", 404), ("/runs/2/comparison?before=9", 404)]
+    {
+        assert_eq!(server.get(&format!("{JOB}{path}")).status, status, "{path}");
+    }
+    assert_eq!(server.get("/jobs/default/runs/9/hosts").status, 404);
+
+    let url = server.url();
+    let told = |arguments: &[&str]| {
+        let output = run(muster(["runs", "--server", &url]).args(arguments));
+        assert!(output.status.success(), "{output:?}");
+        output.out
+    };
+    assert_eq!(told(&[]).lines().count(), 3, "a heading and two runs");
+    assert!(told(&["1"]).contains("0 connected, 2 left"), "{}", told(&["1"]));
+    let both: Value = serde_json::from_str(&told(&["2", "--before", "1", "--json"])).expect("JSON");
+    assert_eq!((&both["late_in_both"], &both["moved_tasks"]), (&0.into(), &0.into()), "{both}");
+    assert!(told(&["2", "--before", "1"]).contains("0 tasks are late in both runs"));
+}
