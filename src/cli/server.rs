@@ -27,7 +27,7 @@ use crate::http::{
 use crate::meter;
 use crate::service::findings::{self, FindingMetrics, FindingStore};
 use crate::service::reports::{self, TransferReportMetrics};
-use crate::service::{AuditLog, AuditedOperations, BarrierHistory, Timelines};
+use crate::service::{ActivityHistory, AuditLog, AuditedOperations, BarrierHistory, Timelines};
 use crate::telemetry::event_log::log_events;
 use crate::telemetry::log::LogMetrics;
 use crate::telemetry::metrics::{EventCounters, MetricSource, MetricSources, Metrics};
@@ -152,6 +152,7 @@ struct EngineObservers {
     counters: Arc<EventCounters>,
     timelines: Arc<Timelines>,
     barriers: Arc<BarrierHistory>,
+    activity: Arc<ActivityHistory>,
     traces: Option<Arc<Traces>>,
 }
 
@@ -162,13 +163,15 @@ impl EngineObservers {
         let timelines = Arc::<Timelines>::default();
         let barriers = Arc::<BarrierHistory>::default();
         let traces = start_traces(config, engine)?;
-        let mut observers: Vec<Arc<dyn Observer>> = vec![timelines.clone(), barriers.clone()];
+        let activity = Arc::<ActivityHistory>::default();
+        let mut observers: Vec<Arc<dyn Observer>> =
+            vec![timelines.clone(), barriers.clone(), activity.clone()];
         if meter::ENABLED {
             observers.push(counters.clone());
         }
         observers.extend(traces.iter().map(|traces| Arc::clone(traces) as Arc<dyn Observer>));
         engine.set_observers(observers);
-        Ok(Self { counters, timelines, barriers, traces })
+        Ok(Self { counters, timelines, barriers, activity, traces })
     }
 }
 
@@ -242,7 +245,7 @@ impl RunningServer {
         handshakes: Arc<HandshakeFailures>,
         listeners: impl Iterator<Item = Arc<ListenerState>>,
     ) -> AppState {
-        let EngineObservers { counters: tally, timelines, barriers, .. } = observers;
+        let EngineObservers { counters: tally, timelines, barriers, activity, .. } = observers;
         let (config, audit) = (&self.config, Arc::clone(&self.audit));
         let mut others: Vec<Arc<dyn MetricSource>> =
             vec![self.readiness.clone(), self.streams.clone(), audit.clone(), Arc::new(LogMetrics)];
@@ -288,10 +291,12 @@ impl RunningServer {
             guard: Arc::clone(&self.guard),
             timelines,
             barriers,
+            activity: Arc::clone(&activity),
             ..AppState::new(engine, readiness, Arc::clone(&self.about))
         };
         self.timers
             .spawn(reports::clean_up_reports_periodically(Arc::clone(&self.engine), Arc::clone(&reports)));
+        self.timers.spawn(activity.sample_periodically(Arc::clone(&self.engine)));
         let engine = Arc::clone(&self.engine);
         self.timers.spawn(findings::run_detectors_periodically(engine, reports, findings, move |remedy| {
             operations.apply_automatic_exclusion(remedy)

@@ -13,7 +13,7 @@ use super::redaction::RedactionPatterns;
 use crate::engine::Engine;
 use crate::service::findings::{FindingMetrics, FindingStore};
 use crate::service::reports::TransferReportStore;
-use crate::service::{AuditLog, AuditedOperations, BarrierHistory, Timelines};
+use crate::service::{ActivityHistory, AuditLog, AuditedOperations, BarrierHistory, Timelines};
 use crate::telemetry::metrics::{MetricSource, Metrics};
 use crate::tls::HandshakeFailures;
 
@@ -48,6 +48,8 @@ pub struct AppState {
     pub timelines: Arc<Timelines>,
     /// The latest ended barriers of the jobs.
     pub barriers: Arc<BarrierHistory>,
+    /// What the jobs did over the last minutes.
+    pub activity: Arc<ActivityHistory>,
 }
 
 impl AppState {
@@ -78,6 +80,7 @@ impl AppState {
             transfers,
             timelines: Arc::default(),
             barriers: Arc::default(),
+            activity: Arc::default(),
             streams,
             bodies,
             redaction: Arc::default(),

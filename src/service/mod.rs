@@ -11,10 +11,12 @@
 //! | `actor_context.rs` | the author of a change, with the context of the request |
 //! | `role.rs` | the roles: viewer < operator < admin |
 //! | `findings/` | detectors: conclusions from measurements, and automatic exclusions |
+//! | `activity.rs` | what each job did over the last ten minutes, in steps of ten seconds |
 //! | `barrier_history.rs` | the latest ended barriers of each job, with every arrival |
 //! | `timelines.rs` | the timeline of each job, recorded from its events |
 //! | `reports/` | transfer reports of native workers, outside of the state machine |
 
+mod activity;
 mod actor_context;
 mod audit;
 mod barrier_history;
@@ -24,6 +26,7 @@ pub mod reports;
 mod role;
 mod timelines;
 
+pub use activity::{ACTIVITY_STEPS, ActivityHistory, ActivityStep, JobActivity};
 pub use actor_context::ActorContext;
 pub use audit::{AuditFailurePolicy, AuditLine, AuditLog, AuditOutcome, AuditPage};
 pub use barrier_history::BarrierHistory;
