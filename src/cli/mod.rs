@@ -22,6 +22,7 @@ mod local_server;
 mod metrics;
 mod output;
 mod readmit;
+mod screen;
 mod self_command;
 mod serve;
 mod server;
