@@ -206,10 +206,7 @@ impl TerminalCapabilities {
         let columns = size.map_or(80, |size| usize::from(size.ws_col));
         // A terminal of unknown size reports 0.
         let columns = if columns == 0 { 80 } else { columns };
-        Self {
-            width: Some(columns.max(WIDTH_MIN)),
-            colours: AutoStream::choice(&out) != ColorChoice::Never,
-        }
+        Self { width: Some(columns.max(WIDTH_MIN)), colours: AutoStream::choice(&out) != ColorChoice::Never }
     }
 
     /// Breaks `text` at spaces into lines that leave `hang` columns free.
@@ -417,8 +414,10 @@ mod tests {
         let output = TerminalText::from_escaped_text("a\nbcdef\nc\nd");
         assert_eq!(output.fit_to_screen(4, 4), ["a", "bcd…", "c", "d"]);
         assert_eq!(output.fit_to_screen(14, 3), ["a", "bcdef", "… 2 more line…"]);
-        let coloured = TerminalText::from_escaped_text("\x1b[31mFAILED\x1b[0m task");
-        assert_eq!(coloured.fit_to_screen(4, 1), ["\x1b[31mFAI…\x1b[0m"]);
+        let style = TerminalCapabilities { colours: true, ..PLAIN };
+        let line = TerminalLine::default().push_styled(style, "FAILED", TextColour::Bad).push(" task");
+        let coloured = TerminalText::from_line(line);
+        assert_eq!(coloured.fit_to_screen(4, 1), ["\x1b[1m\x1b[31mFAI…\x1b[0m"]);
         assert_eq!(coloured.fit_to_screen(11, 1), [coloured.text().trim_end()]);
     }
 }

@@ -82,18 +82,18 @@ mod tests {
     use super::*;
     use crate::coordination::Timestamp;
 
-    fn activity(steps: &[(Option<usize>, Option<u64>, Option<u64>)]) -> JobActivity {
-        let step =
-            |(number, (live, skew_us, sent_rate)): (u64, &(Option<usize>, Option<u64>, Option<u64>))| {
-                ActivityStep {
-                    at: Timestamp(number * 10_000_000),
-                    live: *live,
-                    tasks: 8,
-                    barriers: u64::from(skew_us.is_some()),
-                    skew_us: *skew_us,
-                    sent_rate: *sent_rate,
-                }
-            };
+    /// Live tasks, skew and rate of a step.
+    type Measured = (Option<usize>, Option<u64>, Option<u64>);
+
+    fn activity(steps: &[Measured]) -> JobActivity {
+        let step = |(number, (live, skew_us, sent_rate)): (u64, &Measured)| ActivityStep {
+            at: Timestamp(number * 10_000_000),
+            live: *live,
+            tasks: 8,
+            barriers: u64::from(skew_us.is_some()),
+            skew_us: *skew_us,
+            sent_rate: *sent_rate,
+        };
         JobActivity { step_seconds: 10, steps: (0..).zip(steps).map(step).collect() }
     }
 
