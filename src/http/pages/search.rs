@@ -236,3 +236,50 @@ pub(super) async fn show_search_page(
     page.query.clone_from(&query);
     render_page(&SearchPageTemplate { page, query, found: found.with_limited_results() }, now)
 }
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+
+    fn key_entry(key: String) -> KeyEntry {
+        let (written_at, written_by) = (None, None);
+        let key = Bytes::from(key);
+        KeyEntry { key, value_bytes: Some(3), written_at, written_by, keys_below: 0, bytes_below: 0 }
+    }
+
+    /// Returns the keys after one of them, of a store with this many.
+    fn read_keys(count: usize) -> impl Fn(&[u8], usize) -> Vec<KeyEntry> {
+        move |after, limit| {
+            let first = std::str::from_utf8(after).unwrap().rsplit('/').next().unwrap();
+            let first = first.parse::<usize>().map_or(0, |last| last + 1);
+            (first..count).take(limit).map(|number| key_entry(format!("Dir/k/{number:06}"))).collect()
+        }
+    }
+
+    #[test]
+    fn keys_are_found_by_parts_of_their_names_and_a_bounded_number_is_read() {
+        let job = JobName::default();
+        let mut found = SearchResults::default();
+        found.add_key_matches("dir/k/00250", &job, read_keys(2600));
+        let keys: Vec<&str> = found.keys.iter().map(|one| one.key.as_str()).collect();
+        assert_eq!((keys.len(), keys[0], found.keys_read, found.more), (10, "Dir/k/002500", 2600, false));
+        assert_eq!((found.keys[0].directory.as_str(), found.keys[0].bytes), ("Dir%252Fk", 3));
+
+        let mut found = SearchResults::default();
+        found.add_key_matches("nothing", &job, read_keys(KEYS_SEARCHED + 5000));
+        assert_eq!((found.keys.len(), found.keys_read, found.more), (0, KEYS_SEARCHED, true));
+
+        let mut found = SearchResults::default();
+        found.add_key_matches("k", &job, read_keys(5000));
+        let found = found.with_limited_results();
+        assert_eq!((found.keys.len(), found.keys_read, found.more), (SHOWN, KEYS_READ, true));
+    }
+
+    #[test]
+    fn a_number_is_that_of_a_task() {
+        assert_eq!(["6", "task 6", "task6"].map(task_number), [Some(6); 3]);
+        assert_eq!(["", "task", "step/6"].map(task_number), [None; 3]);
+    }
+}
