@@ -4,6 +4,7 @@
 
 mod sse;
 
+use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,7 +19,9 @@ use serde::de::DeserializeOwned;
 
 use super::credentials::CredentialArgs;
 use crate::coordination::{JobName, JobSummary, JobView};
-use crate::http::api::{JobsPage, NO_SUCH_JOB, Problem, ProductVersion, ServerInfo};
+use crate::http::api::{
+    HostsPage, JobsPage, NO_SUCH_JOB, Problem, ProductVersion, ServerInfo, TaskOwnersPage,
+};
 use crate::text::UntrustedText;
 use crate::tls::{self, DialError, IoStream, TlsClientForHost};
 pub use sse::SseEvent;
@@ -30,6 +33,51 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
 /// The maximum length of a response. A job of a million tasks takes some hundred megabytes.
 const RESPONSE_BYTES_MAX: usize = 1 << 30;
+
+/// The number of items in a page.
+const PAGE_ITEMS: usize = 1000;
+
+/// A page of a list.
+pub trait ListPage: DeserializeOwned {
+    /// Returns the value of `after` for the next page; `None` on the last page.
+    fn after_of_next_page(&self) -> Option<impl Display>;
+
+    /// Adds the next page.
+    fn append(&mut self, next: Self);
+}
+
+impl ListPage for JobsPage {
+    fn after_of_next_page(&self) -> Option<impl Display> {
+        self.next.as_ref()
+    }
+
+    fn append(&mut self, next: Self) {
+        self.jobs.extend(next.jobs);
+        self.next = next.next;
+    }
+}
+
+impl ListPage for HostsPage {
+    fn after_of_next_page(&self) -> Option<impl Display> {
+        self.next
+    }
+
+    fn append(&mut self, next: Self) {
+        self.hosts.extend(next.hosts);
+        self.next = next.next;
+    }
+}
+
+impl ListPage for TaskOwnersPage {
+    fn after_of_next_page(&self) -> Option<impl Display> {
+        self.next
+    }
+
+    fn append(&mut self, next: Self) {
+        self.owners.extend(next.owners);
+        self.next = next.next;
+    }
+}
 
 /// The reason why a server gave no usable answer.
 #[derive(Debug, thiserror::Error)]
@@ -189,18 +237,22 @@ impl Client {
         &self.endpoint.host
     }
 
+    /// Fetches all pages of the list at `path`. `filter` is the rest of the query: empty, or `&name=value` for each
+    /// parameter.
+    pub async fn fetch_all_pages<P: ListPage>(&self, path: &str, filter: &str) -> Result<P, ClientError> {
+        let first = format!("{path}?limit={PAGE_ITEMS}{filter}");
+        let mut all: P = self.get(&first).await?;
+        loop {
+            let next = all.after_of_next_page().map(|after| format!("{first}&after={after}"));
+            let Some(next) = next else { return Ok(all) };
+            all.append(self.get(&next).await?);
+        }
+    }
+
     /// Fetches the summaries of all jobs.
     pub async fn fetch_jobs(&self) -> Result<Vec<JobSummary>, ClientError> {
-        let mut jobs = Vec::new();
-        let mut path = "/api/v1/jobs".to_owned();
-        loop {
-            let page: JobsPage = self.get(&path).await?;
-            jobs.extend(page.jobs);
-            match page.next {
-                Some(last) => path = format!("/api/v1/jobs?after={last}"),
-                None => return Ok(jobs),
-            }
-        }
+        let all: JobsPage = self.fetch_all_pages("/api/v1/jobs", "").await?;
+        Ok(all.jobs)
     }
 
     /// Returns the name of the selected job: the named one, or the only one, or `default`.

@@ -1,7 +1,7 @@
 //! Implements `muster events`: prints the retained events of a job. With `--follow`, the command goes on with new
 //! events.
 //!
-//! `client/sse.rs` reads the stream of events. Begin at `run`, then `EventPrinter::print_new_events_forever`.
+//! `client/sse.rs` reads the stream of events. Begin at `run`, then `EventPrinter::print_new_events`.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -11,8 +11,8 @@ use clap::Args;
 
 use super::client::{Client, SseEvent};
 use super::output::{
-    TerminalCapabilities, TerminalLine, TerminalText, TextColour, pad_to_width, print, print_error,
-    print_json_line,
+    TerminalCapabilities, TerminalLine, TerminalText, TextColour, is_stdout_closed, pad_to_width, print,
+    print_error, print_json_line,
 };
 use super::server_args::{JobArg, ServerArgs, block_on_requests, format_time_millis};
 use crate::coordination::{JobView, Timestamp, barrier_label};
@@ -46,6 +46,14 @@ pub struct Arguments {
     #[arg(long, value_name = "KIND,...")]
     kind: Option<String>,
 
+    /// Only events about the barrier with this id, such as train/step
+    #[arg(long, value_name = "ID")]
+    barrier: Option<String>,
+
+    /// Only events of this run
+    #[arg(long, value_name = "NUMBER")]
+    run: Option<u64>,
+
     #[command(flatten)]
     job_arg: JobArg,
 
@@ -58,6 +66,7 @@ Examples:
   muster events
   muster events --follow
   muster events --task 3 --since 10m
+  muster events --barrier train/step --run 2
   muster events --kind task-failed,barrier-failed
   muster events --json | jq 'select(.kind == \"task-failed\")'     # one event a line";
 
@@ -81,7 +90,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
         let job = arguments.job_arg.resolve_job_path(&client).await?;
         let wanted = EventPrinter::new(arguments, &client, &job).await?;
         if arguments.follow {
-            wanted.print_new_events_forever(&client).await?
+            wanted.print_new_events(&client).await?
         } else {
             wanted.print_retained_events(&client).await?
         }
@@ -98,6 +107,12 @@ impl<'a> EventPrinter<'a> {
         if let Some(kinds) = &arguments.kind {
             query.push_str(&format!("&kind={}", encode_query_value(kinds)));
         }
+        if let Some(barrier) = &arguments.barrier {
+            query.push_str(&format!("&barrier={}", encode_query_value(barrier)));
+        }
+        if let Some(run) = arguments.run {
+            query.push_str(&format!("&run={run}"));
+        }
         let from = match arguments.since {
             Some(since) => {
                 let now = client.get::<JobView>(job).await?.seen_at;
@@ -108,8 +123,8 @@ impl<'a> EventPrinter<'a> {
         Ok(Self { arguments, path: format!("{job}/events"), query, from })
     }
 
-    /// Prints events without end. A broken stream is resumed after the last event.
-    async fn print_new_events_forever(&self, client: &Client) -> Result<()> {
+    /// Prints events until the reader of stdout has gone. A broken stream is resumed after the last event.
+    async fn print_new_events(&self, client: &Client) -> Result<()> {
         let mut last = self.arguments.after;
         let (mut pause, most) = PAUSE;
         let path = format!("{}?stream=1{}", self.path, self.query);
@@ -117,6 +132,9 @@ impl<'a> EventPrinter<'a> {
         self.print_heading()?;
         loop {
             let why = loop {
+                if is_stdout_closed() {
+                    return Ok(());
+                }
                 match stream.next_event().await {
                     Ok(Some(sent)) => {
                         pause = PAUSE.0;

@@ -38,8 +38,6 @@ Examples:
   muster hosts --state down
   muster exclude node-7 --reason 'ECC errors, ticket 4711' --dry-run";
 
-/// The number of hosts in a page.
-const PAGE: usize = 1000;
 /// The maximum number of ranges of tasks of a host.
 const RANGES_SHOWN: usize = 4;
 
@@ -56,14 +54,8 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     block_on_requests(async {
         let client = arguments.server_args.connect().await?;
         let state = arguments.state.map_or_else(String::new, |state| format!("&state={}", state.name()));
-        let path =
-            format!("{}/hosts?limit={PAGE}{state}", arguments.job_arg.resolve_job_path(&client).await?);
-        let mut all: HostsPage = client.get(&path).await?;
-        while let Some(after) = all.next {
-            let more: HostsPage = client.get(&format!("{path}&after={after}")).await?;
-            all.hosts.extend(more.hosts);
-            all.next = more.next;
-        }
+        let path = format!("{}/hosts", arguments.job_arg.resolve_job_path(&client).await?);
+        let all: HostsPage = client.fetch_all_pages(&path, &state).await?;
         arguments
             .server_args
             .print_answer(&all, |all| TerminalText::from_escaped_text(&hosts_table_text(&all.hosts)))?;

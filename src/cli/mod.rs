@@ -23,6 +23,7 @@ mod metrics;
 mod output;
 mod readmit;
 mod runs;
+mod screen;
 mod self_command;
 mod serve;
 mod server;

@@ -9,6 +9,7 @@
 use std::borrow::Cow;
 use std::fmt::Display;
 use std::io::{self, IsTerminal as _, Write as _};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anstream::{AutoStream, ColorChoice};
 use anstyle::{AnsiColor, Style};
@@ -115,21 +116,18 @@ impl TerminalText {
         self.0.push('\n');
     }
 
-    /// Keeps the first `lines` lines as a terminal of this width wraps them, and notes if there are more.
-    pub fn truncate_to_screen(&mut self, lines: usize, width: usize) {
-        let mut left = lines.saturating_sub(1);
-        let mut end = 0;
-        for line in self.0.split_inclusive('\n') {
-            let rows = display_width(line.trim_end_matches('\n')).div_ceil(width.max(1)).max(1);
-            if rows > left {
-                self.0.truncate(end);
-                // The screen ends here, so no line break follows.
-                self.0.push_str("… more below; enlarge the terminal, or use --job");
-                return;
-            }
-            left -= rows;
-            end += line.len();
+    /// Returns the lines that fit a screen of this size, each cut at its width. If there are more, the last line says
+    /// so.
+    pub fn fit_to_screen(&self, columns: usize, rows: usize) -> Vec<String> {
+        let all: Vec<&str> = self.0.lines().collect();
+        let mut lines: Vec<String> = all.iter().take(rows).map(|line| cut_line(line, columns)).collect();
+        if all.len() > rows
+            && let Some(last) = lines.last_mut()
+        {
+            let hidden = all.len() - rows + 1;
+            *last = cut_line(&format!("… {hidden} more lines; enlarge the terminal, or use --job"), columns);
         }
+        lines
     }
 
     /// Returns the text, for tests.
@@ -147,13 +145,49 @@ impl FromIterator<TerminalLine> for TerminalText {
     }
 }
 
+/// Returns a line cut at a width. Colours take no room, and end with the line.
+fn cut_line(line: &str, width: usize) -> String {
+    if display_width(line) <= width {
+        return line.to_owned();
+    }
+    let (mut cut, mut used, mut in_code, mut is_coloured) = (String::new(), 0, false, false);
+    for letter in line.chars() {
+        in_code |= letter == '\x1b';
+        if in_code {
+            is_coloured = true;
+            in_code = !letter.is_ascii_alphabetic();
+            cut.push(letter);
+            continue;
+        }
+        used += display_width(letter.encode_utf8(&mut [0; 4]));
+        // One column is for the mark.
+        if used + 1 > width {
+            break;
+        }
+        cut.push(letter);
+    }
+    cut.push('…');
+    cut + if is_coloured { "\x1b[0m" } else { "" }
+}
+
+/// Returns the columns and rows of the terminal to which stdout leads; `None` if it leads to none, or to one that cannot
+/// move its cursor.
+pub fn terminal_size() -> Option<(usize, usize)> {
+    let out = io::stdout();
+    if !out.is_terminal() || std::env::var_os("TERM").is_none_or(|name| name == "dumb") {
+        return None;
+    }
+    let size = rustix::termios::tcgetwinsize(&out).ok();
+    let size = size.map(|size| (usize::from(size.ws_col), usize::from(size.ws_row)));
+    // A terminal of unknown size reports 0.
+    Some(size.filter(|(columns, rows)| *columns > 0 && *rows > 0).unwrap_or((80, 24)))
+}
+
 /// The capabilities of standard output.
 #[derive(Debug, Clone, Copy)]
 pub struct TerminalCapabilities {
     /// The number of columns; `None` for no limit.
     pub width: Option<usize>,
-    /// The number of lines; `None` for no limit.
-    pub height: Option<usize>,
     /// Colours are shown.
     pub colours: bool,
 }
@@ -166,18 +200,13 @@ impl TerminalCapabilities {
     pub fn of_stdout() -> Self {
         let out = io::stdout();
         if !out.is_terminal() {
-            return Self { width: None, height: None, colours: false };
+            return Self { width: None, colours: false };
         }
         let size = rustix::termios::tcgetwinsize(&out);
-        let (columns, rows) =
-            size.map_or((80, 0), |size| (usize::from(size.ws_col), usize::from(size.ws_row)));
+        let columns = size.map_or(80, |size| usize::from(size.ws_col));
         // A terminal of unknown size reports 0.
         let columns = if columns == 0 { 80 } else { columns };
-        Self {
-            width: Some(columns.max(WIDTH_MIN)),
-            height: Some(rows).filter(|rows| *rows > 1),
-            colours: AutoStream::choice(&out) != ColorChoice::Never,
-        }
+        Self { width: Some(columns.max(WIDTH_MIN)), colours: AutoStream::choice(&out) != ColorChoice::Never }
     }
 
     /// Breaks `text` at spaces into lines that leave `hang` columns free.
@@ -201,12 +230,6 @@ pub fn print(output: &TerminalText) -> io::Result<()> {
     print_raw(&output.0)
 }
 
-/// Prints lines in place of the terminal's content; below the former lines if stdout is no terminal.
-pub fn redraw(output: &TerminalText) -> io::Result<()> {
-    let clear = if io::stdout().is_terminal() { "\x1b[H\x1b[2J\x1b[3J" } else { "" };
-    print_raw(&format!("{clear}{}", output.0))
-}
-
 /// Prints a value as indented JSON.
 pub fn print_json(value: &impl Serialize) -> Result<()> {
     print_json_text(&serde_json::to_string_pretty(value).context("cannot write the answer as JSON")?)
@@ -222,11 +245,22 @@ pub fn print_json_text(text: &str) -> Result<()> {
     Ok(print_raw(&(escape_json(text).into_owned() + "\n"))?)
 }
 
-/// Prints text for programs, without foreign text in it. A closed pipe is no error.
+/// Stdout is a pipe whose reader has gone.
+static IS_STDOUT_CLOSED: AtomicBool = AtomicBool::new(false);
+
+/// Returns whether the reader of stdout has gone, so that a command without end should end.
+pub fn is_stdout_closed() -> bool {
+    IS_STDOUT_CLOSED.load(Ordering::Relaxed)
+}
+
+/// Prints text for programs, without foreign text in it. A closed pipe is no error; see [`is_stdout_closed`].
 pub fn print_raw(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
+            IS_STDOUT_CLOSED.store(true, Ordering::Relaxed);
+            Ok(())
+        }
         done => done,
     }
 }
@@ -262,7 +296,7 @@ mod tests {
     use super::*;
     use crate::text::is_hidden_character;
 
-    const PLAIN: TerminalCapabilities = TerminalCapabilities { width: None, height: None, colours: false };
+    const PLAIN: TerminalCapabilities = TerminalCapabilities { width: None, colours: false };
 
     #[test]
     fn line_text_cannot_break_lines_or_control_the_terminal() {
@@ -369,19 +403,21 @@ mod tests {
             "        故障".into(),
         ];
         assert_eq!(output.text().lines().collect::<Vec<_>>(), lines);
-        let mut output = TerminalText::from_escaped_text("東東東\nb\nc");
-        output.truncate_to_screen(3, 4);
-        assert!(output.text().starts_with("東東東\n… more"), "{}", output.text());
+        let output = TerminalText::from_escaped_text("東東東\nb\nc");
+        assert_eq!(output.fit_to_screen(4, 9), ["東…", "b", "c"]);
+        assert_eq!(output.fit_to_screen(6, 3), ["東東東", "b", "c"]);
         assert_eq!((pad_to_width("東", 4), pad_to_width("host", 2)), ("東  ".into(), "host".into()));
     }
 
     #[test]
     fn output_taller_than_the_terminal_is_cut_at_a_line() {
-        let mut output = TerminalText::from_escaped_text("a\nbcdef\nc\nd");
-        output.truncate_to_screen(4, 4);
-        assert!(output.text().starts_with("a\nbcdef\n… more") && !output.text().ends_with('\n'));
-        let mut output = TerminalText::from_escaped_text("a\nb");
-        output.truncate_to_screen(3, 80);
-        assert_eq!(output.text(), "a\nb\n");
+        let output = TerminalText::from_escaped_text("a\nbcdef\nc\nd");
+        assert_eq!(output.fit_to_screen(4, 4), ["a", "bcd…", "c", "d"]);
+        assert_eq!(output.fit_to_screen(14, 3), ["a", "bcdef", "… 2 more line…"]);
+        let style = TerminalCapabilities { colours: true, ..PLAIN };
+        let line = TerminalLine::default().push_styled(style, "FAILED", TextColour::Bad).push(" task");
+        let coloured = TerminalText::from_line(line);
+        assert_eq!(coloured.fit_to_screen(4, 1), ["\x1b[1m\x1b[31mFAI…\x1b[0m"]);
+        assert_eq!(coloured.fit_to_screen(11, 1), [coloured.text().trim_end()]);
     }
 }

@@ -27,7 +27,7 @@ use crate::http::{
 use crate::meter;
 use crate::service::findings::{self, FindingMetrics, FindingStore};
 use crate::service::reports::{self, TransferReportMetrics};
-use crate::service::{AuditLog, AuditedOperations, BarrierHistory, StateHistory, Timelines};
+use crate::service::{ActivityHistory, AuditLog, AuditedOperations, BarrierHistory, StateHistory, Timelines};
 use crate::telemetry::event_log::log_events;
 use crate::telemetry::log::LogMetrics;
 use crate::telemetry::metrics::{EventCounters, MetricSource, MetricSources, Metrics};
@@ -153,6 +153,7 @@ struct EngineObservers {
     timelines: Arc<Timelines>,
     barriers: Arc<BarrierHistory>,
     states: Arc<StateHistory>,
+    activity: Arc<ActivityHistory>,
     traces: Option<Arc<Traces>>,
 }
 
@@ -164,13 +165,15 @@ impl EngineObservers {
         let barriers = Arc::<BarrierHistory>::default();
         let states = Arc::<StateHistory>::default();
         let traces = start_traces(config, engine)?;
-        let mut observers: Vec<Arc<dyn Observer>> = vec![timelines.clone(), barriers.clone(), states.clone()];
+        let activity = Arc::<ActivityHistory>::default();
+        let mut observers: Vec<Arc<dyn Observer>> =
+            vec![timelines.clone(), barriers.clone(), states.clone(), activity.clone()];
         if meter::ENABLED {
             observers.push(counters.clone());
         }
         observers.extend(traces.iter().map(|traces| Arc::clone(traces) as Arc<dyn Observer>));
         engine.set_observers(observers);
-        Ok(Self { counters, timelines, barriers, states, traces })
+        Ok(Self { counters, timelines, barriers, states, activity, traces })
     }
 }
 
@@ -244,7 +247,7 @@ impl RunningServer {
         handshakes: Arc<HandshakeFailures>,
         listeners: impl Iterator<Item = Arc<ListenerState>>,
     ) -> AppState {
-        let EngineObservers { counters: tally, timelines, barriers, states, .. } = observers;
+        let EngineObservers { counters: tally, timelines, barriers, states, activity, .. } = observers;
         let (config, audit) = (&self.config, Arc::clone(&self.audit));
         let mut others: Vec<Arc<dyn MetricSource>> =
             vec![self.readiness.clone(), self.streams.clone(), audit.clone(), Arc::new(LogMetrics)];
@@ -291,10 +294,12 @@ impl RunningServer {
             timelines,
             barriers,
             states,
+            activity: Arc::clone(&activity),
             ..AppState::new(engine, readiness, Arc::clone(&self.about))
         };
         self.timers
             .spawn(reports::clean_up_reports_periodically(Arc::clone(&self.engine), Arc::clone(&reports)));
+        self.timers.spawn(activity.sample_periodically(Arc::clone(&self.engine)));
         let engine = Arc::clone(&self.engine);
         self.timers.spawn(findings::run_detectors_periodically(engine, reports, findings, move |remedy| {
             operations.apply_automatic_exclusion(remedy)

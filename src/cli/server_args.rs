@@ -84,6 +84,5 @@ pub fn format_time(at: Timestamp) -> String {
 
 /// Formats a time to the millisecond: `2026-03-01T03:12:07.250Z`.
 pub fn format_time_millis(at: Timestamp) -> String {
-    let seconds = at.to_string();
-    format!("{}.{:03}Z", seconds.trim_end_matches('Z'), at.0 / 1000 % 1000)
+    at.to_text_with_milliseconds()
 }

@@ -7,13 +7,16 @@ mod render;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use clap::Args;
 use serde::Serialize;
+use tokio::signal::unix::{SignalKind, signal};
 
 use super::client::{Client, DEFAULT_SERVER};
 use super::credentials::CredentialArgs;
-use super::output::{TerminalCapabilities, TerminalText, print, print_error, print_json, redraw};
+use super::output::{TerminalCapabilities, TerminalText, is_stdout_closed, print, print_error, print_json};
+use super::screen::Screen;
+use super::stop_signals::StopSignals;
 use crate::coordination::{JobName, JobView};
 use crate::http::api::{FindingsPage, ServerInfo};
 use crate::service::findings::Finding;
@@ -76,24 +79,39 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
         }
         return Ok(ExitCode::SUCCESS);
     };
+    runtime.block_on(watch_status(arguments, pause))
+}
+
+/// Shows the state again and again, until a signal comes or the reader of stdout has gone.
+async fn watch_status(arguments: &Arguments, pause: Duration) -> Result<ExitCode> {
+    let mut stops = StopSignals::listen()?;
+    let mut resized = signal(SignalKind::window_change()).context("cannot listen for signals")?;
+    let mut screen = Screen::default();
     loop {
+        let seen = tokio::select! {
+            seen = fetch_status(arguments) => seen,
+            stop = stops.next() => return Ok(stop.exit_code()),
+        };
         // A server that is briefly unreachable is reported and tried again.
-        match runtime.block_on(fetch_status(arguments)) {
+        match seen {
             Ok(seen) if arguments.json => print_json(&seen.1)?,
-            Ok(seen) => {
-                let style = TerminalCapabilities::of_stdout();
-                let mut text = status_text(&seen, style);
-                if let (Some(height), Some(width)) = (style.height, style.width) {
-                    text.truncate_to_screen(height, width);
-                }
-                // On a terminal each report replaces the one before.
-                redraw(&text)?;
-            }
+            Ok(seen) => screen.show(status_text(&seen, TerminalCapabilities::of_stdout()))?,
             // On stderr, because a program may read the reports.
             Err(error) if arguments.json => print_error(format_args!("{error:#}")),
-            Err(error) => redraw(&TerminalText::from_line(format!("{error:#}")))?,
+            Err(error) => screen.show(TerminalText::from_line(format!("{error:#}; trying again")))?,
         }
-        runtime.block_on(async { tokio::time::sleep(pause).await });
+        let next = tokio::time::sleep(pause);
+        tokio::pin!(next);
+        loop {
+            if is_stdout_closed() {
+                return Ok(ExitCode::SUCCESS);
+            }
+            tokio::select! {
+                () = &mut next => break,
+                stop = stops.next() => return Ok(stop.exit_code()),
+                Some(()) = resized.recv() => if !arguments.json { screen.redraw()? },
+            }
+        }
     }
 }
 

@@ -47,9 +47,6 @@ Examples:
   muster task-owners
   muster task-owners --forget 3 --reason 'node-7 is gone for good'";
 
-/// The number of task owners in a page.
-const PAGE: usize = 1000;
-
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     block_on_requests(async {
@@ -68,12 +65,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
                 .print_answer(&(), |()| TerminalText::from_line(format!("{what} forgotten.")))?;
             return Ok(ExitCode::SUCCESS);
         }
-        let mut all: TaskOwnersPage = client.get(&format!("{path}?limit={PAGE}")).await?;
-        while let Some(after) = all.next {
-            let more: TaskOwnersPage = client.get(&format!("{path}?limit={PAGE}&after={after}")).await?;
-            all.owners.extend(more.owners);
-            all.next = more.next;
-        }
+        let all: TaskOwnersPage = client.fetch_all_pages(&path, "").await?;
         arguments
             .server_args
             .print_answer(&all, |all| TerminalText::from_escaped_text(&task_owners_table_text(all)))?;

@@ -35,6 +35,13 @@ impl Timestamp {
         Self(self.0.saturating_add(micros))
     }
 
+    /// Returns the moment in UTC, to the millisecond (RFC 3339): `2026-03-01T03:12:07.250Z`.
+    #[must_use]
+    pub fn to_text_with_milliseconds(self) -> String {
+        let seconds = self.to_string();
+        format!("{}.{:03}Z", seconds.trim_end_matches('Z'), self.0 / 1000 % 1000)
+    }
+
     /// Returns the duration from `earlier` to this moment; zero if `earlier` is later.
     #[must_use]
     pub fn since(self, earlier: Self) -> Duration {

@@ -49,6 +49,7 @@ use std::time::Duration;
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 
+pub(super) use cookies::cookie_value;
 pub(super) use csrf::CsrfProof;
 pub(super) use middleware::{AccessLayerState, authorize_and_call_handler};
 pub use required_access::RequiredAccess;

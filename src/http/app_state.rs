@@ -13,7 +13,7 @@ use super::redaction::RedactionPatterns;
 use crate::engine::Engine;
 use crate::service::findings::{FindingMetrics, FindingStore};
 use crate::service::reports::TransferReportStore;
-use crate::service::{AuditLog, AuditedOperations, BarrierHistory, StateHistory, Timelines};
+use crate::service::{ActivityHistory, AuditLog, AuditedOperations, BarrierHistory, StateHistory, Timelines};
 use crate::telemetry::metrics::{MetricSource, Metrics};
 use crate::tls::HandshakeFailures;
 
@@ -50,6 +50,8 @@ pub struct AppState {
     pub barriers: Arc<BarrierHistory>,
     /// The states of the tasks over time.
     pub states: Arc<StateHistory>,
+    /// What the jobs did over the last minutes.
+    pub activity: Arc<ActivityHistory>,
 }
 
 impl AppState {
@@ -81,6 +83,7 @@ impl AppState {
             timelines: Arc::default(),
             barriers: Arc::default(),
             states: Arc::default(),
+            activity: Arc::default(),
             streams,
             bodies,
             redaction: Arc::default(),

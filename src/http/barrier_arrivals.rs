@@ -2,32 +2,21 @@
 //!
 //! `service/barrier_history.rs` keeps the arrivals. Begin at `list_barrier_arrivals`.
 
-use std::fmt::Write as _;
 use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use axum::http::header;
 use axum::response::{IntoResponse as _, Response};
 use serde::Deserialize;
-use utoipa::{IntoParams, ToSchema};
+use utoipa::IntoParams;
 
 use super::AppState;
 use super::api::{BarrierArrivalsPage, BarrierArrivalsView, EndedBarrierView};
+use super::csv::CsvTable;
 use super::extractors::{JobPath, QueryParams};
 use super::pagination::page_limit;
+use super::tables::TableFormat;
 use crate::coordination::{BarrierArrival, BarrierRecordWithArrivals, RunNumber};
-
-/// The formats of a list.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
-#[serde(rename_all = "kebab-case")]
-pub(super) enum TableFormat {
-    /// JSON.
-    #[default]
-    Json,
-    /// A table with a line for each arrival.
-    Csv,
-}
 
 /// The query parameters of the arrivals at barriers.
 #[derive(Debug, Deserialize, IntoParams)]
@@ -76,44 +65,27 @@ pub(super) async fn list_barrier_arrivals(
             };
             Json(BarrierArrivalsPage { barriers: barriers.into_iter().map(view).collect() }).into_response()
         }
-        TableFormat::Csv => {
-            let heading = [(header::CONTENT_TYPE, "text/csv; charset=utf-8")];
-            (heading, arrivals_as_csv(&barriers)).into_response()
-        }
+        TableFormat::Csv => arrivals_as_csv(&barriers).into_response(),
     }
 }
 
-/// Returns a line for each arrival, below a line with the names of the columns.
-fn arrivals_as_csv(barriers: &[Arc<BarrierRecordWithArrivals>]) -> String {
-    let mut csv = "run,barrier,use,task,at_us,after_us,blocked_us\r\n".to_owned();
+/// Returns a row for each arrival.
+fn arrivals_as_csv(barriers: &[Arc<BarrierRecordWithArrivals>]) -> CsvTable {
+    let mut table = CsvTable::new(&["run", "barrier", "use", "task", "at_us", "after_us", "blocked_us"]);
     for ended in barriers {
         let (record, arrivals) = (&ended.record, &ended.arrivals);
         let first = ended.first_arrival_at().0;
-        let id = csv_text(&record.id);
         for BarrierArrival { task, at } in arrivals {
-            let (after, blocked) = (at.0 - first, record.ended.0.saturating_sub(at.0));
-            // Writing to a string cannot fail.
-            let _ =
-                write!(csv, "{},{id},{},{task},{},{after},{blocked}\r\n", ended.run, record.counter, at.0);
+            table
+                .row()
+                .value(ended.run)
+                .text(&record.id)
+                .value(record.counter)
+                .value(task)
+                .value(at.0)
+                .value(at.0 - first)
+                .value(record.ended.0.saturating_sub(at.0));
         }
     }
-    csv
-}
-
-/// Returns a text that a client chose as a cell: quoted, and not as a formula of a spreadsheet.
-fn csv_text(text: &str) -> String {
-    let mark = if text.starts_with(['=', '+', '-', '@', '\t', '\r']) { "'" } else { "" };
-    format!("\"{mark}{}\"", text.replace('"', "\"\""))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_text_stays_in_its_cell_and_is_no_formula() {
-        assert_eq!(csv_text("train/step"), "\"train/step\"");
-        assert_eq!(csv_text("a\"b,\nc"), "\"a\"\"b,\nc\"");
-        assert_eq!(csv_text("=1+1"), "\"'=1+1\"");
-    }
+    table
 }

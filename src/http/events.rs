@@ -7,7 +7,6 @@ use std::convert::Infallible;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderMap, header};
 use axum::response::sse::{Event, KeepAlive, Sse};
@@ -20,8 +19,9 @@ use super::api::{EventLine, EventsPage};
 use super::event_stream_limiter::EventStreamGuard;
 use super::extractors::{JobPath, QueryParams};
 use super::pagination::{page_limit, page_query};
+use super::tables::{TableFormat, answer_in_format};
 use super::{AppState, ClientNetwork, Problem, openapi};
-use crate::coordination::{EventKind, JobId, JobName, TaskId};
+use crate::coordination::{EventKind, JobId, JobName, RunNumber, TaskId, barrier_label};
 use crate::engine::{Engine, NumberedEvent};
 
 /// The maximum silence of a stream before a comment shows that it is alive.
@@ -42,6 +42,14 @@ page_query! {
         kind: Option<String>,
         /// Only events about this task, alone or among others.
         task: Option<i32>,
+        /// Only events about the barrier with this id, or with the name that pages show for a barrier of the service.
+        barrier: Option<String>,
+        /// Only events of this run.
+        run: Option<u64>,
+        /// `json` (the default), or `csv` for a table: all events that are kept, unless there is a limit. A stream is JSON.
+        #[serde(default)]
+        #[param(inline)]
+        format: TableFormat,
         /// `true` for the newest first; `after` is then the number before which events are returned, or 0 for the
         /// newest of all.
         #[serde(default)]
@@ -64,6 +72,8 @@ struct EventFilter {
     job: JobId,
     kinds: Option<BTreeSet<String>>,
     task: Option<TaskId>,
+    barrier: Option<String>,
+    run: Option<RunNumber>,
 }
 
 impl EventFilter {
@@ -78,7 +88,8 @@ impl EventFilter {
                 all.join(", ")
             )));
         }
-        Ok(Self { job, kinds, task: query.task.map(TaskId) })
+        let (barrier, run) = (query.barrier.clone(), query.run.map(RunNumber));
+        Ok(Self { job, kinds, task: query.task.map(TaskId), barrier, run })
     }
 
     fn matches(&self, numbered: &NumberedEvent) -> bool {
@@ -86,6 +97,11 @@ impl EventFilter {
         event.job == self.job
             && self.kinds.as_ref().is_none_or(|kinds| kinds.contains(event.what.kind()))
             && self.task.is_none_or(|task| event.what.is_about_task(task))
+            && self.run.is_none_or(|run| event.run == run)
+            && self.barrier.as_ref().is_none_or(|wanted| {
+                let is_wanted = |(id, _): (&str, i64)| id == wanted || barrier_label(id) == wanted;
+                event.what.subject().barrier.is_some_and(is_wanted)
+            })
     }
 }
 
@@ -99,7 +115,8 @@ impl EventFilter {
 #[utoipa::path(get, path = "/api/v1/jobs/{job}/events", operation_id = "events_list", tag = "events",
     params(("job" = String, Path, description = "The job's name"), EventsQuery),
     responses(
-        (status = 200, body = EventsPage, description = "A page of events, or a stream of them"),
+        (status = 200, description = "A page of events, or a stream of them",
+            content((EventsPage = "application/json"), (String = "text/csv"))),
         (status = 503, description = "Too many streams are open"),
     ))]
 pub(super) async fn list_or_stream_events(
@@ -113,9 +130,9 @@ pub(super) async fn list_or_stream_events(
     let wanted = EventFilter::new(job.id, &query)?;
     if query.stream == 0 && !accepts.contains("text/event-stream") {
         let page = if query.newest { newest_first_events_page } else { oldest_first_events_page };
-        return Ok(
-            Json(page(&site.engine, &job, &wanted, query.after, page_limit(query.limit))).into_response()
-        );
+        let is_whole = query.format == TableFormat::Csv && query.limit.is_none();
+        let limit = if is_whole { usize::MAX } else { page_limit(query.limit) };
+        return Ok(answer_in_format(query.format, page(&site.engine, &job, &wanted, query.after, limit)));
     }
     if query.newest {
         return Err(Problem::bad_query(
@@ -284,7 +301,17 @@ mod tests {
     use crate::coordination::{Actor, CommandReason, ExclusionTarget, JobSettings, OperatorCommand};
 
     fn events_query(kind: Option<&str>, task: Option<i32>) -> EventsQuery {
-        EventsQuery { after: 0, limit: None, kind: kind.map(str::to_owned), task, newest: false, stream: 0 }
+        EventsQuery {
+            after: 0,
+            limit: None,
+            kind: kind.map(str::to_owned),
+            task,
+            barrier: None,
+            run: None,
+            format: TableFormat::Json,
+            newest: false,
+            stream: 0,
+        }
     }
 
     fn event_numbers(page: &EventsPage) -> Vec<u64> {
@@ -341,6 +368,12 @@ mod tests {
 
         let wanted = EventFilter::new(job.id, &events_query(None, Some(2))).unwrap();
         assert_eq!(event_numbers(&oldest_first_events_page(&engine, &job, &wanted, 0, 100)), excluded[1..2]);
+        let of_run = |run| EventFilter {
+            run: Some(RunNumber(run)),
+            ..EventFilter::new(job.id, &events_query(Some("excluded"), None)).unwrap()
+        };
+        assert_eq!(event_numbers(&oldest_first_events_page(&engine, &job, &of_run(1), 0, 100)), excluded);
+        assert!(oldest_first_events_page(&engine, &job, &of_run(2), 0, 100).events.is_empty());
         let wrong = EventFilter::new(job.id, &events_query(Some("exploded"), None)).err().unwrap();
         assert!(wrong.detail.contains("task-failed"), "{wrong:?}");
     }

@@ -16,7 +16,8 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::api::{ExclusionsPage, NewExclusion};
 use super::extractors::{ItemInJobPath, JobPath, JsonBody, QueryParams};
-use super::pagination::{page_query, paginate};
+use super::pagination::page_query;
+use super::tables::{TableFormat, answer_in_format};
 use super::{AppState, Problem};
 use crate::coordination::{
     CommandOutcome, CommandReason, ExclusionId, ExclusionPreview, ExclusionTarget, ExclusionView, JobReader,
@@ -91,6 +92,10 @@ page_query! {
         #[serde(default)]
         #[param(inline)]
         state: ExclusionFilter,
+        /// `json` (the default), or `csv` for a table: all exclusions, unless there is a limit.
+        #[serde(default)]
+        #[param(inline)]
+        format: TableFormat,
     }
     /// The number of the last exclusion that the client has.
     after: Option<u64>,
@@ -173,12 +178,12 @@ pub(super) fn perform_exclusion(
 /// The exclusions of a job
 #[utoipa::path(get, path = "/api/v1/jobs/{job}/exclusions", operation_id = "exclusions_list", tag = "exclusions",
     params(("job" = String, Path, description = "The job's name"), ExclusionsQuery),
-    responses((status = 200, body = ExclusionsPage, description = "A page of exclusions, by number")))]
+    responses((status = 200, description = "A page of exclusions, by number", content((ExclusionsPage = "application/json"), (String = "text/csv")))))]
 pub(super) async fn list_exclusions(
     State(site): State<AppState>,
     job: JobPath,
     QueryParams(query): QueryParams<ExclusionsQuery>,
-) -> Result<Json<ExclusionsPage>, Problem> {
+) -> Result<Response, Problem> {
     let mut all = site.read_job(&job, |look| look.exclusions())?;
     all.retain(|exclusion| match query.state {
         ExclusionFilter::InForce => exclusion.ended.is_none(),
@@ -187,8 +192,8 @@ pub(super) async fn list_exclusions(
     });
     all.sort_by_key(|exclusion| exclusion.id);
     let (exclusions, next) =
-        paginate(all, query.after.map(ExclusionId), query.limit, |exclusion| exclusion.id);
-    Ok(Json(ExclusionsPage { exclusions, next }))
+        query.format.paginate(all, query.after.map(ExclusionId), query.limit, |exclusion| exclusion.id);
+    Ok(answer_in_format(query.format, ExclusionsPage { exclusions, next }))
 }
 
 /// One exclusion

@@ -4,10 +4,12 @@
 
 use axum::Json;
 use axum::extract::State;
+use axum::response::Response;
 
 use super::api::HostsPage;
 use super::extractors::{ItemInJobPath, JobPath, QueryParams};
-use super::pagination::{page_query, paginate};
+use super::pagination::page_query;
+use super::tables::{TableFormat, answer_in_format};
 use super::{AppState, Problem};
 use crate::coordination::{HostState, HostView, TaskId};
 
@@ -19,6 +21,10 @@ page_query! {
         state: Option<HostState>,
         /// The run; by default the present one.
         run: Option<u64>,
+        /// `json` (the default), or `csv` for a table: all hosts, unless there is a limit.
+        #[serde(default)]
+        #[param(inline)]
+        format: TableFormat,
     }
     /// The first task of the last host that the client has.
     after: Option<i32>,
@@ -31,16 +37,17 @@ page_query! {
 /// A host is known by the identity that its processes publish, or by the boot id of its kernel, or by its address.
 #[utoipa::path(get, path = "/api/v1/jobs/{job}/hosts", operation_id = "hosts_list", tag = "hosts",
     params(("job" = String, Path, description = "The job's name"), HostsQuery),
-    responses((status = 200, body = HostsPage, description = "A page of hosts")))]
+    responses((status = 200, description = "A page of hosts", content((HostsPage = "application/json"), (String = "text/csv")))))]
 pub(super) async fn list_hosts(
     State(site): State<AppState>,
     job: JobPath,
     QueryParams(query): QueryParams<HostsQuery>,
-) -> Result<Json<HostsPage>, Problem> {
+) -> Result<Response, Problem> {
     let mut all = site.read_job_in_run(&job, query.run, |look| look.hosts())?;
     all.retain(|host| query.state.is_none_or(|state| state == host.state));
-    let (hosts, next) = paginate(all, query.after.map(TaskId), query.limit, HostView::first_task);
-    Ok(Json(HostsPage { hosts, next }))
+    let (hosts, next) =
+        query.format.paginate(all, query.after.map(TaskId), query.limit, HostView::first_task);
+    Ok(answer_in_format(query.format, HostsPage { hosts, next }))
 }
 
 /// One host

@@ -12,7 +12,8 @@ use utoipa::IntoParams;
 
 use super::api::{JobPatch, JobsPage, NewJob, SettingsBody};
 use super::extractors::{JobPath, JsonBody, QueryParams};
-use super::pagination::{page_query, paginate};
+use super::pagination::page_query;
+use super::tables::{TableFormat, answer_in_format};
 use super::{AppState, Problem};
 use crate::coordination::{
     CommandOutcome, CommandReason, JobBounds, JobReader, JobSettings, JobSummary, JobView, OperatorCommand,
@@ -28,6 +29,10 @@ page_query! {
         /// `abandoned`.
         #[param(value_type = Option<String>)]
         state: Option<RunState>,
+        /// `json` (the default), or `csv` for a table: all jobs, unless there is a limit.
+        #[serde(default)]
+        #[param(inline)]
+        format: TableFormat,
     }
     /// The name of the last job that the client has.
     after: Option<String>,
@@ -37,20 +42,21 @@ page_query! {
 
 /// The summaries of all jobs
 #[utoipa::path(get, path = "/api/v1/jobs", operation_id = "jobs_list", tag = "jobs", params(JobsQuery),
-    responses((status = 200, body = JobsPage, description = "A page of jobs, by name")))]
+    responses((status = 200, description = "A page of jobs, by name", content((JobsPage = "application/json"), (String = "text/csv")))))]
 pub(super) async fn list_jobs(
     State(site): State<AppState>,
     QueryParams(query): QueryParams<JobsQuery>,
-) -> Result<Json<JobsPage>, Problem> {
+) -> Result<Response, Problem> {
     let summaries: Vec<JobSummary> = site.engine.read(|core, _| {
         let jobs = core.jobs().filter_map(|(job, _)| core.job(job));
         jobs.map(|job| job.summary()).collect()
     });
     let wanted =
         summaries.iter().filter(|job| query.state.is_none_or(|state| state == job.state)).collect::<Vec<_>>();
-    let (page, next) = paginate(wanted, query.after.as_deref(), query.limit, |job| job.name.as_str());
+    let (page, next) =
+        query.format.paginate(wanted, query.after.as_deref(), query.limit, |job| job.name.as_str());
     let next = next.and_then(|name| name.parse().ok());
-    Ok(Json(JobsPage { jobs: page.into_iter().cloned().collect(), next }))
+    Ok(answer_in_format(query.format, JobsPage { jobs: page.into_iter().cloned().collect(), next }))
 }
 
 /// A job with its present run: tasks, barriers, devices, history

@@ -27,6 +27,7 @@
 //! - `GET /api/v1/jobs/{job}/barriers/arrivals`: every arrival at the latest barriers
 //! - `GET /api/v1/jobs/{job}/transfers`, `/transfers/tasks`: transfer reports of workers
 //! - `GET /api/v1/jobs/{job}/keys`, `GET PUT DELETE …/keys/{key}`: the store of the present run
+//! - `GET /api/v1/jobs/{job}/activity`: what the job did over the last ten minutes
 //! - `GET /api/v1/jobs/{job}/findings`, `GET /api/v1/findings`: findings
 //! - `GET /metrics`: metrics in the text format of Prometheus
 //!
@@ -36,6 +37,7 @@
 #![allow(unused_qualifications, reason = "what describes the handlers is written out by a macro")]
 
 mod access;
+mod activity;
 mod allowed_hosts;
 pub mod api;
 mod app_state;
@@ -44,6 +46,7 @@ mod barrier_arrivals;
 mod body;
 mod client_network;
 mod connection_slots;
+mod csv;
 mod drain;
 mod etag;
 mod event_stream_limiter;
@@ -61,6 +64,7 @@ mod listener;
 mod listener_state;
 mod metrics;
 mod openapi;
+mod page_times;
 mod pages;
 mod pagination;
 mod problem;
@@ -73,6 +77,7 @@ mod route_builder;
 mod routes;
 mod runs;
 mod server_info;
+mod tables;
 mod task_owners;
 mod task_states;
 mod transfers;

@@ -17,7 +17,7 @@ use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouter};
 use super::access::{AccessLayerState, RequiredAccess, authorize_and_call_handler};
 use super::openapi::{self, OpenApiDocument};
 use super::route_access_table::RouteAccessTable;
-use super::{AppState, etag, problem_rendering};
+use super::{AppState, etag, page_times, problem_rendering};
 
 /// Routes with the access that each requires.
 #[derive(Default)]
@@ -86,6 +86,11 @@ impl RouteBuilder {
     /// Adds entity tags to the answers of these routes.
     pub fn with_etags(self) -> Self {
         Self { router: self.router.layer(middleware::from_fn(etag::answer_with_etag)), ..self }
+    }
+
+    /// Writes the times of the pages of these routes, as each reader has chosen.
+    pub fn with_written_times(self) -> Self {
+        Self { router: self.router.layer(middleware::from_fn(page_times::write_times_of_page)), ..self }
     }
 
     /// Adds a value to the requests of these routes, for their handlers.

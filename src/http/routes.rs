@@ -10,8 +10,8 @@ use super::access::{RequiredAccess, login};
 use super::route_access_table::RouteAccessTable;
 use super::route_builder::RouteBuilder;
 use super::{
-    AppState, audit, barrier_arrivals, drain, events, exclusions, findings, health, hosts, jobs, keys,
-    metrics, openapi, pages, runs, server_info, task_owners, task_states, transfers,
+    AppState, activity, audit, barrier_arrivals, drain, events, exclusions, findings, health, hosts, jobs,
+    keys, metrics, openapi, pages, runs, server_info, task_owners, task_states, transfers,
 };
 
 /// Returns the REST routes.
@@ -25,6 +25,7 @@ fn api_routes() -> RouteBuilder {
         .add_described_routes(RequiredAccess::ADMIN, routes!(jobs::create_job))
         .add_described_routes(RequiredAccess::VIEWER, routes!(jobs::show_job))
         .add_described_routes(RequiredAccess::ADMIN, routes!(jobs::change_settings, jobs::delete_job))
+        .add_described_routes(RequiredAccess::VIEWER, routes!(activity::show_activity))
         .add_described_routes(RequiredAccess::VIEWER, routes!(events::list_or_stream_events))
         .add_described_routes(RequiredAccess::VIEWER, routes!(exclusions::list_exclusions))
         .add_described_routes(RequiredAccess::OPERATOR, routes!(exclusions::create_exclusion))

@@ -4,12 +4,14 @@
 
 use axum::Json;
 use axum::extract::State;
+use axum::response::Response;
 use serde::Deserialize;
 use utoipa::{IntoParams, ToSchema};
 
 use super::api::{BarriersPage, DevicesPage, EndedBarrierView, RunsPage, TasksPage};
 use super::extractors::{ItemInJobPath, JobPath, QueryParams, no_such_run};
-use super::pagination::{page_limit, page_query, paginate};
+use super::pagination::{page_limit, page_query};
+use super::tables::{TableFormat, answer_in_format};
 use super::{AppState, Problem};
 use crate::coordination::{
     BarrierRecord, DeviceChange, DeviceComparison, LiveTasksView, RunComparison, RunDetail, RunListItem,
@@ -22,6 +24,10 @@ page_query! {
         /// Only runs in this state: `forming`, `running`, `completed`, `failed` or `abandoned`.
         #[param(value_type = Option<String>)]
         state: Option<RunState>,
+        /// `json` (the default), or `csv` for a table: all runs, unless there is a limit.
+        #[serde(default)]
+        #[param(inline)]
+        format: TableFormat,
     }
     /// The number of the last run that the client has.
     after: Option<u64>,
@@ -32,19 +38,19 @@ page_query! {
 /// The runs of a job, the present one first
 #[utoipa::path(get, path = "/api/v1/jobs/{job}/runs", operation_id = "runs", tag = "runs",
     params(("job" = String, Path, description = "The job's name"), RunsQuery),
-    responses((status = 200, body = RunsPage, description = "A page of runs, the newest first")))]
+    responses((status = 200, description = "A page of runs, the newest first", content((RunsPage = "application/json"), (String = "text/csv")))))]
 pub(super) async fn list_runs(
     State(site): State<AppState>,
     job: JobPath,
     QueryParams(query): QueryParams<RunsQuery>,
-) -> Result<Json<RunsPage>, Problem> {
+) -> Result<Response, Problem> {
     let mut runs = site.read_job(&job, |look| look.runs())?;
     runs.retain(|run| query.state.is_none_or(|state| state == run.state));
     // Runs are listed newest first, so the next run has a smaller number.
     let order = |run: &RunListItem| std::cmp::Reverse(run.number);
     let after = query.after.map(|number| std::cmp::Reverse(RunNumber(number)));
-    let (runs, next) = paginate(runs, after, query.limit, order);
-    Ok(Json(RunsPage { runs, next: next.map(|number| number.0) }))
+    let (runs, next) = query.format.paginate(runs, after, query.limit, order);
+    Ok(answer_in_format(query.format, RunsPage { runs, next: next.map(|number| number.0) }))
 }
 
 /// One run as a whole: the present one, or an ended one
@@ -100,6 +106,10 @@ page_query! {
         excluded: Option<bool>,
         /// The run; by default the present one.
         run: Option<u64>,
+        /// `json` (the default), or `csv` for a table: all tasks, unless there is a limit.
+        #[serde(default)]
+        #[param(inline)]
+        format: TableFormat,
     }
     /// The number of the last task that the client has.
     after: Option<i32>,
@@ -110,19 +120,19 @@ page_query! {
 /// The tasks of the present run, or of an ended one as they were
 #[utoipa::path(get, path = "/api/v1/jobs/{job}/tasks", operation_id = "tasks", tag = "tasks",
     params(("job" = String, Path, description = "The job's name"), TasksQuery),
-    responses((status = 200, body = TasksPage, description = "A page of tasks, by number")))]
+    responses((status = 200, description = "A page of tasks, by number", content((TasksPage = "application/json"), (String = "text/csv")))))]
 pub(super) async fn list_tasks(
     State(site): State<AppState>,
     job: JobPath,
     QueryParams(query): QueryParams<TasksQuery>,
-) -> Result<Json<TasksPage>, Problem> {
+) -> Result<Response, Problem> {
     let mut tasks = site.read_job_in_run(&job, query.run, |look| look.tasks())?;
     tasks.retain(|task| {
         query.state.is_none_or(|state| state == task.standing)
             && query.excluded.is_none_or(|wanted| wanted == task.excluded.is_some())
     });
-    let (tasks, next) = paginate(tasks, query.after.map(TaskId), query.limit, |task| task.task);
-    Ok(Json(TasksPage { tasks, next }))
+    let (tasks, next) = query.format.paginate(tasks, query.after.map(TaskId), query.limit, |task| task.task);
+    Ok(answer_in_format(query.format, TasksPage { tasks, next }))
 }
 
 /// One task, with its heartbeat gaps over time
@@ -165,6 +175,10 @@ page_query! {
         state: BarrierState,
         /// The run; by default the present one.
         run: Option<u64>,
+        /// `json` (the default), or `csv` for a table: all barriers, unless there is a limit.
+        #[serde(default)]
+        #[param(inline)]
+        format: TableFormat,
     }
     /// The `next` of the page before.
     after: Option<u64>,
@@ -175,22 +189,25 @@ page_query! {
 /// The barriers in progress, the longest waiting first, or recent ones, the latest first
 #[utoipa::path(get, path = "/api/v1/jobs/{job}/barriers", operation_id = "barriers", tag = "barriers",
     params(("job" = String, Path, description = "The job's name"), BarriersQuery),
-    responses((status = 200, body = BarriersPage, description = "A page of barriers: who came, who is missing, until when they wait; of recent ones how long they took and how far apart their members came")))]
+    responses((status = 200, description = "A page of barriers: who came, who is missing, until when they wait; of recent ones how long they took and how far apart their members came", content((BarriersPage = "application/json"), (String = "text/csv")))))]
 pub(super) async fn list_barriers(
     State(site): State<AppState>,
     job: JobPath,
-    QueryParams(page): QueryParams<BarriersQuery>,
-) -> Result<Json<BarriersPage>, Problem> {
-    if page.state == BarrierState::Recent {
-        let latest = site.read_job_in_run(&job, page.run, |look| look.recent_barriers())?;
-        return Ok(Json(ended_barriers_page(latest, page.after.map(Timestamp), page_limit(page.limit))));
+    QueryParams(query): QueryParams<BarriersQuery>,
+) -> Result<Response, Problem> {
+    let is_whole = query.format == TableFormat::Csv && query.limit.is_none();
+    if query.state == BarrierState::Recent {
+        let latest = site.read_job_in_run(&job, query.run, |look| look.recent_barriers())?;
+        let limit = if is_whole { latest.len() } else { page_limit(query.limit) };
+        let page = ended_barriers_page(latest, query.after.map(Timestamp), limit);
+        return Ok(answer_in_format(query.format, page));
     }
-    let mut barriers = site.read_job_in_run(&job, page.run, |look| look.barriers())?;
+    let mut barriers = site.read_job_in_run(&job, query.run, |look| look.barriers())?;
     barriers.sort_by(|a, b| (a.since, &a.id).cmp(&(b.since, &b.id)));
     let numbered = (1..).zip(barriers);
-    let (page, next) = paginate(numbered, page.after, page.limit, |(number, _)| *number);
+    let (page, next) = query.format.paginate(numbered, query.after, query.limit, |(number, _)| *number);
     let barriers = page.into_iter().map(|(_, barrier)| barrier).collect();
-    Ok(Json(BarriersPage { barriers, recent: Vec::new(), next }))
+    Ok(answer_in_format(query.format, BarriersPage { barriers, recent: Vec::new(), next }))
 }
 
 /// Returns a page of ended barriers, the latest first. The time of the end is the cursor, so barriers that
@@ -231,6 +248,10 @@ page_query! {
         platform: Option<String>,
         /// The run; by default the present one.
         run: Option<u64>,
+        /// `json` (the default), or `csv` for a table: all devices, unless there is a limit.
+        #[serde(default)]
+        #[param(inline)]
+        format: TableFormat,
     }
     /// The `next` of the page before.
     after: Option<u64>,
@@ -241,19 +262,21 @@ page_query! {
 /// The devices that the tasks of the present run, or of an ended one, have published
 #[utoipa::path(get, path = "/api/v1/jobs/{job}/devices", operation_id = "devices", tag = "devices",
     params(("job" = String, Path, description = "The job's name"), DevicesQuery),
-    responses((status = 200, body = DevicesPage, description = "A page of devices")))]
+    responses((status = 200, description = "A page of devices", content((DevicesPage = "application/json"), (String = "text/csv")))))]
 pub(super) async fn list_devices(
     State(site): State<AppState>,
     job: JobPath,
     QueryParams(query): QueryParams<DevicesQuery>,
-) -> Result<Json<DevicesPage>, Problem> {
+) -> Result<Response, Problem> {
     let mut devices = site.read_job_in_run(&job, query.run, |look| look.devices())?;
     devices.retain(|device| {
         query.task.is_none_or(|task| device.task == TaskId(task))
             && query.platform.as_ref().is_none_or(|platform| device.platform == *platform)
     });
-    let (page, next) = paginate((1..).zip(devices), query.after, query.limit, |(number, _)| *number);
-    Ok(Json(DevicesPage { devices: page.into_iter().map(|(_, device)| device).collect(), next }))
+    let (page, next) =
+        query.format.paginate((1..).zip(devices), query.after, query.limit, |(number, _)| *number);
+    let devices = page.into_iter().map(|(_, device)| device).collect();
+    Ok(answer_in_format(query.format, DevicesPage { devices, next }))
 }
 
 /// The query parameters of the device map.

@@ -2,19 +2,15 @@
 //!
 //! `service/state_history.rs` records the changes. Begin at `list_task_states`.
 
-use std::fmt::Write as _;
-
-use axum::Json;
 use axum::extract::State;
-use axum::http::header;
-use axum::response::{IntoResponse as _, Response};
+use axum::response::Response;
 
 use super::api::{TaskStatesPage, TaskStatesView};
-use super::barrier_arrivals::TableFormat;
 use super::extractors::{JobPath, QueryParams};
-use super::pagination::{page_query, paginate};
+use super::pagination::page_query;
+use super::tables::{TableFormat, answer_in_format};
 use super::{AppState, Problem};
-use crate::coordination::{HostId, JobReader, RunNumber, TaskId, Timestamp};
+use crate::coordination::{JobReader, RunNumber, TaskId, Timestamp};
 use crate::service::RunStates;
 
 page_query! {
@@ -75,41 +71,12 @@ pub(super) async fn list_task_states(
         site.read_job_in_run(&job, query.run, |reader| (RunOutline::of_reader(reader), reader.task_hosts()))?;
     let RunStates { run, opened_at, until, known_since, marks, tasks, .. } = outline.states(&site, &job);
     let tasks = tasks.into_iter().filter(|of| query.task.is_none_or(|task| of.task == TaskId(task)));
-    let (tasks, next) = paginate(tasks, query.after.map(TaskId), query.limit, |of| of.task);
+    let (tasks, next) = query.format.paginate(tasks, query.after.map(TaskId), query.limit, |of| of.task);
     let with_host = |states: crate::service::TaskStates| TaskStatesView {
         host: hosts.host_of(states.task).map(|host| host.name.clone()),
         states,
     };
     let tasks: Vec<TaskStatesView> = tasks.into_iter().map(with_host).collect();
-    Ok(match query.format {
-        TableFormat::Json => {
-            Json(TaskStatesPage { run, opened_at, until, known_since, marks, tasks, next }).into_response()
-        }
-        TableFormat::Csv => {
-            ([(header::CONTENT_TYPE, "text/csv; charset=utf-8")], periods_as_csv(run, until, &tasks))
-                .into_response()
-        }
-    })
-}
-
-/// Returns a line for each period, below a line with the names of the columns. The last period of a task ends when
-/// its states were last known.
-fn periods_as_csv(run: RunNumber, until: Timestamp, tasks: &[TaskStatesView]) -> String {
-    let mut csv = "run,task,host,state,from_us,until_us\r\n".to_owned();
-    for TaskStatesView { host, states } in tasks {
-        let host = host.as_ref().map_or("", HostId::as_str);
-        for period in &states.periods {
-            let end = period.until.unwrap_or(until).0;
-            // Writing to a string cannot fail.
-            let _ = write!(
-                csv,
-                "{run},{},\"{}\",{},{},{end}\r\n",
-                states.task,
-                host.replace('"', "\"\""),
-                period.state.name(),
-                period.from.0,
-            );
-        }
-    }
-    csv
+    let page = TaskStatesPage { run, opened_at, until, known_since, marks, tasks, next };
+    Ok(answer_in_format(query.format, page))
 }

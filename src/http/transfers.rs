@@ -2,12 +2,13 @@
 //!
 //! `service::reports` receives and checks the reports. Begin at `show_transfers`.
 
-use axum::Json;
 use axum::extract::State;
+use axum::response::Response;
 
 use super::api::{TaskTransfersPage, TransfersPage};
 use super::extractors::{JobPath, QueryParams};
-use super::pagination::{page_limit, page_query, paginate};
+use super::pagination::{page_limit, page_query};
+use super::tables::{TableFormat, answer_in_format};
 use super::{AppState, Problem};
 use crate::coordination::{TaskId, TaskIncarnations};
 use crate::service::reports::{PairView, ReportedTransport};
@@ -27,6 +28,10 @@ page_query! {
         seconds: Option<usize>,
         /// The run; by default the present one.
         run: Option<u64>,
+        /// `json` (the default), or `csv` for a table: all pairs, unless there is a limit.
+        #[serde(default)]
+        #[param(inline)]
+        format: TableFormat,
     }
     /// The `next` of the page before.
     after: Option<u64>,
@@ -54,12 +59,12 @@ fn look_up_incarnations(
 /// program makes by itself are not included: if no task reports, every list is empty.
 #[utoipa::path(get, path = "/api/v1/jobs/{job}/transfers", operation_id = "transfers", tag = "transfers",
     params(("job" = String, Path, description = "The job's name"), TransfersQuery),
-    responses((status = 200, body = TransfersPage, description = "Totals, throughput, connections, failures, and a page of pairs")))]
+    responses((status = 200, description = "Totals, throughput, connections, failures, and a page of pairs", content((TransfersPage = "application/json"), (String = "text/csv")))))]
 pub(super) async fn show_transfers(
     State(site): State<AppState>,
     job: JobPath,
     QueryParams(query): QueryParams<TransfersQuery>,
-) -> Result<Json<TransfersPage>, Problem> {
+) -> Result<Response, Problem> {
     let (board, roster) = (&site.transfers, look_up_incarnations(&site, &job, query.run)?);
     let now = site.engine.clock().now();
     let task = query.task.map(TaskId);
@@ -71,13 +76,14 @@ pub(super) async fn show_transfers(
     });
     let pairs = board.pair_views(job.id, &roster, task, query.transport);
     let pairs_kept = pairs.len();
-    let (pairs, next) = paginate(pairs, query.after, query.limit, pair_order_key);
+    let (pairs, next) = query.format.paginate(pairs, query.after, query.limit, pair_order_key);
     let mut connections = board.connection_views(job.id, &roster, task, query.transport);
     connections.truncate(page_limit(query.limit));
     let mut peer_jobs = board.peer_jobs(job.id, &roster, task, query.transport);
     peer_jobs.truncate(page_limit(query.limit));
     let summary = board.transfers_summary(job.id, &roster, now);
-    Ok(Json(TransfersPage { summary, throughput, pairs, pairs_kept, peer_jobs, connections, next }))
+    let page = TransfersPage { summary, throughput, pairs, pairs_kept, peer_jobs, connections, next };
+    Ok(answer_in_format(query.format, page))
 }
 
 page_query! {
@@ -89,6 +95,10 @@ page_query! {
         stale: Option<bool>,
         /// The run; by default the present one.
         run: Option<u64>,
+        /// `json` (the default), or `csv` for a table: all tasks, unless there is a limit.
+        #[serde(default)]
+        #[param(inline)]
+        format: TableFormat,
     }
     /// The number of the last task that the client has.
     after: Option<i32>,
@@ -99,17 +109,17 @@ page_query! {
 /// The transfers that each task of the present run reports, or of an ended run has reported
 #[utoipa::path(get, path = "/api/v1/jobs/{job}/transfers/tasks", operation_id = "task_transfers", tag = "transfers",
     params(("job" = String, Path, description = "The job's name"), TaskTransfersQuery),
-    responses((status = 200, body = TaskTransfersPage, description = "A page of tasks that have reported, by number")))]
+    responses((status = 200, description = "A page of tasks that have reported, by number", content((TaskTransfersPage = "application/json"), (String = "text/csv")))))]
 pub(super) async fn list_task_transfers(
     State(site): State<AppState>,
     job: JobPath,
     QueryParams(query): QueryParams<TaskTransfersQuery>,
-) -> Result<Json<TaskTransfersPage>, Problem> {
+) -> Result<Response, Problem> {
     let mut tasks = site.transfers.task_transfers(job.id, &look_up_incarnations(&site, &job, query.run)?);
     tasks.retain(|task| {
         query.failed.is_none_or(|wanted| wanted == (task.totals.failed_launches() > 0))
             && query.stale.is_none_or(|wanted| wanted == task.stale)
     });
-    let (tasks, next) = paginate(tasks, query.after.map(TaskId), query.limit, |task| task.task);
-    Ok(Json(TaskTransfersPage { tasks, next }))
+    let (tasks, next) = query.format.paginate(tasks, query.after.map(TaskId), query.limit, |task| task.task);
+    Ok(answer_in_format(query.format, TaskTransfersPage { tasks, next }))
 }

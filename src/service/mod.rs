@@ -11,6 +11,7 @@
 //! | `actor_context.rs` | the author of a change, with the context of the request |
 //! | `role.rs` | the roles: viewer < operator < admin |
 //! | `findings/` | detectors: conclusions from measurements, and automatic exclusions |
+//! | `activity.rs` | what each job did over the last ten minutes, in steps of ten seconds |
 //! | `barrier_history.rs` | the latest ended barriers of each job, with every arrival |
 //! | `timelines.rs` | the timeline of each job, recorded from its events |
 //! | `state_history.rs` | the states of each task over time, recorded from the same events |
@@ -18,6 +19,7 @@
 //! | `records_by_run.rs` | a bounded list of records of a job's latest runs, which these three use |
 //! | `reports/` | transfer reports of native workers, outside of the state machine |
 
+mod activity;
 mod actor_context;
 mod audit;
 mod barrier_history;
@@ -30,6 +32,7 @@ mod state_history;
 mod state_periods;
 mod timelines;
 
+pub use activity::{ACTIVITY_STEPS, ActivityHistory, ActivityStep, JobActivity};
 pub use actor_context::ActorContext;
 pub use audit::{AuditFailurePolicy, AuditLine, AuditLog, AuditOutcome, AuditPage};
 pub use barrier_history::BarrierHistory;

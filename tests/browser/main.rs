@@ -77,6 +77,27 @@ async fn the_slash_key_leads_to_a_search_that_finds_jobs_tasks_and_hosts() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn times_and_charts_are_shown_as_the_reader_wants_them() {
+    let muster = start_server_with_three_jobs();
+    let (_party, _waiting) = set_up_job_stuck_at_barrier(&muster).await;
+    let mut script = Script::start("times.mjs", muster.http);
+    assert_eq!(script.next_requested_action().await, None, "it asks for nothing");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_overview_leads_a_new_reader_to_the_first_task_and_shows_the_last_minutes() {
+    let muster = MusterServer::patient(&["--job", "train=8", "--recoverable"]);
+    let mut script = Script::start("front.mjs", muster.http);
+    let mut job = None;
+    while let Some(wanted) = script.next_requested_action().await {
+        assert_eq!(wanted, "register", "that is all that it wants");
+        job = Some(set_up_job_stuck_at_barrier(&muster).await);
+        script.report_action_done().await;
+    }
+    assert!(job.is_some());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_failure_of_a_run_stands_first_and_a_finding_vanishes_when_it_does_not_hold() {
     let muster = MusterServer::patient(&["--job", "stop=3", "--job", "idle=2"]);
     let mut party = TaskCluster::register_tasks(muster.grpc, "stop", 0..3, 1).await;
@@ -217,10 +238,10 @@ async fn the_demo_is_seen_as_it_happens() {
     assert_eq!(demo.end().code, Some(130));
 }
 
-/// `muster.js` labels the axis of a chart; the server writes all other amounts.
+/// `charts.js` labels the axis of a chart; the server writes all other amounts.
 #[test]
 fn the_axis_of_a_chart_shows_amounts_as_the_server_does() {
-    let script = include_str!("../../web/static/muster.js");
+    let script = include_str!("../../web/static/charts.js");
     let from = script.find("const rate = (bytes)").expect("it formats amounts");
     let length = script[from..].find("\n};\n").expect("the function ends") + 3;
     let values =

@@ -36,7 +36,7 @@ if (!host.includes('8 tasks of train: 0–7')) wrong(`the host of job train is n
 await page.getByRole('link', { name: '127.0.0.1' }).first().click();
 await page.waitForURL('**/jobs/*/hosts/127.0.0.1');
 const none = await search('<script>nothing');
-if (!none.includes('No job, task or host matches “<script>nothing”')) wrong(`nothing is said of nothing: ${none}`);
+if (!none.includes('No job, task, host, barrier or key matches “<script>nothing”')) wrong(`nothing is said of nothing: ${none}`);
 
 // In a field the key types a slash.
 await page.goto(`${url}/jobs/train`);

@@ -98,6 +98,17 @@ fn events_are_chosen_and_have_their_task_and_their_barrier() {
     );
     let of_task = said(&["--task", "1"]);
     assert!(of_task.lines().count() >= 2 && of_task.lines().all(|line| line.contains(" 1  ")), "{of_task}");
+    let of_barrier = said(&["--barrier", "train/step"]);
+    assert!(
+        of_barrier.contains("barrier-passed") && of_barrier.lines().all(|line| line.contains("train/step")),
+        "{of_barrier}"
+    );
+    assert!(said(&["--barrier", "registration"]).contains("barrier-passed"));
+    assert_eq!(said(&["--barrier", "train"]), "", "it is the whole id");
+    assert_eq!((said(&["--run", "1"]), said(&["--run", "2"])), (said(&[]), String::new()));
+    let json = said(&["--json", "--barrier", "train/step", "--kind", "barrier-passed"]);
+    let event: serde_json::Value = serde_json::from_str(json.trim_end()).expect("one event");
+    assert_eq!((&event["barrier"], &event["kind"]), (&"train/step".into(), &"barrier-passed".into()));
     assert_eq!(said(&["--since", "1h"]), said(&[]));
     assert_eq!(said(&["--since", "0s"]), "");
     let wrong = run(&mut muster(["events", "--kind", "exploded", "--server", &server.url()]));
@@ -174,6 +185,70 @@ fn completions_list_every_subcommand_and_flag() {
         shell.wait()
     });
     assert!(checked.expect("bash runs").success());
+    // What bash offers after these words.
+    for (words, offered) in [
+        ("job c", "create"),
+        ("events --ba", "--barrier"),
+        ("status --w", "--watch"),
+        ("comp", "completions"),
+    ] {
+        let program = format!(
+            "source <({} completions bash); COMP_WORDS=(muster {words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); \
+             _muster muster \"${{COMP_WORDS[COMP_CWORD]}}\" \"${{COMP_WORDS[COMP_CWORD-1]}}\"; echo \"${{COMPREPLY[@]}}\"",
+            env!("CARGO_BIN_EXE_muster")
+        );
+        let ended = run(std::process::Command::new("bash").args(["-c", &program]));
+        assert!(ended.out.split_whitespace().any(|word| word == offered), "{words}: {ended:?}");
+    }
+}
+
+#[test]
+fn a_command_without_end_ends_when_its_reader_has_gone() {
+    let server = MusterServer::start(&["--tasks", "2", "--recoverable"]);
+    for arguments in ["status --watch=20ms", "status --watch=20ms --json", "events --follow"] {
+        // `head` goes after the first line; a later event finds no reader.
+        let command = format!(
+            "timeout 30 {} {arguments} --server {} | head -n 1; exit ${{PIPESTATUS[0]}}",
+            env!("CARGO_BIN_EXE_muster"),
+            server.url()
+        );
+        let mut shell = std::process::Command::new("bash");
+        let piped = Process::start(shell.args(["-c", &command]));
+        for task in [0, 1] {
+            let body = format!("{{\"task\": {task}, \"reason\": \"r\"}}");
+            std::thread::sleep(std::time::Duration::from_millis(300));
+            server.send("POST", "/api/v1/jobs/default/exclusions", &body);
+            let id = server.get("/api/v1/jobs/default/exclusions").json()["exclusions"][0]["id"].clone();
+            server.send("DELETE", &format!("/api/v1/jobs/default/exclusions/{id}?reason=r"), "");
+        }
+        let ended = piped.end();
+        assert_eq!((ended.code, ended.out.lines().count()), (Some(0), 1), "{arguments}: {ended:?}");
+    }
+}
+
+#[test]
+fn a_watched_status_fits_the_terminal_and_leaves_it_as_it_was() {
+    let server = MusterServer::start(&["--job", "a=4", "--job", "b=4", "--job", "c=4"]);
+    let watch = format!(
+        "stty cols 50 rows 6; timeout --foreground -s INT 1 {} status --watch=50ms --server {}",
+        env!("CARGO_BIN_EXE_muster"),
+        server.url()
+    );
+    let mut terminal = std::process::Command::new("script");
+    terminal.args(["--quiet", "--return", "--command", &watch, "/dev/null"]).env("TERM", "xterm");
+    let ended = run(&mut terminal);
+    assert_eq!(ended.code, Some(124), "timeout interrupts it: {ended:?}");
+    let (enter, leave) = ("\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l");
+    let (shown, after) = ended.out.split_once(leave).expect("it leaves the screen");
+    let frames: Vec<&str> = shown.split("\x1b[H").skip(1).collect();
+    assert!(shown.contains(enter) && frames.len() > 2, "{ended:?}");
+    for frame in &frames {
+        assert!(!frame.contains("\x1b[2J"), "the screen is not cleared before it is written: {frame:?}");
+        let lines: Vec<&str> = frame.split("\r\n").collect();
+        assert!(lines.len() <= 6, "{frame:?}");
+        assert!(lines.last().expect("a line").starts_with("… "), "{frame:?}");
+    }
+    assert!(after.contains("JOB a") && after.contains("JOB c"), "the whole status stays: {after:?}");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-// Enhances pages that are complete without it: it updates relative times, applies live updates, and moves the focus by arrow keys.
+// Enhances pages that are complete without it: it updates times, applies live updates, moves the focus by arrow keys, and offers to copy.
 // Without this file every page, filter and form works the same.
 //
 // It morphs the DOM by itself rather than by idiomorph (0.8.0, 10 KiB). On the parts that change on a page of 10,000 tasks when 100 are
@@ -8,9 +8,12 @@
 const body = document.body;
 const byId = (id) => document.getElementById(id);
 
-// Times. The server writes absolute times; the relative ones are updated here by the clock of the server.
+// Times. The server writes absolute times; their texts are updated here by the clock of the server, as the reader has chosen.
+// `src/http/page_times.rs` has the same rules.
 let ahead = Number(body.dataset.now) / 1000 - Date.now();
 const serverNow = () => (Date.now() + ahead) / 1000;
+const isLocal = () => body.dataset.times === 'local';
+const zoneName = () => (isLocal() ? Intl.DateTimeFormat().resolvedOptions().timeZone : 'UTC');
 
 const span = (seconds) => {
   const s = Math.max(0, Math.floor(seconds));
@@ -20,22 +23,134 @@ const span = (seconds) => {
   return `${Math.floor(s / 86400)} d ${Math.floor((s % 86400) / 3600)} h`;
 };
 
+// Returns the date, the time of day to the millisecond, and the zone, of a time in milliseconds.
+const inZone = (ms) => {
+  const shift = isLocal() ? -new Date(ms).getTimezoneOffset() : 0;
+  const [date, time] = new Date(ms + shift * 60000).toISOString().slice(0, -1).split('T');
+  const [hours, minutes] = [Math.floor(Math.abs(shift) / 60), Math.abs(shift) % 60].map((number) => String(number).padStart(2, '0'));
+  return { date, time, zone: isLocal() ? `${shift < 0 ? '-' : '+'}${hours}:${minutes}` : 'UTC' };
+};
+
+const absolute = (ms) => {
+  const { date, time, zone } = inZone(ms);
+  return `${date === inZone(serverNow() * 1000).date ? '' : `${date} `}${time} ${zone}`;
+};
+
 const words = (relation) => {
   const [form, at] = relation.split(':');
+  const ms = Math.floor(Number(at) / 1000);
   const since = serverNow() - Number(at) / 1e6;
+  if (form === 'clock') return inZone(ms).time.slice(0, 8);
+  if (body.dataset.times !== 'relative') {
+    if (form === 'ago') return absolute(ms);
+    return form === 'in' ? `at ${absolute(ms)}` : `${span(since)}, since ${absolute(ms)}`;
+  }
   if (form === 'ago') return since < 1 ? 'just now' : `${span(since)} ago`;
   if (form === 'in') return since >= 0 ? 'now' : `in ${span(-since)}`;
   return span(since);
 };
 
 const countOn = (within) => {
-  for (const time of within.querySelectorAll('time[data-rel]')) {
+  for (const time of within.querySelectorAll('[data-rel]')) {
     const text = words(time.dataset.rel);
     if (time.textContent !== text) time.textContent = text;
+  }
+  for (const zone of within.querySelectorAll('[data-zone]')) {
+    if (zone.textContent !== zoneName()) zone.textContent = zoneName();
   }
 };
 
 setInterval(() => document.hidden || countOn(document), 1000);
+
+// The switch of times. The server keeps the choice in a cookie; the page changes in place.
+for (const button of document.querySelectorAll('.times button[hidden]')) button.hidden = false;
+document.addEventListener('submit', (event) => {
+  const form = event.target.closest('.times');
+  const to = event.submitter?.value;
+  if (!form || !to) return;
+  event.preventDefault();
+  body.dataset.times = to;
+  for (const button of form.querySelectorAll('button')) button.setAttribute('aria-pressed', button.value === to);
+  countOn(document);
+  draw(document);
+  // The answer leads back to the page, which need not be loaded. If the server does not answer, the choice ends with the page.
+  fetch(`/times?to=${to}`, { redirect: 'manual' }).catch(() => {});
+});
+
+// Copying a time gives the exact one.
+document.addEventListener('copy', (event) => {
+  const selection = getSelection();
+  if (!selection.rangeCount || event.target.closest?.('input, textarea')) return;
+  const range = selection.getRangeAt(0);
+  const times = [...document.querySelectorAll('time[data-rel]')].filter((time) => time.firstChild && range.intersectsNode(time));
+  if (!times.length) return;
+  const { startContainer, startOffset, endContainer, endOffset } = range;
+  const [first, last] = [startContainer, endContainer].map((end) => times.find((time) => time.contains(end)));
+  const shown = times.map((time) => time.firstChild.data);
+  // If the selection begins or ends within a time, the whole time is meant.
+  if (first) range.setStartBefore(first);
+  if (last) range.setEndAfter(last);
+  for (const time of times) time.firstChild.data = time.dateTime;
+  event.clipboardData.setData('text/plain', selection.toString());
+  event.preventDefault();
+  times.forEach((time, at) => { time.firstChild.data = shown[at]; });
+  range.setStart(startContainer, startOffset);
+  range.setEnd(endContainer, endOffset);
+});
+
+// Copy buttons, on code and on what the server marks with `data-copy`.
+const copyText = async (text) => {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    // Without TLS browsers offer no clipboard to pages.
+    const focused = document.activeElement;
+    const area = document.createElement('textarea');
+    area.value = text;
+    area.className = 'unseen';
+    body.append(area);
+    area.select();
+    const done = document.execCommand('copy');
+    area.remove();
+    focused?.focus();
+    return done;
+  }
+};
+
+const offerCopy = (source) => {
+  let place = source;
+  if (source.nodeName === 'PRE') {
+    place = source.parentElement;
+    if (!place.classList.contains('code')) {
+      place = document.createElement('div');
+      place.className = 'code';
+      source.replaceWith(place);
+      place.append(source);
+    }
+  }
+  if (place.querySelector(':scope > .copy')) return;
+  const button = document.createElement('button');
+  button.type = 'button';
+  button.className = 'copy';
+  button.setAttribute('data-own', '');
+  const what = source.dataset.copy ? ` ${source.dataset.copy}` : '';
+  button.setAttribute('aria-label', `Copy${what}`);
+  button.title = 'Copy';
+  button.innerHTML = '<svg class="g" aria-hidden="true"><use href="#copy"/></svg>';
+  place.append(button);
+};
+
+document.addEventListener('click', async (event) => {
+  const button = event.target.closest?.('.copy');
+  if (!button) return;
+  event.preventDefault();
+  const source = button.closest('.code')?.querySelector('pre') ?? button.parentElement;
+  const done = await copyText(source.dataset.copy || source.textContent.trim());
+  button.classList.toggle('done', done);
+  say(done ? 'Copied' : 'The browser does not allow this page to copy');
+  setTimeout(() => { button.classList.remove('done'); say(''); }, 2000);
+});
 
 // Replacing a part. Nodes that stay the same are kept, so that focus, selection and open details stay.
 const keyOf = (node) => (node.nodeType === 1 ? node.id || node.dataset.key || '' : '');
@@ -338,7 +453,7 @@ document.addEventListener('keydown', (event) => {
   chosen = null;
 });
 
-// Draws charts from the tables that hold the same values.
+// Makes the grids and the copy buttons of a part work. `charts.js`, on pages with charts, draws them.
 const draw = (within) => {
   within.querySelectorAll('[data-cells]').forEach(roam);
   within.querySelectorAll('[data-map]').forEach((map) => {
@@ -346,131 +461,12 @@ const draw = (within) => {
     map.setAttribute('role', 'group');
     map.setAttribute('aria-label', 'Tasks: arrow keys go from one to the next, Enter opens it');
   });
-  within.querySelectorAll('[data-plot]').forEach(plot);
-  within.querySelectorAll('[data-lines]').forEach(lines);
+  within.querySelectorAll('pre, [data-copy]').forEach(offerCopy);
+  document.dispatchEvent(new CustomEvent('muster-draw', { detail: within }));
 };
 
-const plot = (place) => {
-  const table = byId(place.dataset.plot);
-  if (!table || typeof window.uPlot !== 'function') return;
-  const rows = [...table.tBodies[0].rows];
-  const drawn = JSON.stringify([table.textContent, { ...table.dataset }, place.clientWidth]);
-  if (place.drawn === drawn || !rows.length) return;
-  place.drawn = drawn;
-  const style = getComputedStyle(body);
-  const colour = (name) => style.getPropertyValue(name).trim();
-  const axis = { stroke: colour('--dim'), grid: { stroke: colour('--line'), width: 1 }, ticks: { stroke: colour('--line') }, font: `12px ${style.fontFamily}` };
-  const width = Math.max(place.parentElement.clientWidth - 2, 240);
-  const { scales, axes, series, hooks, data } = (table.dataset.timeout ? course : counts)(rows, table, axis, colour);
-  place.textContent = '';
-  new window.uPlot({ width, height: place.classList.contains('low') ? 150 : 210, legend: { show: false }, cursor: { show: false }, scales, axes, series, hooks, tzDate: (at) => window.uPlot.tzDate(new Date(at * 1000), 'Etc/UTC') }, data, place);
-  place.setAttribute('aria-hidden', 'true');
-};
-
-// The number of gaps in each class.
-const counts = (rows, _table, axis, colour) => {
-  const names = rows.map((row) => row.cells[0].textContent);
-  return {
-    scales: { x: { time: false, range: [-0.6, names.length - 0.4] }, y: { range: (_, low, high) => [0, Math.max(high, 1)] } },
-    axes: [
-      { ...axis, grid: { show: false }, splits: () => names.map((_, at) => at), values: () => names.map((name, at) => (names.length > 9 && at % 2 ? '' : name)) },
-      { ...axis, size: 52, label: 'heartbeats', labelSize: 18, labelFont: axis.font, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 50000, 100000] },
-    ],
-    series: [{}, { fill: colour('--info'), stroke: colour('--info'), width: 0, points: { show: false }, paths: window.uPlot.paths.bars({ size: [0.7, 80] }) }],
-    data: [names.map((_, at) => at), rows.map((row) => Number(row.cells[1].textContent))],
-  };
-};
-
-// Gaps over time, with the timeout and the median of the job.
-const course = (rows, table, axis, colour) => {
-  const gaps = rows.map((row) => [Number(row.dataset.at) / 1e6, Number(row.dataset.gap) / 1e6]).sort((a, b) => a[0] - b[0]);
-  const lines = [
-    ['timeout', Number(table.dataset.timeout) / 1e6, colour('--bad'), []],
-    ['usual in the job', Number(table.dataset.median) / 1e6, colour('--ok'), [5, 4]],
-  ];
-  const [first, last] = [gaps[0][0], gaps.at(-1)[0]];
-  const most = Math.max(...gaps.map(([, gap]) => gap), lines[0][1]);
-  const across = (plot) => {
-    const { ctx, bbox } = plot;
-    ctx.save();
-    ctx.font = axis.font.replace('12px', `${12 * devicePixelRatio}px`);
-    ctx.textAlign = 'left';
-    ctx.textBaseline = 'bottom';
-    for (const [name, at, stroke, dash] of lines) {
-      const y = plot.valToPos(at, 'y', true);
-      ctx.strokeStyle = ctx.fillStyle = stroke;
-      ctx.lineWidth = 1.5 * devicePixelRatio;
-      ctx.setLineDash(dash.map((long) => long * devicePixelRatio));
-      ctx.beginPath();
-      ctx.moveTo(bbox.left, y);
-      ctx.lineTo(bbox.left + bbox.width, y);
-      ctx.stroke();
-      ctx.fillText(name, bbox.left + 6 * devicePixelRatio, y - 2 * devicePixelRatio);
-    }
-    ctx.restore();
-  };
-  return {
-    // A single point needs a range of its own: by default the chart would show a day.
-    scales: { x: { time: true, range: () => [Math.min(first, last - 10), last] }, y: { range: [0, most * 1.15] } },
-    axes: [
-      { ...axis, space: 76, grid: { show: false }, values: [[3600, '{HH}:{mm}', null, null, null, null, null, null, 1], [60, '{HH}:{mm}', null, null, null, null, null, null, 1], [1, '{HH}:{mm}:{ss}', null, null, null, null, null, null, 1]] },
-      { ...axis, size: 52, label: 'gap, seconds', labelSize: 18, labelFont: axis.font },
-    ],
-    series: [{}, { stroke: colour('--info'), width: 1.5, points: { show: true, size: 5, fill: colour('--info') } }],
-    hooks: { draw: [across] },
-    data: [gaps.map(([at]) => at), gaps.map(([, gap]) => gap)],
-  };
-};
-
-// Lines over time, one for each column of the table. They replace the picture that came with the page.
-// Strokes by the class of a column; the picture has the same.
-const strokes = {
-  't-shm': ['--ok'], 't-pvm': ['--info', [7, 3]], 't-unix': ['--warn-cell', [2, 2]], 't-tcp': ['--link', [10, 3, 2, 3]],
-  't-other': ['--dim', [1, 4]], 'l-0': ['--link'], 'l-1': ['--ok', [10, 3]], 'l-2': ['--warn-cell', [4, 3]],
-  'l-3': ['--info', [10, 3, 2, 3]], 'l-4': ['--text', [2, 3]],
-};
-// Bytes a second, by the rule of the server (`format_bytes` in src/text/numbers.rs).
-const rate = (bytes) => {
-  const count = Math.round(bytes);
-  if (count < 1024) return `${count} B/s`;
-  let [scaled, unit] = [count / 1024, 0];
-  for (; scaled >= 1023.95 && unit < 4; unit += 1) scaled /= 1024;
-  // Half of a tenth becomes the even tenth, as in Rust; `toFixed` would round it up.
-  let tenths = Math.round(scaled * 10);
-  if (tenths - scaled * 10 === 0.5 && tenths % 2) tenths -= 1;
-  return `${(tenths / 10).toFixed(1)} ${['KiB', 'MiB', 'GiB', 'TiB', 'PiB'][unit]}/s`;
-};
-
-const lines = (place) => {
-  const table = byId(place.dataset.lines);
-  if (!table || typeof window.uPlot !== 'function') return;
-  const rows = [...table.tBodies[0].rows];
-  const heads = [...table.tHead.rows[0].cells].slice(1);
-  const names = heads.map((cell) => cell.textContent);
-  const when = rows.map((row) => row.cells[0].textContent);
-  const rates = names.map((_, column) => rows.map((row) => Number(row.cells[column + 1].dataset.value)));
-  const drawn = JSON.stringify([names, when, rates, place.parentElement.clientWidth]);
-  if (place.drawn === drawn || !rows.length) return;
-  place.drawn = drawn;
-  document.documentElement.classList.add('drawn');
-  const style = getComputedStyle(body);
-  const colour = (name) => style.getPropertyValue(name).trim();
-  const axis = { stroke: colour('--dim'), grid: { stroke: colour('--line'), width: 1 }, ticks: { stroke: colour('--line') }, font: `12px ${style.fontFamily}` };
-  place.textContent = '';
-  new window.uPlot({
-    width: Math.max(place.parentElement.clientWidth - 2, 240), height: 190, padding: [null, 36, null, null], legend: { show: false }, cursor: { show: false },
-    scales: { x: { time: false }, y: { range: (_, low, high) => [0, Math.max(high, 1) * 1.05] } },
-    axes: [
-      { ...axis, values: (_, ticks) => ticks.map((at) => when[at] ?? '') },
-      { ...axis, size: 92, incrs: Array.from({ length: 50 }, (_, at) => 2 ** at), values: (_, ticks) => ticks.map(rate) },
-    ],
-    series: [{}, ...heads.map((cell) => {
-      const [name, dash] = strokes[cell.dataset.style] ?? strokes['t-other'];
-      return { stroke: colour(name), width: 2, dash, points: { show: false } };
-    })],
-  }, [when.map((_, at) => at), ...rates], place);
-  place.setAttribute('aria-hidden', 'true');
-};
+// For `charts.js`.
+window.muster = { inZone, zoneName, absolute, isLocal, say: (text) => say(text) };
 
 countOn(document);
 draw(document);

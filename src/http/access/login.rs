@@ -128,8 +128,8 @@ fn with_set_cookie_header(mut response: Response, set: Option<HeaderValue>) -> R
     response
 }
 
-/// Returns `next` if it is a path of this server, otherwise `/`: a login must not redirect elsewhere.
-fn local_redirect_path_or_root(next: Option<&str>) -> &str {
+/// Returns `next` if it is a path of this server, otherwise `/`: an answer must not redirect elsewhere.
+pub(in crate::http) fn local_redirect_path_or_root(next: Option<&str>) -> &str {
     let local = |next: &&str| {
         next.starts_with('/')
             && !next.starts_with("//")

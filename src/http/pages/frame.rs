@@ -8,8 +8,7 @@ use std::sync::Arc;
 
 use askama::Template;
 use axum::extract::FromRequestParts;
-use axum::http::StatusCode;
-use axum::http::request;
+use axum::http::{Method, StatusCode, header, request};
 use axum::response::{Html, IntoResponse as _, Response};
 
 use super::assets::Asset;
@@ -17,9 +16,9 @@ use super::fragment::{Fragment, FragmentSet};
 use super::links::JobPages;
 use super::live_page::LivePage;
 use super::snapshot::JobSnapshot;
-use super::times::fill_relative_times;
 use crate::coordination::{Actor, JobName, RunNumber, Timestamp};
 use crate::http::access::CsrfProof;
+use crate::http::page_times::{PageWithoutTimes, TimeStyle};
 use crate::http::{AuthMethod, Principal, Problem};
 use crate::service::AccessRole;
 
@@ -34,7 +33,16 @@ pub(super) struct PageUser {
     pub session: bool,
     /// The user may change jobs and see the values of keys.
     pub operator: bool,
+    /// How the user wants to see times.
+    pub times: TimeStyle,
+    /// The path and query of the page, if it can be opened again; none of the answer to a form.
+    pub address: Option<Arc<str>>,
+    /// The host, perhaps with a port, at which the user reaches this server. The middleware has checked it.
+    pub host: Option<Arc<str>>,
 }
+
+/// The maximum length of an address to which the switch of times leads back, in bytes.
+const ADDRESS_BYTES_MAX: usize = 2000;
 
 impl<S: Sync> FromRequestParts<S> for PageUser {
     type Rejection = Infallible;
@@ -42,15 +50,25 @@ impl<S: Sync> FromRequestParts<S> for PageUser {
     async fn from_request_parts(parts: &mut request::Parts, _state: &S) -> Result<Self, Infallible> {
         // The middleware sets the proof also for browsers that get their cookie with this very response.
         let csrf = parts.extensions.get::<CsrfProof>().map(|proof| Arc::clone(&proof.0)).unwrap_or_default();
-        let Some(visitor) = parts.extensions.get::<Principal>() else {
-            return Ok(Self { csrf, ..Self::default() });
+        let address = parts.uri.path_and_query().map(|address| Arc::from(address.as_str()));
+        let address = address
+            .filter(|address: &Arc<str>| parts.method == Method::GET && address.len() <= ADDRESS_BYTES_MAX);
+        let header = || parts.headers.get(header::HOST).and_then(|host| host.to_str().ok());
+        let host = parts.uri.authority().map(|authority| authority.as_str()).or_else(header);
+        let reader = Self {
+            csrf,
+            times: TimeStyle::of_request(&parts.headers),
+            address,
+            host: host.map(Arc::from),
+            ..Self::default()
         };
+        let Some(visitor) = parts.extensions.get::<Principal>() else { return Ok(reader) };
         let named = visitor.actor.who.as_ref() != Actor::ANONYMOUS;
         Ok(Self {
-            csrf,
             who: named.then(|| Arc::clone(&visitor.actor.who)),
             session: visitor.auth_method == AuthMethod::Session,
             operator: visitor.role >= AccessRole::Operator,
+            ..reader
         })
     }
 }
@@ -173,19 +191,26 @@ impl PageFrame {
         if self.nav_entry == place { "page" } else { "false" }
     }
 
+    /// Returns how the reader can choose to see times: name, label, and whether it is the present choice.
+    pub fn time_styles(&self) -> [(&'static str, &'static str, bool); 3] {
+        TimeStyle::ALL.map(|style| (style.name(), style.label(), style == self.user.times))
+    }
+
     /// Returns the address of a static file.
     pub fn asset_path(&self, name: &str) -> String {
         Asset::url_path(name)
     }
 }
 
-/// Renders a page.
+/// Renders a page, whose times `page_times.rs` writes.
 pub(super) fn render_page(page: &impl Template, now: Timestamp) -> Result<Response, Problem> {
     let html = page.render().map_err(|error| {
         tracing::error!(%error, "a page cannot be rendered");
         Problem::internal_error()
     })?;
-    Ok(Html(fill_relative_times(&html, now)).into_response())
+    let mut response = Html("").into_response();
+    response.extensions_mut().insert(PageWithoutTimes { html: html.into(), now });
+    Ok(response)
 }
 
 /// Renders a page with this status.

@@ -42,6 +42,7 @@ static CHAPTERS: [(&str, &[GuidePageSource]); 3] = [
     (
         "Operate jobs",
         &[
+            ("pages", "Use the pages", markdown!("pages")),
             ("troubleshooting", "Troubleshooting", markdown!("troubleshooting")),
             ("findings", "Findings", findings_markdown),
             ("alerts", "Alerts", || include_str!("../../../dashboards/alerts.md").to_owned()),

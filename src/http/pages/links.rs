@@ -24,15 +24,63 @@ impl Display for JobPages {
     }
 }
 
-impl JobPages {
-    /// Returns the address of a list of the job in REST, and this query in it.
-    pub fn api_path(&self, list: &str, query: &str) -> String {
-        let run = self.run.map(|run| format!("run={run}"));
-        let parts: Vec<&str> =
-            run.as_deref().into_iter().chain((!query.is_empty()).then_some(query)).collect();
-        let mark = if parts.is_empty() { "" } else { "?" };
-        format!("/api/v1/jobs/{}/{list}{mark}{}", self.name, parts.join("&"))
+/// A job that pages are about, in its present run or in another one.
+pub(super) trait JobOfPages {
+    fn name(&self) -> &JobName;
+
+    /// Returns the run that the address names, if it names one.
+    fn run(&self) -> Option<RunNumber>;
+}
+
+impl JobOfPages for JobName {
+    fn name(&self) -> &JobName {
+        self
     }
+
+    fn run(&self) -> Option<RunNumber> {
+        None
+    }
+}
+
+// Templates pass references to references.
+impl<T: JobOfPages> JobOfPages for &T {
+    fn name(&self) -> &JobName {
+        (**self).name()
+    }
+
+    fn run(&self) -> Option<RunNumber> {
+        (**self).run()
+    }
+}
+
+impl JobOfPages for JobPages {
+    fn name(&self) -> &JobName {
+        &self.name
+    }
+
+    fn run(&self) -> Option<RunNumber> {
+        self.run
+    }
+}
+
+/// Returns the name of a job.
+pub(super) fn job_name(job: &impl JobOfPages) -> &JobName {
+    job.name()
+}
+
+/// Returns the address in REST of a list of a job, which may have a query: of the same run as the page.
+pub(super) fn api_path(job: &impl JobOfPages, list: &str) -> String {
+    let path = format!("/api/v1/jobs/{}/{list}", job.name());
+    job.run().map_or_else(|| path.clone(), |run| with_parameter(&path, &format!("run={run}")))
+}
+
+/// Returns the address of the same list as a table.
+pub(super) fn csv_path(job: &impl JobOfPages, list: &str) -> String {
+    with_parameter(&api_path(job, list), "format=csv")
+}
+
+fn with_parameter(path: &str, parameter: &str) -> String {
+    format!("{path}{}{parameter}", if path.contains('?') { '&' } else { '?' })
 }
 
 /// A task as pages name it.
@@ -111,9 +159,12 @@ mod tests {
         assert_eq!(path("fe80::1"), "/jobs/default/hosts/fe80%3A%3A1");
         let in_run = JobPages { name: JobName::default(), run: Some(RunNumber(3)) };
         assert_eq!(host_page_path(&in_run, &host("node-7")), "/jobs/default/runs/3/hosts/node-7");
-        assert_eq!(in_run.api_path("hosts", "state=down"), "/api/v1/jobs/default/hosts?run=3&state=down");
-        let present = JobPages { run: None, ..in_run };
-        assert_eq!(present.api_path("hosts", ""), "/api/v1/jobs/default/hosts");
+        assert_eq!(
+            csv_path(&in_run, "hosts?state=down"),
+            "/api/v1/jobs/default/hosts?state=down&run=3&format=csv"
+        );
+        assert_eq!(csv_path(&job, "hosts"), "/api/v1/jobs/default/hosts?format=csv");
+        assert_eq!(api_path(&in_run, "hosts"), "/api/v1/jobs/default/hosts?run=3");
         assert_eq!(short_host_name(&host("node-7.example")), "node-7.example");
         let long = ["ip-10-0-12-7.us-west-2.compute.internal", "boot-0f3f1c4e-5d1c-4d8a-9a53-26c1d2a5a001"];
         assert_eq!(

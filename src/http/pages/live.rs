@@ -8,7 +8,8 @@
 //! [`REFRESH_INTERVAL`], because heartbeats and arrivals cause no events. A hub ends with its last viewer.
 //!
 //! Most rendered fragments are shared by all viewers. These are rendered for each viewer: the pages with forms, the
-//! audit page, and on the page of devices the fragment that shows values of keys.
+//! audit page, on the page of devices the fragment that shows values of keys, and on the overview the first steps,
+//! which name the server as the viewer reached it.
 //!
 //! When a page opens the stream, the URL lists the digests of the fragments that the page has. The page receives
 //! the fragments that differ, first as a whole, and later as line patches if these are shorter. A page that
@@ -246,11 +247,12 @@ impl LivePageStream {
             }
             HubSnapshot::All(survey, made) => {
                 let mut made = made.lock().unwrap_or_else(PoisonError::into_inner);
-                if let Some(parts) = made.as_ref() {
-                    return Ok(Arc::clone(parts));
-                }
-                let parts = Arc::new(overview::render_fragments(survey)?);
-                Ok(Arc::clone(made.insert(parts)))
+                let shared = match made.as_ref() {
+                    Some(parts) => Arc::clone(parts),
+                    None => Arc::clone(made.insert(Arc::new(overview::render_fragments(survey)?))),
+                };
+                drop(made);
+                overview::render_fragments_for_host(&shared, survey, self.user.host.as_deref())
             }
         }
     }

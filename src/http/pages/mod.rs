@@ -9,8 +9,8 @@
 //!   contains no logic about jobs.
 //! - The handler of a job's page takes one `JobSnapshot`, which contains the view, the open findings at the same
 //!   moment, the timeline, and the status of each task.
-//! - A fragment contains each time as `<time>` with the absolute time. Relative times are filled in last
-//!   (`times.rs`), so the digest of a fragment changes only with its content.
+//! - A fragment contains each time as `<time>` with the absolute time. The texts are written last
+//!   (`http/page_times.rs`), as the reader has chosen, so the digest of a fragment changes only with its content.
 //! - Forms and REST handlers call the same functions.
 //! - The grid of the tasks of a large job is an SVG image whose size grows with the number of problems, not with
 //!   the number of tasks (`task_grid.rs`).
@@ -19,13 +19,14 @@
 //! | --- | --- |
 //! | `frame.rs` | the frame of every page |
 //! | `fragment.rs`, `times.rs`, `amount.rs`, `status.rs`, `links.rs` | fragments, times, amounts, states, addresses |
+//! | `time_switch.rs` | how the reader wants to see times |
 //! | `escape.rs` | the escaping of every template expression |
 //! | `assets.rs` | the static files |
 //! | `snapshot.rs` | the snapshot of one job that all viewers share |
 //! | `overview.rs`, `job.rs`, … | one file for each page |
 //! | `job_head.rs` | the head of every page of a job |
 //! | `issues.rs`, `named_tasks.rs`, `task_grid.rs`, `task_table.rs` | parts of the page of a job |
-//! | `host_map.rs`, `waterfall.rs`, `state_chart.rs`, `transfer_map.rs` | the pictures of hosts, of barriers, of the states of tasks over time, and of transfers |
+//! | `host_map.rs`, `waterfall.rs`, `state_chart.rs`, `transfer_map.rs`, `sparkline.rs` | the pictures of hosts, of barriers, of the states of tasks over time, of transfers, and of the last minutes |
 //! | `live_page.rs` | the pages that receive live updates, and the addresses of their streams |
 //! | `job_page_fragments.rs` | the function that renders the fragments of each of these pages |
 //! | `live.rs`, `fragment_patch.rs` | live updates, and line patches between two versions of a fragment |
@@ -60,6 +61,7 @@ mod run;
 mod run_comparison;
 mod search;
 mod snapshot;
+mod sparkline;
 mod state_chart;
 mod status;
 mod task;
@@ -67,6 +69,7 @@ mod task_grid;
 mod task_table;
 #[cfg(test)]
 mod tests;
+mod time_switch;
 mod timeline;
 mod times;
 mod transfer_map;
@@ -141,9 +144,11 @@ pub(super) fn page_routes() -> RouteBuilder {
         .add_get_route(RequiredAccess::VIEWER, "/transfers", transfers::show_transfers_page)
         .add_get_route(RequiredAccess::VIEWER, "/audit", audit::show_audit_page)
         .add_get_route(RequiredAccess::VIEWER, "/search", search::show_search_page)
+        .add_get_route(RequiredAccess::VIEWER, "/times", time_switch::choose_time_style)
         .add_get_route(RequiredAccess::VIEWER, "/api", api::show_api_page)
         .add_get_route(RequiredAccess::VIEWER, "/guide", guide::redirect_to_first_page)
         .add_get_route(RequiredAccess::VIEWER, "/guide/{page}", guide::show_guide_page)
         .add_get_route(RequiredAccess::Public, "/static/{file}", assets::serve_asset)
         .add_get_route(RequiredAccess::Public, "/favicon.ico", assets::redirect_favicon)
+        .with_written_times()
 }

@@ -11,7 +11,6 @@ use std::fmt::Write as _;
 use super::links::{host_page_path, short_host_name, task_page_path, task_ranges_text};
 use super::live_page::TimelinePageQuery;
 use super::snapshot::JobSnapshot;
-use super::times::time_of_day_text;
 use crate::coordination::{HostId, TaskId, TaskPhase, Timestamp};
 use crate::service::{RunStates, TaskMarkKind, TaskStates};
 use crate::text::{format_grouped, format_micros};
@@ -69,12 +68,9 @@ impl TimeWindow {
         Self { from, until, known_until: known_until.clamp(from, until), whole }
     }
 
-    pub fn from_text(self) -> String {
-        time_of_day_text(&Timestamp(self.from))
-    }
-
-    pub fn until_text(self) -> String {
-        time_of_day_text(&Timestamp(self.until))
+    /// Returns the beginning and the end.
+    pub fn bounds(self) -> [Timestamp; 2] {
+        [Timestamp(self.from), Timestamp(self.until)]
     }
 
     fn length(self) -> u64 {
@@ -103,8 +99,8 @@ impl TimeWindow {
         (from, from + length)
     }
 
-    /// Returns marks at round times of day: each with its place and its text.
-    fn marks(self) -> Vec<(usize, String)> {
+    /// Returns marks at round times of day.
+    fn marks(self) -> Vec<AxisMark> {
         const STEPS_S: [u64; 15] =
             [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1_800, 3_600, 10_800, 43_200];
         const MARKS: u64 = 8;
@@ -113,13 +109,18 @@ impl TimeWindow {
             // Shorter than a second: marks are lengths after the beginning.
             let places = (0..=4).map(|part| self.length() * part / 4);
             return places
-                .map(|after| (self.place_of(self.from + after), format!("+{}", format_micros(after))))
+                .map(|after| AxisMark {
+                    x: self.place_of(self.from + after),
+                    at: None,
+                    text: format!("+{}", format_micros(after)),
+                })
                 .collect();
         }
         let step = STEPS_S.into_iter().find(|step| step * 1_000_000 >= least).unwrap_or(86_400) * 1_000_000;
         let first = self.from.div_ceil(step);
         let times = (first..).map(|mark| mark * step).take_while(|at| *at <= self.until).take(32);
-        times.map(|at| (self.place_of(at), time_of_day_text(&Timestamp(at)))).collect()
+        let mark = |at| AxisMark { x: self.place_of(at), at: Some(Timestamp(at)), text: String::new() };
+        times.map(mark).collect()
     }
 
     fn place_of(self, at: u64) -> usize {
@@ -133,6 +134,14 @@ fn round_up_length(length: u64) -> u64 {
     let unit = 10_u64.pow(length.max(1).ilog10());
     let lengths = FACTORS.map(|factor| (unit / 100).max(1).saturating_mul(factor));
     lengths.into_iter().find(|round| *round >= length).unwrap_or(unit.saturating_mul(10)).max(SHORTEST_US)
+}
+
+/// A mark of the time axis.
+pub(super) struct AxisMark {
+    pub x: usize,
+    /// The time of day that it shows, or else its text.
+    pub at: Option<Timestamp>,
+    pub text: String,
 }
 
 /// The area of one state in a lane.
@@ -178,7 +187,7 @@ pub(super) struct StateChart {
     /// The number of all lanes, and of those before the first shown.
     pub total: usize,
     pub skipped: usize,
-    pub marks: Vec<(usize, String)>,
+    pub marks: Vec<AxisMark>,
     pub moments: Vec<RunMoment>,
     pub window: TimeWindow,
     pub height: usize,
@@ -514,6 +523,6 @@ mod tests {
         assert_eq!(window("0", "18446744073709551615"), (1_000_000, 501_000_000));
         assert_eq!(window("18446744073709551615", "x"), (500_999_000, 501_000_000));
         let marks = TimeWindow::new(&all, &TimelinePageQuery::default()).marks();
-        assert!((4..=10).contains(&marks.len()), "{marks:?}");
+        assert!((4..=10).contains(&marks.len()), "{} marks", marks.len());
     }
 }

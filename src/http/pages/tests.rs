@@ -22,8 +22,9 @@ use crate::coordination::{
     TaskId, TaskIncarnation, Timestamp,
 };
 use crate::engine::Observer as _;
+use crate::http::page_times::{TimeStyle, fill_times};
 use crate::service::findings::{self, DetectorInput, FindingTransition, run_detectors};
-use crate::service::{BarrierHistory, StateHistory, Timelines, reports};
+use crate::service::{BarrierHistory, JobActivity, StateHistory, Timelines, reports};
 
 const JOB: JobId = JobId(0);
 const SECOND: Duration = Duration::from_secs(1);
@@ -232,7 +233,7 @@ fn visible_fragment_text(parts: &[Fragment], id: &str, now: Timestamp) -> String
     let part = parts.iter().find(|part| part.id == id).expect("the page has that part");
     let mut text = String::new();
     let mut within = false;
-    for letter in times::fill_relative_times(&part.html, now).chars() {
+    for letter in fill_times(&part.html, now, TimeStyle::Relative).chars() {
         match letter {
             '<' => within = true,
             '>' => within = false,
@@ -468,8 +469,8 @@ fn issues_are_ordered_alike_on_the_overview() {
     let mut stuck = PagesFixture::with_registered_tasks(recoverable_job_settings(3), 5);
     (0..2).for_each(|number| stuck.call_barrier(number, "step", 3_600_000));
     stuck.advance_seconds(40);
-    survey.add_job(&stuck.snapshot());
-    survey.add_job(&rig.snapshot());
+    survey.add_job(&stuck.snapshot(), &JobActivity::default());
+    survey.add_job(&rig.snapshot(), &JobActivity::default());
     let parts =
         overview::render_fragments(&survey.sorted_by_urgency()).unwrap_or_else(|_| panic!("it is made"));
     let said = visible_fragment_text(&parts, "needs", stuck.now);

@@ -1,9 +1,8 @@
 //! Formats times and durations for pages.
 //!
-//! In a fragment, each time is a `<time>` element with the absolute time. When a page is rendered,
-//! [`fill_relative_times`] inserts the relative times. From then on the script updates them. A fragment therefore
-//! does not change merely because time passes, and it has the same bytes for all viewers. Begin at
-//! [`fill_relative_times`].
+//! In a fragment, each time is a `<time>` element with the absolute time and without a text. `page_times.rs` writes the
+//! texts when a page is sent, as its reader has chosen. From then on the script updates them. A fragment therefore
+//! does not change merely because time passes, and it has the same bytes for all viewers. Begin at [`ago`].
 
 use std::fmt;
 use std::time::Duration;
@@ -11,54 +10,64 @@ use std::time::Duration;
 use askama::filters::Safe;
 
 use crate::coordination::Timestamp;
+use crate::http::page_times::TIME_MARK;
 
-/// The mark at which [`fill_relative_times`] inserts relative times. Escaped text cannot contain it, because quotes
-/// are escaped.
-const TIME_MARK: &str = " data-rel=\"";
-
-/// The wording of a relative time.
+/// The wording of a time. The examples are relative times; a reader may have chosen absolute ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum RelativeForm {
+enum TimeForm {
     /// `3 s ago`
     Ago,
     /// `3 s`
     For,
     /// `in 3 s`
     In,
+    /// `03:12:07`, always: the time of day in the zone that is named beside it.
+    Clock,
 }
 
 /// A time in a page.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct RelativeTime(Timestamp, RelativeForm);
+pub(super) struct PageTime(Timestamp, TimeForm);
 
 /// Returns a time shown as how long ago it was.
-pub(super) fn ago(at: &Timestamp) -> Safe<RelativeTime> {
-    Safe(RelativeTime(*at, RelativeForm::Ago))
+pub(super) fn ago(at: &Timestamp) -> Safe<PageTime> {
+    Safe(PageTime(*at, TimeForm::Ago))
 }
 
 /// Returns a time shown as how long it has lasted.
-pub(super) fn lasting(at: &Timestamp) -> Safe<RelativeTime> {
-    Safe(RelativeTime(*at, RelativeForm::For))
+pub(super) fn lasting(at: &Timestamp) -> Safe<PageTime> {
+    Safe(PageTime(*at, TimeForm::For))
 }
 
 /// Returns a time shown as how long it is until then.
-pub(super) fn until(at: &Timestamp) -> Safe<RelativeTime> {
-    Safe(RelativeTime(*at, RelativeForm::In))
+pub(super) fn until(at: &Timestamp) -> Safe<PageTime> {
+    Safe(PageTime(*at, TimeForm::In))
 }
 
-/// Returns the time of day, to the second: `03:12:07`.
-pub(super) fn time_of_day_text(at: &Timestamp) -> String {
-    at.to_string().split_once('T').map_or_else(String::new, |(_, time)| time.chars().take(8).collect())
+/// Returns a time shown as the time of day, to the second. [`zone`] names its zone.
+pub(super) fn clock(at: &Timestamp) -> Safe<PageTime> {
+    Safe(PageTime(*at, TimeForm::Clock))
 }
 
-impl fmt::Display for RelativeTime {
+/// Returns the last attribute of an SVG text, which then shows this time of day as [`clock`] does.
+pub(super) fn clock_attribute(at: &Timestamp) -> Safe<String> {
+    Safe(format!("{TIME_MARK}clock:{}\"", at.0))
+}
+
+/// Returns the name of the zone of the times of day on a page.
+pub(super) fn zone() -> Safe<&'static str> {
+    Safe("<span data-zone>UTC</span>")
+}
+
+impl fmt::Display for PageTime {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let form = match self.1 {
-            RelativeForm::Ago => "ago",
-            RelativeForm::For => "for",
-            RelativeForm::In => "in",
+            TimeForm::Ago => "ago",
+            TimeForm::For => "for",
+            TimeForm::In => "in",
+            TimeForm::Clock => "clock",
         };
-        let stamp = self.0.to_string();
+        let stamp = self.0.to_text_with_milliseconds();
         let shown = stamp.replace('T', " ").replace('Z', " UTC");
         write!(f, "<time datetime=\"{stamp}\" title=\"{shown}\"{TIME_MARK}{form}:{}\"></time>", self.0.0)
     }
@@ -80,53 +89,17 @@ pub(super) fn microseconds_text(us: &u64) -> String {
     crate::text::format_micros(*us)
 }
 
-/// Writes the relative time, seen from `now`, into every time of a page.
-pub(super) fn fill_relative_times(html: &str, now: Timestamp) -> String {
-    let mut filled = String::with_capacity(html.len() + html.len() / 16);
-    let mut rest = html;
-    while let Some(at) = rest.find(TIME_MARK) {
-        let (before, marked) = rest.split_at(at + TIME_MARK.len());
-        filled.push_str(before);
-        let Some((what, after)) = marked.split_once("\">") else {
-            rest = marked;
-            continue;
-        };
-        filled.push_str(what);
-        filled.push_str("\">");
-        filled.push_str(&relative_text(what, now));
-        rest = after;
-    }
-    filled.push_str(rest);
-    filled
-}
-
-fn relative_text(what: &str, now: Timestamp) -> String {
-    let Some((form, at)) = what.split_once(':') else { return String::new() };
-    let at = Timestamp(at.parse().unwrap_or_default());
-    // Whole seconds, from which the script counts on.
-    let whole = |duration: Duration| match duration.as_secs() {
-        seconds @ 0..10 => format!("{seconds} s"),
-        _ => duration_text(&duration),
-    };
-    match form {
-        "ago" if now.since(at).as_secs() == 0 => "just now".into(),
-        "ago" => format!("{} ago", whole(now.since(at))),
-        "in" if at <= now => "now".into(),
-        "in" => format!("in {}", whole(at.since(now))),
-        _ => whole(now.since(at)),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::http::page_times::{TimeStyle, fill_times};
 
     #[test]
-    fn a_part_is_the_same_at_every_moment_until_it_is_filled_in() {
+    fn a_part_is_the_same_at_every_moment_until_its_times_are_written() {
         let at = Timestamp(1_000_000);
         let part = format!("<b>{}</b>{}", ago(&at), until(&Timestamp(9_000_000)));
-        let filled = fill_relative_times(&part, Timestamp(4_500_000));
+        let filled = fill_times(&part, Timestamp(4_500_000), TimeStyle::Relative);
         assert!(filled.contains(">3 s ago</time></b>") && filled.ends_with(">in 4 s</time>"), "{filled}");
-        assert_eq!(fill_relative_times("nothing here", at), "nothing here");
+        assert!(part.contains("datetime=\"1970-01-01T00:00:01.000Z\" title=\"1970-01-01 00:00:01.000 UTC\""));
     }
 }

@@ -22,7 +22,7 @@ use crate::http::extractors::{JobPath, QueryParams, ViewedRun};
 use crate::http::{AppState, Problem};
 use crate::service::reports::{
     POINTS, PairSeries, PairView, PeerJobView, ReasonView, ReportedTransport, TaskTransfers, Throughput,
-    TransferOutcome, TransfersView, rate_window_texts,
+    TransferOutcome, TransfersView, rate_window,
 };
 
 /// The maximum number of tasks that are shown as a matrix.
@@ -91,7 +91,7 @@ struct Chart {
     /// The text if there is nothing to draw.
     nothing: String,
     /// The chart as a table: the start of each step, and bytes a second of each transport.
-    steps: Vec<(String, Vec<u64>)>,
+    steps: Vec<(Timestamp, Vec<u64>)>,
 }
 
 impl Chart {
@@ -168,10 +168,7 @@ impl Chart {
         let most = series.iter().flat_map(|(_, steps)| steps).copied().max().unwrap_or_default();
         let count = series.first().map_or(0, |(_, steps)| steps.len());
         let began = end - spare as u64 - (count * STEP) as u64;
-        let when = |at: usize| {
-            let moment = Timestamp((began + (at * STEP) as u64) * 1_000_000).to_string();
-            moment.split_once('T').map_or(String::new(), |(_, time)| time.trim_end_matches('Z').to_owned())
-        };
+        let when = |at: usize| Timestamp((began + (at * STEP) as u64) * 1_000_000);
         let steps = (0..count).map(|at| (when(at), series.iter().map(|(_, steps)| steps[at]).collect()));
         let lines = series.iter().map(|((name, style), steps)| ChartLine {
             name: name.clone(),
@@ -345,16 +342,13 @@ struct TaskTransfersFragment<'a> {
     task: TaskId,
     it: Option<TaskTransfers>,
     /// The times between which its rates are measured.
-    window: String,
+    window: (Timestamp, Timestamp),
 }
 
 /// Returns the transfers of one task for its page; empty if no task of the job reports.
 pub(super) fn render_task_fragment(snapshot: &JobSnapshot, task: TaskId) -> Result<Fragment, Problem> {
     let it = snapshot.records.reports.transfers_of_task(snapshot.id, &snapshot.roster, task);
-    let window = it.as_ref().map_or_else(String::new, |it| {
-        let (from, until) = rate_window_texts(it.rate_until);
-        format!("{from}–{until} UTC")
-    });
+    let window = it.as_ref().map(|it| rate_window(it.rate_until)).unwrap_or_default();
     Fragment::new("task-moves", &TaskTransfersFragment { job: &snapshot.pages, task, it, window })
 }
 
@@ -423,8 +417,9 @@ mod tests {
         assert_eq!((idle.steps.len(), idle.span.as_str()), (60, "ten minutes"));
         let sent: Vec<u64> = (0..30).map(|second| if second < 20 { 100 } else { 300 }).collect();
         let chart = Chart::of_throughput(&throughput(86_400 + 30, sent.clone()));
-        let steps: Vec<_> = chart.steps.iter().map(|(when, rates)| (when.as_str(), rates[0])).collect();
-        assert_eq!(steps, [("00:00:00", 100), ("00:00:10", 100), ("00:00:20", 300)]);
+        let steps: Vec<_> =
+            chart.steps.iter().map(|(when, rates)| (when.0 / 1_000_000 - 86_400, rates[0])).collect();
+        assert_eq!(steps, [(0, 100), (10, 100), (20, 300)]);
         assert_eq!((chart.most, chart.lines[0].now, chart.span.as_str()), (300, 300, "30 s"));
         assert_eq!(chart.lines[0].path, "M0 94L300 94L600 0");
         let later = Chart::of_throughput(&throughput(86_400 + 33, [&sent[3..], &[7, 7, 7]].concat()));

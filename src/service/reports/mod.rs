@@ -63,7 +63,7 @@ pub use view::{
 };
 pub use vocabulary::{ReportedTransport, TransferCounter, TransferOutcome};
 
-pub(crate) use view::rate_window_texts;
+pub(crate) use view::rate_window;
 
 /// The interval at which deleted jobs are dropped and suppressed failures are reported.
 const FLUSH_INTERVAL: Duration = Duration::from_secs(1);

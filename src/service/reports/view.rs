@@ -20,7 +20,7 @@ use crate::coordination::{JobId, RunNumber, TaskId, TaskIncarnations, Timestamp}
 
 pub use connections::{ConnectionView, LinksView};
 pub use failures::{FailureView, ReasonView};
-pub(crate) use rates::rate_window_texts;
+pub(crate) use rates::rate_window;
 pub use totals::{AbortView, DurationView, OutcomeView, StageView, TotalsView, TransferBytes};
 pub use traffic::{PairSeries, PairView, PeerJobView, Series, Throughput};
 
@@ -221,10 +221,10 @@ impl TransfersView {
         view
     }
 
-    /// Returns the UTC times of day between which every rate is measured.
+    /// Returns the times between which every rate is measured.
     #[must_use]
-    pub fn rate_window_texts(&self) -> Option<(String, String)> {
-        self.rate_until.map(rate_window_texts)
+    pub fn rate_window(&self) -> Option<(Timestamp, Timestamp)> {
+        self.rate_until.map(rate_window)
     }
 
     /// Returns the number of present connections.

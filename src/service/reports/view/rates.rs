@@ -14,13 +14,9 @@ pub(super) fn last_second_reported_by_all(of_job: &JobReports, roster: &TaskInca
     (behind.0 / 1_000_000).saturating_sub(1)
 }
 
-/// Returns the UTC times of day between which a rate with this end is measured.
-pub(crate) fn rate_window_texts(until: Timestamp) -> (String, String) {
-    let time = |at: Timestamp| {
-        let stamp = at.to_string();
-        stamp.split_once('T').map_or_else(String::new, |(_, time)| time.chars().take(8).collect())
-    };
-    (time(Timestamp(until.0.saturating_sub(STEP_SECONDS * 1_000_000))), time(until))
+/// Returns the times between which a rate with this end is measured.
+pub(crate) fn rate_window(until: Timestamp) -> (Timestamp, Timestamp) {
+    (Timestamp(until.0.saturating_sub(STEP_SECONDS * 1_000_000)), until)
 }
 
 /// The ten seconds over which every rate is measured: the last step of [`TenSecondSeries`] that every punctual

@@ -130,6 +130,31 @@ impl TransferReportStore {
         self.with_run_reports(job, roster.run, view).unwrap_or(nothing)
     }
 
+    /// Returns the bytes a second that all tasks sent in the steps of `step_seconds` seconds with these begins, which
+    /// are whole seconds; `None` for a step that is not reported completely.
+    #[must_use]
+    pub fn sending_rates(
+        &self,
+        job: JobId,
+        roster: &TaskIncarnations,
+        begins: &[Timestamp],
+        step_seconds: u64,
+    ) -> Vec<Option<u64>> {
+        let view = |of_job: &JobReports| {
+            let last = last_second_reported_by_all(of_job, roster);
+            let since = of_job.since.0 / 1_000_000;
+            let rate = |begin: &Timestamp| {
+                let first = begin.0 / 1_000_000;
+                let seconds = first..first + step_seconds;
+                let is_known = first >= since && seconds.end <= last + 1 && last - first < POINTS as u64;
+                let bytes = |second| of_job.series.iter().map(move |series| series.bytes_of_step(second));
+                is_known.then(|| seconds.flat_map(bytes).fold(0, u64::saturating_add) / step_seconds.max(1))
+            };
+            begins.iter().map(rate).collect()
+        };
+        self.with_run_reports(job, roster.run, view).unwrap_or_default()
+    }
+
     /// Returns the bytes with tasks of other jobs, by task; optionally of one task and one transport.
     #[must_use]
     pub fn peer_jobs(

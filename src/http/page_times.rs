@@ -1,0 +1,202 @@
+//! Writes the times of a page, as its reader has chosen: relative to now, or in UTC. The choice is a cookie.
+//!
+//! A page and its fragments contain each time as a `<time>` element with the absolute time and without a text
+//! (`pages/times.rs`). The texts are written last, by [`write_times_of_page`]. Therefore a fragment has the same bytes
+//! and the same digest for all readers and at every moment. The script of the pages writes the same texts, and local
+//! times, for which it knows the zone of the browser. Begin at [`TimeStyle`], then [`fill_times`].
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::Request;
+use axum::http::{HeaderMap, HeaderValue, header};
+use axum::middleware::Next;
+use axum::response::Response;
+use serde::Deserialize;
+
+use super::access::cookie_value;
+use crate::coordination::Timestamp;
+
+/// The mark at which [`fill_times`] inserts the text of a time. Escaped text cannot contain it, because quotes are
+/// escaped.
+pub(super) const TIME_MARK: &str = " data-rel=\"";
+
+/// The name of the cookie.
+const COOKIE: &str = "muster-times";
+/// The lifetime of the cookie in seconds: a year.
+const COOKIE_SECONDS: u32 = 365 * 24 * 60 * 60;
+
+/// How pages show times.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum TimeStyle {
+    /// `3 s ago`
+    #[default]
+    Relative,
+    /// In the zone of the browser. Only the script of the pages knows it; without the script, times are in UTC.
+    Local,
+    /// `03:12:07.250 UTC`
+    Utc,
+}
+
+impl TimeStyle {
+    /// All styles, as the switch lists them.
+    pub const ALL: [Self; 3] = [Self::Relative, Self::Local, Self::Utc];
+
+    /// Returns its name in addresses and in the cookie.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Relative => "relative",
+            Self::Local => "local",
+            Self::Utc => "utc",
+        }
+    }
+
+    /// Returns its name for people.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Relative => "Relative",
+            Self::Local => "Local",
+            Self::Utc => "UTC",
+        }
+    }
+
+    /// Returns the style that the reader of a request has chosen.
+    pub fn of_request(headers: &HeaderMap) -> Self {
+        let chosen = cookie_value(headers, COOKIE);
+        Self::ALL.into_iter().find(|style| Some(style.name()) == chosen).unwrap_or_default()
+    }
+
+    /// Returns the `Set-Cookie` value that keeps the choice.
+    pub fn set_cookie_header(self, secure: bool) -> Option<HeaderValue> {
+        let secure = if secure { "; Secure" } else { "" };
+        let name = self.name();
+        format!("{COOKIE}={name}; Path=/; Max-Age={COOKIE_SECONDS}; HttpOnly; SameSite=Lax{secure}")
+            .parse()
+            .ok()
+    }
+}
+
+/// A rendered page without the texts of its times. A handler puts it into the extensions of its response.
+#[derive(Clone)]
+pub(super) struct PageWithoutTimes {
+    pub html: Arc<str>,
+    pub now: Timestamp,
+}
+
+/// Writes the times of a page, as the reader of the request has chosen.
+pub(super) async fn write_times_of_page(request: Request, next: Next) -> Response {
+    let style = TimeStyle::of_request(request.headers());
+    let mut response = next.run(request).await;
+    if let Some(page) = response.extensions_mut().remove::<PageWithoutTimes>() {
+        *response.body_mut() = Body::from(fill_times(&page.html, page.now, style));
+        response.headers_mut().remove(header::CONTENT_LENGTH);
+    }
+    response
+}
+
+/// Writes the text of every time into a page or a part of one. Relative times are as of `now`.
+pub(super) fn fill_times(html: &str, now: Timestamp, style: TimeStyle) -> String {
+    let mut filled = String::with_capacity(html.len() + html.len() / 16);
+    let mut rest = html;
+    while let Some(at) = rest.find(TIME_MARK) {
+        let (before, marked) = rest.split_at(at + TIME_MARK.len());
+        filled.push_str(before);
+        let Some((what, after)) = marked.split_once("\">") else {
+            rest = marked;
+            continue;
+        };
+        filled.push_str(what);
+        filled.push_str("\">");
+        filled.push_str(&time_text(what, now, style));
+        rest = after;
+    }
+    filled.push_str(rest);
+    filled
+}
+
+/// Returns the text of a time: its form, a colon, and the time in microseconds since 1970. `muster.js` has the same
+/// rules.
+fn time_text(what: &str, now: Timestamp, style: TimeStyle) -> String {
+    let Some((form, at)) = what.split_once(':') else { return String::new() };
+    let at = Timestamp(at.parse().unwrap_or_default());
+    // Whole seconds, from which the script counts on.
+    let whole = |duration: Duration| match duration.as_secs() {
+        seconds @ 0..10 => format!("{seconds} s"),
+        _ => crate::text::format_approximate_duration(duration),
+    };
+    let clock = || utc_text(at, now);
+    match (form, style) {
+        ("clock", _) => clock_text(at),
+        ("ago", TimeStyle::Relative) if now.since(at).as_secs() == 0 => "just now".into(),
+        ("ago", TimeStyle::Relative) => format!("{} ago", whole(now.since(at))),
+        ("ago", _) => clock(),
+        ("in", TimeStyle::Relative) if at <= now => "now".into(),
+        ("in", TimeStyle::Relative) => format!("in {}", whole(at.since(now))),
+        ("in", _) => format!("at {}", clock()),
+        (_, TimeStyle::Relative) => whole(now.since(at)),
+        _ => format!("{}, since {}", whole(now.since(at)), clock()),
+    }
+}
+
+/// Returns a time in UTC to the millisecond, with its date unless that is the date of `now`.
+fn utc_text(at: Timestamp, now: Timestamp) -> String {
+    let text = at.to_text_with_milliseconds();
+    let Some((date, time)) = text.trim_end_matches('Z').split_once('T') else { return text };
+    if now.to_string().starts_with(date) { format!("{time} UTC") } else { format!("{date} {time} UTC") }
+}
+
+/// Returns the time of day in UTC, to the second.
+fn clock_text(at: Timestamp) -> String {
+    at.to_string().split_once('T').map_or_else(String::new, |(_, time)| time.trim_end_matches('Z').to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const AT: &str = "1772334727250000"; // 2026-03-01T03:12:07.250Z
+
+    fn text_after(form: &str, seconds: u64, style: TimeStyle) -> String {
+        let now = Timestamp(AT.parse::<u64>().unwrap() + seconds * 1_000_000);
+        let filled = fill_times(&format!("<time{TIME_MARK}{form}:{AT}\"></time>"), now, style);
+        filled.split_once("\">").unwrap().1.trim_end_matches("</time>").to_owned()
+    }
+
+    #[test]
+    fn a_time_is_written_as_the_reader_has_chosen() {
+        assert_eq!(text_after("ago", 0, TimeStyle::Relative), "just now");
+        assert_eq!(text_after("ago", 3, TimeStyle::Relative), "3 s ago");
+        assert_eq!(text_after("for", 3, TimeStyle::Relative), "3 s");
+        assert_eq!(text_after("in", 3, TimeStyle::Relative), "now");
+        // Without the script the zone of the browser is not known.
+        for style in [TimeStyle::Utc, TimeStyle::Local] {
+            assert_eq!(text_after("ago", 3, style), "03:12:07.250 UTC");
+            assert_eq!(text_after("ago", 86_400, style), "2026-03-01 03:12:07.250 UTC");
+            assert_eq!(text_after("for", 3, style), "3 s, since 03:12:07.250 UTC");
+            assert_eq!(text_after("in", 3, style), "at 03:12:07.250 UTC");
+        }
+        for style in TimeStyle::ALL {
+            assert_eq!(text_after("clock", 3, style), "03:12:07");
+        }
+        assert_eq!(fill_times("nothing here", Timestamp(1), TimeStyle::Utc), "nothing here");
+    }
+
+    #[test]
+    fn the_choice_is_kept_in_a_cookie_and_an_unknown_one_is_none() {
+        let chosen = |cookie: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::COOKIE, cookie.parse().unwrap());
+            TimeStyle::of_request(&headers)
+        };
+        for style in TimeStyle::ALL {
+            let set = style.set_cookie_header(true).unwrap();
+            let set = set.to_str().unwrap();
+            assert!(set.contains("HttpOnly") && set.ends_with("; Secure"), "{set}");
+            assert_eq!(chosen(set.split(';').next().unwrap()), style);
+        }
+        assert_eq!(chosen("muster-times=mars"), TimeStyle::Relative);
+        assert_eq!(TimeStyle::of_request(&HeaderMap::new()), TimeStyle::Relative);
+    }
+}
