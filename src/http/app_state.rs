@@ -10,9 +10,11 @@ use super::body::BodyMemoryBudget;
 use super::event_stream_limiter::EventStreamLimiter;
 use super::readiness::ServerReadiness;
 use super::redaction::RedactionPatterns;
+use super::stacks::StackWaits;
 use crate::engine::Engine;
 use crate::service::findings::{FindingMetrics, FindingStore};
 use crate::service::reports::TransferReportStore;
+use crate::service::stacks::{StackCollector, StackMetrics};
 use crate::service::{AuditLog, AuditedOperations, BarrierHistory, Timelines};
 use crate::telemetry::metrics::{MetricSource, Metrics};
 use crate::tls::HandshakeFailures;
@@ -48,6 +50,10 @@ pub struct AppState {
     pub timelines: Arc<Timelines>,
     /// The latest ended barriers of the jobs.
     pub barriers: Arc<BarrierHistory>,
+    /// The requests for stacks, and the answers to them.
+    pub stacks: Arc<StackCollector>,
+    /// The requests of helpers that wait for them.
+    pub stack_waits: Arc<StackWaits>,
 }
 
 impl AppState {
@@ -62,8 +68,17 @@ impl AppState {
             reports: Arc::clone(&transfers),
             findings: Arc::clone(&findings),
         };
-        let own: Vec<Arc<dyn MetricSource>> =
-            vec![readiness.clone(), audit.clone(), streams.clone(), bodies.clone(), Arc::new(of_findings)];
+        let (stacks, stack_waits) = (Arc::<StackCollector>::default(), Arc::<StackWaits>::default());
+        let of_stacks = StackMetrics(Arc::clone(&stacks));
+        let own: Vec<Arc<dyn MetricSource>> = vec![
+            readiness.clone(),
+            audit.clone(),
+            streams.clone(),
+            bodies.clone(),
+            Arc::new(of_findings),
+            Arc::new(of_stacks),
+            stack_waits.clone(),
+        ];
         let metrics = Arc::new(Metrics::for_engine(&engine, own));
         let operations = AuditedOperations { engine: Arc::clone(&engine), audit, traces: None };
         Self {
@@ -78,6 +93,8 @@ impl AppState {
             transfers,
             timelines: Arc::default(),
             barriers: Arc::default(),
+            stacks,
+            stack_waits,
             streams,
             bodies,
             redaction: Arc::default(),

@@ -1,5 +1,5 @@
 //! The parts of the server that use no port: changes by operators and automatic rules, their audit, findings,
-//! timelines, and transfer reports.
+//! timelines, transfer reports and stacks.
 //!
 //! The HTTP port translates requests to [`JobOperation`]s. Findings can request automatic exclusions. Begin at
 //! [`AuditedOperations::perform_audited`].
@@ -14,6 +14,8 @@
 //! | `barrier_history.rs` | the latest ended barriers of each job, with every arrival |
 //! | `timelines.rs` | the timeline of each job, recorded from its events |
 //! | `reports/` | transfer reports of native workers, outside of the state machine |
+//! | `stacks/` | requests for the stacks of tasks, and their answers, grouped by equal stacks |
+//! | `stack_requests.rs` | these requests with their audit, by operators and for findings |
 
 mod actor_context;
 mod audit;
@@ -22,6 +24,8 @@ pub mod findings;
 mod operations;
 pub mod reports;
 mod role;
+mod stack_requests;
+pub mod stacks;
 mod timelines;
 
 pub use actor_context::ActorContext;
@@ -29,6 +33,7 @@ pub use audit::{AuditFailurePolicy, AuditLine, AuditLog, AuditOutcome, AuditPage
 pub use barrier_history::BarrierHistory;
 pub use operations::{AuditedOperations, JobOperation};
 pub use role::AccessRole;
+pub use stack_requests::request_stacks_for_findings;
 pub use timelines::{
     CausalRole, JobTimeline, TIMELINE_ENTRIES_MAX, TimelineEntry, TimelineTone, Timelines,
     barrier_display_name,

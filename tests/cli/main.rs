@@ -12,6 +12,7 @@ mod launch;
 mod operations;
 mod serve;
 mod simulate;
+mod stacks;
 mod status;
 mod streams;
 mod transfer;

@@ -18,7 +18,7 @@ use super::named_tasks::NamedGroup;
 use super::snapshot::JobSnapshot;
 use super::status::barrier_display_name;
 use super::waterfall::{OpenedBarrier, Waterfall};
-use super::{amount, times};
+use super::{amount, stacks, times};
 use crate::coordination::{BarrierOutcome, BarrierRecord, JobName, StragglerView, TaskId, TaskView};
 use crate::http::extractors::{JobPath, QueryParams};
 use crate::http::{AppState, Problem};
@@ -130,6 +130,7 @@ pub(super) fn render_fragments(
     Ok(vec![
         render_head_fragment(snapshot)?,
         Fragment::new("progress", &progress)?,
+        stacks::render_summary_fragment(snapshot)?,
         Fragment::new(
             "waterfall",
             &WaterfallFragment { job, query, waterfall: Waterfall::new(snapshot, query) },

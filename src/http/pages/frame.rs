@@ -62,6 +62,7 @@ pub(super) enum NavEntry {
     Hosts,
     Timeline,
     Barriers,
+    Stacks,
     Task,
     Devices,
     Keys,

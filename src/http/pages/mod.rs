@@ -58,6 +58,7 @@ mod named_tasks;
 mod overview;
 mod search;
 mod snapshot;
+mod stacks;
 mod status;
 mod task;
 mod task_grid;
@@ -106,6 +107,8 @@ pub(super) fn page_routes() -> RouteBuilder {
             "/jobs/{job}/exclusions/{id}/lift",
             exclusions::submit_lift_form,
         )
+        .add_get_route(RequiredAccess::VIEWER, "/jobs/{job}/stacks", stacks::show_stacks_page)
+        .add_post_route(RequiredAccess::OPERATOR, "/jobs/{job}/stacks", stacks::submit_stacks_form)
         .add_get_route(RequiredAccess::VIEWER, "/transfers", transfers::show_transfers_page)
         .add_get_route(RequiredAccess::VIEWER, "/audit", audit::show_audit_page)
         .add_get_route(RequiredAccess::VIEWER, "/search", search::show_search_page)

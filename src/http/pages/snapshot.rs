@@ -20,6 +20,10 @@ use crate::http::{AppState, Problem};
 use crate::service::JobTimeline;
 use crate::service::findings::{self, Finding};
 use crate::service::reports::TransferReportStore;
+use crate::service::stacks::{StackCollector, StacksView};
+
+/// The maximum number of awaited tasks whose stacks are shown beside them.
+const STACK_PLACES_MAX: usize = 64;
 
 /// What a snapshot copies from the state of a job.
 pub(super) struct CapturedState {
@@ -51,6 +55,8 @@ pub(super) struct JobSnapshot {
     pub ended_barriers: Vec<Arc<BarrierRecordWithArrivals>>,
     /// The transfer reports, which the pages that show them read.
     pub reports: Arc<TransferReportStore>,
+    /// The requests for stacks, which the pages that show them read.
+    pub stacks: Arc<StackCollector>,
     pub view: JobView,
     pub findings: Vec<Finding>,
     pub timeline: JobTimeline,
@@ -58,6 +64,8 @@ pub(super) struct JobSnapshot {
     pub statuses: Vec<TaskStatus>,
     /// The time since which others have waited for a task.
     awaited: HashMap<TaskId, Timestamp>,
+    /// Where the main threads of awaited tasks were, by the latest stacks of the present run.
+    stack_places: BTreeMap<TaskId, String>,
     /// The number of devices that each task has published.
     devices: HashMap<TaskId, usize>,
     /// The fragments rendered so far, by page and query, shared by all viewers.
@@ -77,7 +85,8 @@ impl JobSnapshot {
             |seen| findings::open_findings_that_hold(&site.engine, &site.transfers, &site.findings, &seen);
         let open = seen.map_or_else(Vec::new, hold);
         let (timeline, reports) = (site.timelines.timeline_of(id), Arc::clone(&site.transfers));
-        Some(Self::new(id, state, open, timeline, site.barriers.latest_first(id), reports))
+        let snapshot = Self::new(id, state, open, timeline, site.barriers.latest_first(id), reports);
+        Some(snapshot.with_stacks(Arc::clone(&site.stacks)))
     }
 
     /// Takes a snapshot of the job of a request.
@@ -112,6 +121,8 @@ impl JobSnapshot {
             host_assignment,
             ended_barriers,
             reports: board,
+            stacks: Arc::default(),
+            stack_places: BTreeMap::new(),
             view,
             findings: open,
             timeline: happened,
@@ -120,6 +131,20 @@ impl JobSnapshot {
             devices,
             made: Mutex::default(),
         }
+    }
+
+    /// Adds the stacks, and where the tasks are for which others wait.
+    fn with_stacks(self, stacks: Arc<StackCollector>) -> Self {
+        let mut missing: Vec<TaskId> = self.awaited.keys().copied().collect();
+        missing.sort_unstable();
+        missing.truncate(STACK_PLACES_MAX);
+        let stack_places = stacks.places_of(self.id, &self.roster, &missing);
+        Self { stacks, stack_places, ..self }
+    }
+
+    /// Returns the latest request for stacks, with all groups.
+    pub fn stacks_view(&self) -> StacksView {
+        self.stacks.view(self.id, &self.roster, self.captured_at(), None)
     }
 
     /// Returns the fragments under this name, and renders them if they are not cached.
@@ -203,6 +228,10 @@ impl JobSnapshot {
         let mut doing = task.map(|task| self.task_activity_text(task)).unwrap_or_default();
         if self.is_consequence(id) {
             doing.push_str(", following the first cause");
+        }
+        if let Some(place) = self.stack_places.get(&id) {
+            doing.push_str("; its stack: ");
+            doing.push_str(place);
         }
         TaskLabel {
             task: id,
