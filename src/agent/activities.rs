@@ -14,7 +14,7 @@ const CALLS_MAX: usize = 64;
 
 /// A call that waits.
 #[derive(Debug, Clone)]
-struct WaitingCall {
+struct OpenCall {
     text: String,
     since: Instant,
 }
@@ -23,7 +23,7 @@ struct WaitingCall {
 struct ActivityTable {
     outer: Option<String>,
     next: u64,
-    calls: BTreeMap<u64, WaitingCall>,
+    calls: BTreeMap<u64, OpenCall>,
 }
 
 /// The present activities.
@@ -48,7 +48,7 @@ impl Activities {
         table.next += 1;
         let number = table.next;
         if table.calls.len() < CALLS_MAX {
-            table.calls.insert(number, WaitingCall { text: text(), since: clock::monotonic() });
+            table.calls.insert(number, OpenCall { text: text(), since: clock::monotonic() });
         }
         ActivityGuard { activities: self, number }
     }

@@ -10,7 +10,7 @@ use super::body::BodyMemoryBudget;
 use super::event_stream_limiter::EventStreamLimiter;
 use super::readiness::ServerReadiness;
 use super::redaction::RedactionPatterns;
-use super::stacks::StackWaits;
+use super::stack_waits::StackWaits;
 use crate::engine::Engine;
 use crate::service::findings::{FindingMetrics, FindingStore};
 use crate::service::reports::TransferReportStore;

@@ -15,7 +15,6 @@ use serde::Deserialize;
 use tokio::time::{Instant, sleep_until};
 use utoipa::IntoParams;
 
-use super::event_stream_limiter::EventStreamLimiter;
 use super::extractors::{JobPath, JsonBody, QueryParams};
 use super::pagination::{page_query, paginate};
 use super::{AppState, ClientNetwork, Problem};
@@ -25,45 +24,11 @@ use crate::service::stacks::{
     HelperPoll, NewStackAnswer, NewStackRequestBody, StackAnswerRefusal, StackRequestRefusal, StackWaitView,
     StacksView, TaskRanges,
 };
-use crate::telemetry::metrics::{MetricSource, ScrapeOutput, catalogue as metric};
 
-/// The maximum number of requests of helpers that wait at the server, which are part of all HTTP connections. Further
-/// helpers ask again after a pause.
-const WAITS_MAX: usize = 256;
 /// The longest time for which a request of a helper waits.
 const WAIT_MAX: Duration = Duration::from_secs(30);
 /// The pause of a helper whose request ends because the server stops.
 const STOP_PAUSE: Duration = Duration::from_secs(2);
-
-/// The requests of helpers that wait at the server. The limiter of event streams also limits these requests.
-pub struct StackWaits(EventStreamLimiter);
-
-impl StackWaits {
-    /// Returns a limiter for a listener with this many connections.
-    #[must_use]
-    pub fn new(connections: usize) -> Self {
-        Self(EventStreamLimiter::new(WAITS_MAX.min(connections / 4)))
-    }
-
-    /// Ends all waits. Called when the server stops.
-    pub fn end_all_waits(&self) {
-        self.0.end_all_streams();
-    }
-}
-
-impl Default for StackWaits {
-    fn default() -> Self {
-        Self(EventStreamLimiter::new(WAITS_MAX))
-    }
-}
-
-impl MetricSource for StackWaits {
-    fn write_samples(&self, page: &mut ScrapeOutput) {
-        let (waits, most) = self.0.open_and_maximum_stream_counts();
-        page.add_usize_sample(&metric::STACK_WAITS, &[], waits);
-        page.add_usize_sample(&metric::STACK_WAITS_LIMIT, &[], most);
-    }
-}
 
 impl From<StackRequestRefusal> for Problem {
     fn from(refusal: StackRequestRefusal) -> Self {
@@ -208,8 +173,7 @@ pub(super) async fn wait_for_stack_request(
     let until = Instant::now() + Duration::from_secs(query.wait_seconds).min(WAIT_MAX);
     // Subscribed first, so no request is missed between the poll and the wait.
     let mut latest = site.stacks.subscribe(&site.engine, job.id)?;
-    let place =
-        if query.wait_seconds == 0 { None } else { site.stack_waits.0.reserve_event_stream(source).ok() };
+    let place = if query.wait_seconds == 0 { None } else { site.stack_waits.reserve(source) };
     let retry = |view, after: Duration| {
         Ok(Json(StackWaitView { retry_ms: u32::try_from(after.as_millis()).unwrap_or(u32::MAX), ..view }))
     };
