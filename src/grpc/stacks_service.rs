@@ -3,7 +3,9 @@
 //! `service/stacks/` has the rules. An answer is routed to its job like every other call. Begin at
 //! [`accept_stack_answer`].
 
-use prost::Message as _;
+use prost::bytes::Buf as _;
+use prost::encoding::{DecodeContext, decode_key, skip_field};
+use prost::{DecodeError, Message as _};
 
 use crate::coordination::{Code, Failure, JobId, TaskId, TaskIncarnation};
 use crate::engine::Engine;
@@ -17,6 +19,9 @@ use crate::service::stacks::{
 pub(super) const SERVICE: &str = "muster.v1.Stacks";
 /// Its only method.
 pub(super) const METHOD: &str = "Answer";
+
+/// The number of the field with the threads.
+const THREADS_TAG: u32 = 4;
 
 /// Accepts the answer in `message`.
 pub(super) fn accept_stack_answer(
@@ -40,16 +45,28 @@ fn task_id(task: u32) -> TaskId {
     TaskId(i32::try_from(task).unwrap_or(-1))
 }
 
+/// Counts the threads before memory is allocated for them: an empty one takes two bytes of a message.
+fn count_threads(mut message: &[u8]) -> Result<usize, DecodeError> {
+    let mut count = 0;
+    while message.has_remaining() {
+        let (tag, kind) = decode_key(&mut message)?;
+        count += usize::from(tag == THREADS_TAG);
+        skip_field(kind, tag, &mut message, DecodeContext::default())?;
+    }
+    Ok(count)
+}
+
 fn decode_stack_answer(message: &[u8]) -> Result<(pb::StackAnswer, Vec<ThreadStack>), StackAnswerRefusal> {
     if message.len() > WORKER_ANSWER_BYTES_MAX {
         return Err(InvalidStackAnswer::TooLong(message.len()).into());
     }
-    let mut answer = pb::StackAnswer::decode(message)
-        .map_err(|error| InvalidStackAnswer::Unreadable(error.to_string()))?;
-    let threads = std::mem::take(&mut answer.threads);
-    if threads.len() > THREADS_MAX {
-        return Err(InvalidStackAnswer::TooManyThreads(threads.len()).into());
+    let unreadable = |error: DecodeError| InvalidStackAnswer::Unreadable(error.to_string());
+    let count = count_threads(message).map_err(unreadable)?;
+    if count > THREADS_MAX {
+        return Err(InvalidStackAnswer::TooManyThreads(count).into());
     }
+    let mut answer = pb::StackAnswer::decode(message).map_err(unreadable)?;
+    let threads = std::mem::take(&mut answer.threads);
     let frame = |function| StackFrame { function, file: String::new(), line: 0 };
     let threads = threads.into_iter().map(|thread| ThreadStack {
         name: thread.name,
