@@ -137,7 +137,7 @@ pub(super) fn read_stacks_view(
     task: Option<TaskId>,
 ) -> Result<StacksView, Problem> {
     let roster = site.read_job(job, |look| look.task_incarnations())?;
-    Ok(site.stacks.view(job.id, &roster, site.engine.clock().now(), task))
+    Ok(site.stacks.view(job.id, &roster, site.engine.clock().now(), task, usize::MAX))
 }
 
 /// The query parameters of a helper that waits.

@@ -135,16 +135,16 @@ impl JobSnapshot {
 
     /// Adds the stacks, and where the tasks are for which others wait.
     fn with_stacks(self, stacks: Arc<StackCollector>) -> Self {
-        let mut missing: Vec<TaskId> = self.awaited.keys().copied().collect();
-        missing.sort_unstable();
-        missing.truncate(STACK_PLACES_MAX);
-        let stack_places = stacks.places_of(self.id, &self.roster, &missing);
+        let mut awaited: BTreeMap<TaskId, Timestamp> =
+            self.awaited.iter().map(|(task, at)| (*task, *at)).collect();
+        while awaited.len() > STACK_PLACES_MAX && awaited.pop_last().is_some() {}
+        let stack_places = stacks.places_of(self.id, &self.roster, &awaited);
         Self { stacks, stack_places, ..self }
     }
 
-    /// Returns the latest request for stacks, with all groups.
-    pub fn stacks_view(&self) -> StacksView {
-        self.stacks.view(self.id, &self.roster, self.captured_at(), None)
+    /// Returns the latest request for stacks, with the first groups of main threads and of others.
+    pub fn stacks_view(&self, most: usize) -> StacksView {
+        self.stacks.view(self.id, &self.roster, self.captured_at(), None, most)
     }
 
     /// Returns the fragments under this name, and renders them if they are not cached.

@@ -29,8 +29,7 @@ use crate::service::stacks::{
 };
 
 /// The maximum number of groups of main threads on the page, and of other threads.
-const MAIN_SHOWN: usize = 32;
-const OTHERS_SHOWN: usize = 32;
+const GROUPS_SHOWN: usize = 32;
 /// The maximum number of groups on the page of barriers.
 const SUMMARY_SHOWN: usize = 6;
 /// The maximum number of ranges of tasks in one list.
@@ -86,16 +85,14 @@ struct StacksFragment<'a> {
 
 /// Returns the part of the page that shows the answers.
 fn render_stacks_fragment(snapshot: &JobSnapshot) -> Result<Fragment, Problem> {
-    let view = snapshot.stacks_view();
-    let (main, others): (Vec<&StackGroupView>, Vec<&StackGroupView>) =
-        view.groups.iter().partition(|group| group.main);
-    let (main_count, other_count) = (main.len(), others.len());
+    let view = snapshot.stacks_view(GROUPS_SHOWN);
+    let (main, others) = view.groups.iter().partition(|group| group.main);
     let fragment = StacksFragment {
         overview: view.request.as_ref().map(|request| StacksOverview { request, view: &view }),
-        main: main.into_iter().take(MAIN_SHOWN).collect(),
-        others: others.into_iter().take(OTHERS_SHOWN).collect(),
-        main_count,
-        other_count,
+        main,
+        others,
+        main_count: view.main_group_count,
+        other_count: view.group_count - view.main_group_count,
     };
     Fragment::new("stacks", &fragment)
 }
@@ -116,18 +113,15 @@ struct StackSummaryFragment<'a> {
 
 /// Returns the part of the page of barriers: where the tasks are, in a line for each group of main threads.
 pub(super) fn render_summary_fragment(snapshot: &JobSnapshot) -> Result<Fragment, Problem> {
-    let view = snapshot.stacks_view();
+    let view = snapshot.stacks_view(SUMMARY_SHOWN);
     let run = &snapshot.view.run;
     let request = view.request.as_ref().filter(|request| request.run == run.number);
-    let groups: Vec<&StackGroupView> = match request {
-        Some(_) => view.groups.iter().filter(|group| group.main).collect(),
-        None => Vec::new(),
-    };
+    let is_shown = |group: &&StackGroupView| group.main && request.is_some();
     let fragment = StackSummaryFragment {
         job: &snapshot.view.name,
         overview: request.map(|request| StacksOverview { request, view: &view }),
-        group_count: groups.len(),
-        groups: groups.into_iter().take(SUMMARY_SHOWN).collect(),
+        groups: view.groups.iter().filter(is_shown).collect(),
+        group_count: view.main_group_count,
         helpers: view.helpers,
         waiting: !run.barriers.is_empty(),
     };

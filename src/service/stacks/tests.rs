@@ -9,7 +9,7 @@ use super::*;
 use crate::clock::Clock;
 use crate::coordination::{
     Actor, ActorOrigin, CallOutcome, Caller, CommandReason, ConnectionId, JobId, JobSettings,
-    OperatorCommand, Request, TaskId, TaskIncarnation,
+    OperatorCommand, Request, TaskId, TaskIncarnation, Timestamp,
 };
 use crate::engine::{AnswerInbox, Engine};
 
@@ -81,7 +81,7 @@ impl CollectorFixture {
 
     fn view(&self) -> StacksView {
         let roster = self.engine.read(|core, _| core.job(self.job).unwrap().task_incarnations());
-        self.stacks.view(self.job, &roster, self.engine.clock().now(), None)
+        self.stacks.view(self.job, &roster, self.engine.clock().now(), None, usize::MAX)
     }
 }
 
@@ -113,6 +113,21 @@ fn those_who_were_asked_answer_once_and_the_others_are_named() {
         view.groups.iter().map(|group| (group.place_text(), numbers(&group.tasks))).collect();
     let place = |function: &str| format!("{function} (train.py:1)");
     assert_eq!(groups, [(place("all_reduce"), vec![0, 3]), (place("load_batch"), vec![1])]);
+    let roster = fixture.engine.read(|core, _| core.job(fixture.job).unwrap().task_incarnations());
+    let now = fixture.engine.clock().now();
+    let first = fixture.stacks.view(fixture.job, &roster, now, None, 1);
+    assert_eq!((first.groups.len(), first.main_group_count, first.group_count), (1, 2, 2));
+    let of_task = fixture.stacks.view(fixture.job, &roster, now, Some(TaskId(1)), usize::MAX);
+    assert_eq!(
+        of_task.groups.iter().map(StackGroupView::place_text).collect::<Vec<_>>(),
+        [place("load_batch")]
+    );
+    let waited_since = |since: Timestamp| {
+        let awaited = [(TaskId(1), since), (TaskId(2), since)].into();
+        fixture.stacks.places_of(fixture.job, &roster, &awaited)
+    };
+    assert_eq!(waited_since(Timestamp(0)), [(TaskId(1), place("load_batch"))].into());
+    assert!(waited_since(now.after(Duration::from_secs(1))).is_empty(), "an earlier stack says nothing");
 }
 
 #[test]

@@ -104,6 +104,8 @@ pub struct StacksView {
     pub helpers: usize,
     /// The number of groups.
     pub group_count: usize,
+    /// The number of groups of main threads, which come first.
+    pub main_group_count: usize,
     /// A page of the groups of equal stacks.
     pub groups: Vec<StackGroupView>,
     /// The value of `after` for the next page; none on the last page.
@@ -112,8 +114,8 @@ pub struct StacksView {
 }
 
 impl StackCollector {
-    /// Returns the latest request of a job, with all groups. `roster` has the present incarnations of the tasks. With
-    /// `task`, only the groups of that task are returned.
+    /// Returns the latest request of a job. `roster` has the present incarnations of the tasks. With `task`, only the
+    /// groups of that task are returned, and of main threads and of others `most` groups each.
     #[must_use]
     pub fn view(
         &self,
@@ -121,6 +123,7 @@ impl StackCollector {
         roster: &TaskIncarnations,
         now: Timestamp,
         task: Option<TaskId>,
+        most: usize,
     ) -> StacksView {
         let jobs = self.lock_jobs();
         let Some(of_job) = jobs.get(&job) else { return StacksView::default() };
@@ -140,7 +143,7 @@ impl StackCollector {
         let in_run = request.run == roster.run;
         let (awaited, without): (Vec<TaskId>, Vec<TaskId>) =
             TaskRange::tasks(&asked).filter(missing).partition(|task| in_run && present.contains(task));
-        let groups = group_views(request, task);
+        let groups = ordered_groups(request, task);
         StacksView {
             request: Some(StackRequestView {
                 number: request.number,
@@ -159,20 +162,22 @@ impl StackCollector {
             threads_left_out: request.answered.values().map(|threads| u64::from(*threads)).sum(),
             helpers,
             group_count: groups.len(),
-            groups,
+            main_group_count: groups.iter().filter(|group| group.key.main).count(),
+            groups: group_views(&groups, most),
             next: None,
         }
     }
 }
 
 impl StackCollector {
-    /// Returns where the main threads of these tasks were at the latest request, if that was in the present run.
+    /// Returns where the main threads of these tasks were at the latest request. `tasks` has the tasks for which others
+    /// wait, each with the time since which they wait: an earlier stack says nothing about that.
     #[must_use]
     pub fn places_of(
         &self,
         job: JobId,
         roster: &TaskIncarnations,
-        tasks: &[TaskId],
+        tasks: &BTreeMap<TaskId, Timestamp>,
     ) -> BTreeMap<TaskId, String> {
         let jobs = self.lock_jobs();
         let request = jobs.get(&job).and_then(|of_job| of_job.request.as_ref());
@@ -180,12 +185,11 @@ impl StackCollector {
             return BTreeMap::new();
         };
         let mut places = BTreeMap::new();
-        let groups = request.stacks.groups().iter().filter(|group| group.key.main);
-        for group in groups {
-            for task in tasks.iter().filter(|task| group.tasks.binary_search(task).is_ok()) {
+        let waited_for = |task: &TaskId| tasks.get(task).is_some_and(|since| *since <= request.at);
+        for group in request.stacks.groups().iter().filter(|group| group.key.main) {
+            for task in group.tasks.iter().filter(|task| waited_for(task)) {
                 // The stack of a Python program says more than the activity of a worker in it.
-                let is_python = group.key.source == StackSource::Python;
-                if is_python || !places.contains_key(task) {
+                if group.key.source == StackSource::Python || !places.contains_key(task) {
                     places.insert(*task, place_text(&group.key.frames));
                 }
             }
@@ -229,14 +233,27 @@ fn request_ranges(request: &StackRequest) -> Vec<TaskRange> {
 }
 
 /// Returns the groups: first those of main threads, and of each kind those of most tasks.
-fn group_views(request: &StackRequest, task: Option<TaskId>) -> Vec<StackGroupView> {
+fn ordered_groups(request: &StackRequest, task: Option<TaskId>) -> Vec<&StackGroup> {
     let has_task = |group: &&StackGroup| task.is_none_or(|task| group.tasks.binary_search(&task).is_ok());
     let mut groups: Vec<&StackGroup> = request.stacks.groups().iter().filter(has_task).collect();
     groups.sort_by_key(|group| {
         (Reverse(group.key.main), group.key.source, Reverse(group.tasks.len()), group.tasks.first().copied())
     });
-    let view = |(at, group): (usize, &StackGroup)| StackGroupView {
-        number: at as u64 + 1,
+    groups
+}
+
+/// Returns the first `most` groups of main threads, and of other threads.
+fn group_views(groups: &[&StackGroup], most: usize) -> Vec<StackGroupView> {
+    let mut left = [most; 2];
+    let mut is_shown = |group: &StackGroup| {
+        let left = &mut left[usize::from(group.key.main)];
+        let is_shown = *left > 0;
+        *left = left.saturating_sub(1);
+        is_shown
+    };
+    let numbered = (1..).zip(groups.iter().copied()).filter(|(_, group)| is_shown(group));
+    let view = |(number, group): (u64, &StackGroup)| StackGroupView {
+        number,
         main: group.key.main,
         source: group.key.source,
         frames: group.key.frames.clone(),
@@ -247,5 +264,5 @@ fn group_views(request: &StackRequest, task: Option<TaskId>) -> Vec<StackGroupVi
         thread_names: group.thread_names.clone(),
         since: group.since,
     };
-    groups.into_iter().enumerate().map(view).collect()
+    numbered.map(view).collect()
 }
