@@ -3,6 +3,7 @@
     muster.jax      joins a JAX process to its job (`import muster.jax`); needs JAX
     muster.Client   shows the jobs of a service and steers them, over HTTP
     muster.Agent    a task without JAX: barriers, key-value store, live set; `muster.join()` makes one
+    muster.show_stacks()  lets an operator ask for the stacks of this process
     muster.empty    allocates memory of the transfer engine as a muster.Buffer, which JAX and NumPy use without a copy
     muster.transfer moves arrays between the processes of a job: `muster.transfer.attach()`
     muster.errors   the exceptions
@@ -28,6 +29,7 @@ from muster._models import (
 )
 from muster._native import __version__
 from muster._network import Network
+from muster._stacks import show_stacks
 from muster._tls import Tls
 from muster.errors import (
     ArrayDeleted,
@@ -91,4 +93,5 @@ __all__ = [
     "__version__",
     "empty",
     "join",
+    "show_stacks",
 ]

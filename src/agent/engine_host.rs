@@ -7,13 +7,14 @@
 
 use std::future::Future;
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 
+use super::activities::Activities;
 use super::config::AgentConfig;
 use super::coordination_client::CoordinationClient;
 use super::engine_record;
@@ -47,6 +48,10 @@ pub struct EngineHost {
     /// Is notified when a transfer fails.
     pub(super) report_soon: Arc<Notify>,
     pub(super) leaving: AtomicBool,
+    /// What the program is doing.
+    pub(super) activities: Activities,
+    /// The last request for stacks that was answered.
+    pub(super) answered_stacks: AtomicU64,
     /// Whether the service is unreachable and that has been logged.
     is_unreachable: AtomicBool,
 }
@@ -81,6 +86,8 @@ impl EngineHost {
             report_state: Mutex::default(),
             report_soon,
             leaving: AtomicBool::new(false),
+            activities: Activities::default(),
+            answered_stacks: AtomicU64::new(0),
             is_unreachable: AtomicBool::new(false),
         }))
     }
@@ -101,6 +108,11 @@ impl EngineHost {
     #[must_use]
     pub fn devices(&self) -> &[DeviceId] {
         &self.devices
+    }
+
+    /// Names what the program is doing, for an operator who asks for the stacks of this task.
+    pub fn set_activity(&self, text: String) {
+        self.activities.set_outer(text);
     }
 
     /// Returns the roster of live tasks, as it changes.

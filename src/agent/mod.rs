@@ -28,6 +28,7 @@
 //! | `transfer_access.rs` | which processes may connect to the transfer engine |
 //! | `preemption.rs` | preemption notices, and the step that all tasks agree on |
 //! | `transfer_reports.rs`, `report_state.rs` | transfer reports |
+//! | `activities.rs`, `stack_answers.rs` | what the program and the engine are doing, for an operator who asks |
 //! | `clock_offset.rs` | the offset of this host's clock |
 //! | `metrics.rs` | the worker's own metrics |
 //!
@@ -49,6 +50,7 @@
 //! Every call to the service that the program makes through an [`Agent`] has a limit, ends when this incarnation
 //! ends, and is cancelled by dropping its future. Background tasks wait for changes without a limit.
 
+mod activities;
 mod attachment;
 mod channel;
 mod clock_offset;
@@ -72,6 +74,7 @@ mod report_state;
 mod retry;
 mod roster;
 mod shared;
+mod stack_answers;
 mod task_claim;
 mod task_states;
 mod timed_connector;
@@ -212,6 +215,8 @@ impl Agent {
     /// # Errors
     /// If this incarnation has ended.
     pub async fn reached_sync_point(&self, step: u64) -> Result<bool, AgentError> {
+        let _waits =
+            self.inner.activities.begin(|| "waits for the agreement on a step to stop at".to_owned());
         self.run_until_agent_ends(async {
             Ok(preemption::wait_for_sync_point_decision(&self.inner.sync, step).await)
         })
@@ -227,6 +232,7 @@ impl Agent {
     pub async fn barrier(&self, id: &str, members: &[u32], limit: Duration) -> Result<i64, AgentError> {
         let counters = &self.inner.counters;
         let mut counter = lock(counters).get(id).copied().unwrap_or(-1);
+        let _waits = self.inner.activities.begin(|| format!("waits at barrier {id}, use {}", counter + 1));
         let mut patience = RetryBudget::new(self.inner.config.patience);
         let waiting = async {
             loop {
@@ -268,6 +274,7 @@ impl Agent {
     /// # Errors
     /// If not all of them have called within `limit`, with those that have not.
     pub async fn live_set(&self, limit: Duration) -> Result<Vec<MemberId>, AgentError> {
+        let _waits = self.inner.activities.begin(|| "waits for the live set".to_owned());
         let alive = self.run_until_agent_ends(live_set::agree_on_live_set(&self.inner, limit)).await?;
         let members = alive.into_iter().map(|(task, incarnation)| {
             let incarnation = Incarnation::new(incarnation)?;
@@ -303,6 +310,7 @@ impl Agent {
     /// # Errors
     /// If it has none within `limit`.
     pub async fn get(&self, key: &str, limit: Duration) -> Result<Bytes, AgentError> {
+        let _waits = self.inner.activities.begin(|| format!("waits for key {key}"));
         self.retry_while_service_unreachable(|| self.inner.service.get(key, Some(limit))).await
     }
 

@@ -11,6 +11,7 @@ use tonic::transport::Channel;
 
 use super::engine_host::EngineHost;
 use super::report_state::with_locked_report_state;
+use super::stack_answers;
 use crate::clock;
 use crate::coordination::Timestamp;
 use crate::proto::muster::v1::transfers_client::TransfersClient;
@@ -50,6 +51,7 @@ async fn send_report(host: &EngineHost, channel: Channel) -> Duration {
         let report = tally.next_report(&host.engine, host.config.host_checks.get());
         (report, tally.confirmed + tally.failures.len() as u64)
     });
+    let stacks_channel = channel.clone();
     let mut client = TransfersClient::new(channel);
     let (asked, began) = (clock::wall_time(), clock::monotonic());
     let why = match tokio::time::timeout(CALL_TIMEOUT, client.report(report)).await {
@@ -62,6 +64,7 @@ async fn send_report(host: &EngineHost, channel: Channel) -> Duration {
                     tally.clock.add_sample(asked, took, Timestamp(answer.now_us));
                 }
             });
+            stack_answers::answer_request(host, stacks_channel, answer.stacks_request).await;
             let wanted = u64::from(answer.interval_ms);
             return Duration::from_millis(wanted).clamp(INTERVAL_BOUNDS.0, INTERVAL_BOUNDS.1);
         }

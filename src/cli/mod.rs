@@ -30,6 +30,7 @@ mod server;
 mod server_args;
 mod setting_flags;
 mod simulate;
+mod stacks;
 mod status;
 mod stop_signals;
 mod task_owners;
@@ -95,6 +96,7 @@ enum Command {
     Drain(drain::Arguments),
     Hosts(hosts::Arguments),
     Runs(runs::Arguments),
+    Stacks(stacks::Arguments),
     TaskOwners(task_owners::Arguments),
     Job(job::Arguments),
     Audit(audit::Arguments),
@@ -164,6 +166,7 @@ fn run_command_line(arguments: Vec<OsString>) -> ExitCode {
         Command::Drain(arguments) => drain::run(&arguments),
         Command::Hosts(arguments) => hosts::run(&arguments),
         Command::Runs(arguments) => runs::run(&arguments),
+        Command::Stacks(arguments) => stacks::run(&arguments),
         Command::TaskOwners(arguments) => task_owners::run(&arguments),
         Command::Job(arguments) => job::run(&arguments),
         Command::Audit(arguments) => audit::run(&arguments),
@@ -217,6 +220,7 @@ mod tests {
             include_str!("../../web/guide/preemption.md"),
             include_str!("../../web/guide/resharding.md"),
             include_str!("../../web/guide/platforms.md"),
+            include_str!("../../web/guide/stacks.md"),
             include_str!("../../web/guide/troubleshooting.md"),
             include_str!("../../web/guide/operations.md"),
             include_str!("../../web/guide/security.md"),

@@ -22,12 +22,16 @@ use crate::grpc::{self, ListenerJobRule};
 use crate::http::api::{GrpcListenerInfo, ProductVersion, ServerInfo, machine_name};
 use crate::http::{
     self, AccessControl, AppState, BodyMemoryBudget, EventStreamLimiter, HttpLimits, ListenerState,
-    ServerReadiness, TokenFile,
+    ServerReadiness, StackWaits, TokenFile,
 };
 use crate::meter;
 use crate::service::findings::{self, FindingMetrics, FindingStore};
 use crate::service::reports::{self, TransferReportMetrics};
-use crate::service::{ActivityHistory, AuditLog, AuditedOperations, BarrierHistory, StateHistory, Timelines};
+use crate::service::stacks::StackMetrics;
+use crate::service::{
+    ActivityHistory, AuditLog, AuditedOperations, BarrierHistory, StateHistory, Timelines,
+    request_stacks_for_findings,
+};
 use crate::telemetry::event_log::log_events;
 use crate::telemetry::log::LogMetrics;
 use crate::telemetry::metrics::{EventCounters, MetricSource, MetricSources, Metrics};
@@ -54,6 +58,7 @@ pub struct RunningServer {
     about: Arc<ServerInfo>,
     readiness: Arc<ServerReadiness>,
     streams: Arc<EventStreamLimiter>,
+    stack_waits: Arc<StackWaits>,
     audit: Arc<AuditLog>,
     guard: Arc<AccessControl>,
     config: Box<Config>,
@@ -198,6 +203,7 @@ impl RunningServer {
             about: Arc::new(build_server_info(&bound, &config.jobs)),
             readiness: Arc::default(),
             streams: Arc::new(EventStreamLimiter::new(config.server.http_streams)),
+            stack_waits: Arc::new(StackWaits::new(connections.http)),
             audit,
             guard,
             config: Box::new(config.clone()),
@@ -264,6 +270,9 @@ impl RunningServer {
             reports: Arc::clone(&reports),
             findings: Arc::clone(&findings),
         }));
+        let stacks = Arc::clone(edge.stack_collector());
+        others.push(Arc::new(StackMetrics(Arc::clone(&stacks))));
+        others.push(Arc::clone(&self.stack_waits) as Arc<dyn MetricSource>);
         others.push(Arc::new(TransferReportMetrics {
             engine: Arc::clone(&self.engine),
             reports: Arc::clone(&reports),
@@ -295,11 +304,14 @@ impl RunningServer {
             barriers,
             states,
             activity: Arc::clone(&activity),
+            stacks: Arc::clone(&stacks),
+            stack_waits: Arc::clone(&self.stack_waits),
             ..AppState::new(engine, readiness, Arc::clone(&self.about))
         };
         self.timers
             .spawn(reports::clean_up_reports_periodically(Arc::clone(&self.engine), Arc::clone(&reports)));
         self.timers.spawn(activity.sample_periodically(Arc::clone(&self.engine)));
+        self.timers.spawn(request_stacks_for_findings(Arc::clone(&operations), stacks));
         let engine = Arc::clone(&self.engine);
         self.timers.spawn(findings::run_detectors_periodically(engine, reports, findings, move |remedy| {
             operations.apply_automatic_exclusion(remedy)
@@ -382,6 +394,7 @@ impl RunningServer {
     pub async fn stop(mut self, within: Duration) {
         self.readiness.mark_stopping();
         self.streams.end_all_streams();
+        self.stack_waits.end_all_waits();
         let began = self.engine.clock().now();
         self.engine.stop();
         if !self.grpc.stop(within + GRPC_CLOSE_TIMEOUT).await {

@@ -17,7 +17,7 @@ use tonic_health::server::HealthReporter;
 use tower_service::Service as _;
 
 use super::dialect::{GENERATION_A_SERVICE, GENERATION_C_SERVICE, PEER_JOBS_SERVICE};
-use super::{task_claims_service, transfers_service};
+use super::{stacks_service, task_claims_service, transfers_service};
 use crate::coordination::{Code, Failure};
 use crate::http2::{ErrorCode, Http2Sender, StreamId, encode_header_block};
 use crate::proto::DESCRIPTORS;
@@ -29,13 +29,14 @@ pub(super) struct AuxiliaryServices {
 }
 
 /// The service names in health checks; the empty name is the server as a whole.
-const NAMES: [&str; 6] = [
+const NAMES: [&str; 7] = [
     "",
     GENERATION_A_SERVICE,
     GENERATION_C_SERVICE,
     task_claims_service::SERVICE,
     PEER_JOBS_SERVICE,
     transfers_service::SERVICE,
+    stacks_service::SERVICE,
 ];
 
 impl AuxiliaryServices {

@@ -1,5 +1,5 @@
 //! The gRPC port: the coordination service in both wire generations, calls about peer jobs, claims of task ids,
-//! transfer reports, health and reflection.
+//! transfer reports, stacks of workers, health and reflection.
 //!
 //! The port contains no rule of coordination. It translates a message to a
 //! [`Request`](crate::coordination::Request) for the driver ([`Engine`](crate::engine::Engine)), and the outcome to a
@@ -51,6 +51,7 @@ mod request_meta;
 mod responses;
 mod server;
 mod slot_table;
+mod stacks_service;
 mod status;
 mod task_claims_service;
 mod task_set_cache;

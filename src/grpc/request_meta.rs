@@ -10,7 +10,7 @@ use http::header::{CONTENT_TYPE, HeaderMap};
 use super::decoded_call::RequestDecoder;
 use super::dialect::{GENERATION_A_SERVICE, GENERATION_C_SERVICE, PEER_JOBS_SERVICE};
 use super::peer_jobs_service::{self, PeerQuestionDecoder};
-use super::{generation_a, generation_c, task_claims_service, transfers_service};
+use super::{generation_a, generation_c, stacks_service, task_claims_service, transfers_service};
 use crate::coordination::{Code, Failure};
 use crate::http2::{FromRequestHead, RequestHead};
 
@@ -99,6 +99,8 @@ pub(super) enum CallHandler {
     Coordination(RequestDecoder),
     /// The reports that workers send about their transfers.
     Reports,
+    /// What workers say that they are doing.
+    Stacks,
     /// The claims of processes on a task id.
     Claims,
     /// The questions of tasks about other jobs.
@@ -156,6 +158,7 @@ fn request_target(head: &RequestHead) -> Result<RequestTarget, RequestRefusal> {
             peer_jobs_service::request_decoder(method).map(CallHandler::PeerJobs)
         }
         Some((transfers_service::SERVICE, transfers_service::METHOD)) => Some(CallHandler::Reports),
+        Some((stacks_service::SERVICE, stacks_service::METHOD)) => Some(CallHandler::Stacks),
         _ => None,
     };
     if let Some(callee) = callee {

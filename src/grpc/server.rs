@@ -16,6 +16,7 @@ use crate::engine::Engine;
 use crate::http2::StateMemoryPool;
 use crate::meter::{self, Counter, Sharded};
 use crate::service::reports::TransferReportStore;
+use crate::service::stacks::StackCollector;
 use crate::telemetry::log_rate_limit::LogRateLimit;
 use crate::telemetry::traces::Traces;
 use crate::tls::{HandshakeFailures, TransportPolicy};
@@ -36,6 +37,7 @@ pub struct GrpcServer {
     /// The rate limit of log lines about clients whose authority leads to no job.
     pub(super) unroutable_log: Mutex<LogRateLimit<()>>,
     pub(super) transfers: Arc<TransferReportStore>,
+    pub(super) stacks: Arc<StackCollector>,
     /// `None`: calls are neither counted by method nor timed.
     pub(super) calls: Option<Box<Sharded<CallCounts>>>,
     /// `None`: calls are not traced.
@@ -80,6 +82,7 @@ impl GrpcServer {
             listener_tls: entrance,
             unroutable_log: Mutex::default(),
             transfers: Arc::default(),
+            stacks: Arc::default(),
             calls,
             traces,
         })
@@ -89,6 +92,12 @@ impl GrpcServer {
     #[must_use]
     pub fn report_store(&self) -> &Arc<TransferReportStore> {
         &self.transfers
+    }
+
+    /// Returns the requests for stacks, and the answers to them.
+    #[must_use]
+    pub fn stack_collector(&self) -> &Arc<StackCollector> {
+        &self.stacks
     }
 
     /// Returns the counters of the port.

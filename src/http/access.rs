@@ -167,6 +167,12 @@ impl AccessControl {
         }
     }
 
+    /// Returns whether the server may be reached as `host`, which may include a port.
+    #[must_use]
+    pub fn allows_host(&self, host: &str) -> bool {
+        self.hosts.allows(host)
+    }
+
     /// Returns whether the server has no tokens, so that every client may do everything.
     #[must_use]
     pub fn has_no_tokens(&self) -> bool {

@@ -10,9 +10,11 @@ use super::body::BodyMemoryBudget;
 use super::event_stream_limiter::EventStreamLimiter;
 use super::readiness::ServerReadiness;
 use super::redaction::RedactionPatterns;
+use super::stack_waits::StackWaits;
 use crate::engine::Engine;
 use crate::service::findings::{FindingMetrics, FindingStore};
 use crate::service::reports::TransferReportStore;
+use crate::service::stacks::{StackCollector, StackMetrics};
 use crate::service::{ActivityHistory, AuditLog, AuditedOperations, BarrierHistory, StateHistory, Timelines};
 use crate::telemetry::metrics::{MetricSource, Metrics};
 use crate::tls::HandshakeFailures;
@@ -52,6 +54,10 @@ pub struct AppState {
     pub states: Arc<StateHistory>,
     /// What the jobs did over the last minutes.
     pub activity: Arc<ActivityHistory>,
+    /// The requests for stacks, and the answers to them.
+    pub stacks: Arc<StackCollector>,
+    /// The requests of helpers that wait for them.
+    pub stack_waits: Arc<StackWaits>,
 }
 
 impl AppState {
@@ -66,8 +72,17 @@ impl AppState {
             reports: Arc::clone(&transfers),
             findings: Arc::clone(&findings),
         };
-        let own: Vec<Arc<dyn MetricSource>> =
-            vec![readiness.clone(), audit.clone(), streams.clone(), bodies.clone(), Arc::new(of_findings)];
+        let (stacks, stack_waits) = (Arc::<StackCollector>::default(), Arc::<StackWaits>::default());
+        let of_stacks = StackMetrics(Arc::clone(&stacks));
+        let own: Vec<Arc<dyn MetricSource>> = vec![
+            readiness.clone(),
+            audit.clone(),
+            streams.clone(),
+            bodies.clone(),
+            Arc::new(of_findings),
+            Arc::new(of_stacks),
+            stack_waits.clone(),
+        ];
         let metrics = Arc::new(Metrics::for_engine(&engine, own));
         let operations = AuditedOperations { engine: Arc::clone(&engine), audit, traces: None };
         Self {
@@ -84,6 +99,8 @@ impl AppState {
             barriers: Arc::default(),
             states: Arc::default(),
             activity: Arc::default(),
+            stacks,
+            stack_waits,
             streams,
             bodies,
             redaction: Arc::default(),

@@ -26,6 +26,8 @@
 //!   `/devices/map`
 //! - `GET /api/v1/jobs/{job}/barriers/arrivals`: every arrival at the latest barriers
 //! - `GET /api/v1/jobs/{job}/transfers`, `/transfers/tasks`: transfer reports of workers
+//! - `GET POST /api/v1/jobs/{job}/stacks`: the stacks of the tasks; `GET …/stacks/requests`, `POST …/stacks/answers`: for the
+//!   helpers in programs, which `GET /helper.py` serves
 //! - `GET /api/v1/jobs/{job}/keys`, `GET PUT DELETE …/keys/{key}`: the store of the present run
 //! - `GET /api/v1/jobs/{job}/activity`: what the job did over the last ten minutes
 //! - `GET /api/v1/jobs/{job}/findings`, `GET /api/v1/findings`: findings
@@ -77,6 +79,9 @@ mod route_builder;
 mod routes;
 mod runs;
 mod server_info;
+mod stack_helper;
+mod stack_waits;
+mod stacks;
 mod tables;
 mod task_owners;
 mod task_states;
@@ -105,3 +110,4 @@ pub use redaction::RedactionPatterns;
 pub use request_client::{PeerAddress, TransportSecurity};
 pub use route_access_table::RouteAccessTable;
 pub use routes::{health_router, metrics_router, route_access_table, router};
+pub use stack_waits::StackWaits;

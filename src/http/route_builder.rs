@@ -75,11 +75,22 @@ impl RouteBuilder {
         Self { router: self.router.routes(handlers), ..self }
     }
 
+    /// Adds such routes, at which programs report. Reports have no limit on their rate for each actor and no lines in the
+    /// audit.
+    pub fn add_described_report_routes(
+        mut self,
+        access: RequiredAccess,
+        handlers: UtoipaMethodRouter<AppState>,
+    ) -> Self {
+        for path in handlers.1.paths.keys() {
+            self.table.declare_report_route(path);
+        }
+        self.add_described_routes(access, handlers)
+    }
+
     /// Adds other routes.
     pub fn merge_routes(mut self, other: Self) -> Self {
-        for (access, method, path) in other.table.rows() {
-            self.table.add_route(access, method.clone(), path);
-        }
+        self.table.merge_table(other.table);
         Self { router: self.router.merge(other.router), ..self }
     }
 

@@ -11,7 +11,8 @@ use super::route_access_table::RouteAccessTable;
 use super::route_builder::RouteBuilder;
 use super::{
     AppState, activity, audit, barrier_arrivals, drain, events, exclusions, findings, health, hosts, jobs,
-    keys, metrics, openapi, pages, runs, server_info, task_owners, task_states, transfers,
+    keys, metrics, openapi, pages, runs, server_info, stack_helper, stacks, task_owners, task_states,
+    transfers,
 };
 
 /// Returns the REST routes.
@@ -54,6 +55,11 @@ fn api_routes() -> RouteBuilder {
         .add_described_routes(RequiredAccess::VIEWER, routes!(runs::show_device_map))
         .add_described_routes(RequiredAccess::VIEWER, routes!(transfers::show_transfers))
         .add_described_routes(RequiredAccess::VIEWER, routes!(transfers::list_task_transfers))
+        .add_described_routes(RequiredAccess::VIEWER, routes!(stacks::show_stacks))
+        .add_described_routes(RequiredAccess::OPERATOR, routes!(stacks::create_stack_request))
+        // The token of a program should permit as little as possible.
+        .add_described_routes(RequiredAccess::VIEWER, routes!(stacks::wait_for_stack_request))
+        .add_described_report_routes(RequiredAccess::VIEWER, routes!(stacks::accept_stack_answer))
         .add_described_routes(RequiredAccess::VIEWER, routes!(findings::list_job_findings))
         .add_described_routes(RequiredAccess::VIEWER, routes!(findings::list_all_findings))
         .add_described_routes(RequiredAccess::VIEWER, routes!(keys::list_keys))
@@ -80,6 +86,7 @@ fn metrics_routes() -> RouteBuilder {
 fn all_routes() -> RouteBuilder {
     RouteBuilder::default()
         .add_get_route(RequiredAccess::Public, "/version", server_info::show_version)
+        .add_get_route(RequiredAccess::Public, "/helper.py", stack_helper::serve_helper)
         // A client that logs in has not sent its token yet.
         .add_get_route(RequiredAccess::Public, "/login", login::show_login_page)
         .add_post_route(RequiredAccess::Public, "/login", login::log_in)

@@ -1,5 +1,5 @@
 //! The parts of the server that use no port: changes by operators and automatic rules, their audit, findings,
-//! timelines, and transfer reports.
+//! timelines, transfer reports and stacks.
 //!
 //! The HTTP port translates requests to [`JobOperation`]s. Findings can request automatic exclusions. Begin at
 //! [`AuditedOperations::perform_audited`].
@@ -18,6 +18,8 @@
 //! | `state_periods.rs` | the periods of each task of a run, computed from these states |
 //! | `records_by_run.rs` | a bounded list of records of a job's latest runs, which these three use |
 //! | `reports/` | transfer reports of native workers, outside of the state machine |
+//! | `stacks/` | requests for the stacks of tasks, and their answers, grouped by equal stacks |
+//! | `stack_requests.rs` | these requests with their audit, by operators and for findings |
 
 mod activity;
 mod actor_context;
@@ -28,6 +30,8 @@ mod operations;
 mod records_by_run;
 pub mod reports;
 mod role;
+mod stack_requests;
+pub mod stacks;
 mod state_history;
 mod state_periods;
 mod timelines;
@@ -38,6 +42,7 @@ pub use audit::{AuditFailurePolicy, AuditLine, AuditLog, AuditOutcome, AuditPage
 pub use barrier_history::BarrierHistory;
 pub use operations::{AuditedOperations, JobOperation};
 pub use role::AccessRole;
+pub use stack_requests::request_stacks_for_findings;
 pub use state_history::{RunMark, RunMarkKind, RunStateHistory, StateHistory};
 pub use state_periods::{RunStates, StatePeriod, TaskMark, TaskMarkKind, TaskStates};
 pub use timelines::{

@@ -157,7 +157,7 @@ fn audit_subject(command: &OperatorCommand, name: &JobName, after: Option<JobRea
 }
 
 /// Returns the summary of a finding as a reason: one line of limited length.
-fn reason_from_finding_summary(text: &str) -> String {
+pub(super) fn reason_from_finding_summary(text: &str) -> String {
     let safe = |letter: char| is_safe_single_line(letter.encode_utf8(&mut [0; 4]));
     let line: String = text.chars().map(|letter| if safe(letter) { letter } else { '?' }).collect();
     line.get(..line.floor_char_boundary(CommandReason::BYTES_MAX)).unwrap_or_default().to_owned()

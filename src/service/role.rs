@@ -15,7 +15,7 @@ use utoipa::ToSchema;
 pub enum AccessRole {
     /// Reads everything but the values of keys, by which tasks find and authenticate one another.
     Viewer,
-    /// Changes existing jobs: excludes, readmits, drains, reads and writes keys.
+    /// Changes existing jobs: excludes, readmits, drains, asks for stacks, reads and writes keys.
     Operator,
     /// Creates, reconfigures and deletes jobs.
     Admin,

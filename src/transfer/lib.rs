@@ -93,7 +93,7 @@ pub use base::peer_job::{PeerJob, TooManyJobs};
 pub use base::transport::{TransportChoice, TransportKind};
 pub use engine::clique_cache::CliqueKey;
 pub use engine::config::EngineConfig;
-pub use engine::handle::{Batch, BytesByTransport, ConnectionStatus, TransferEngine};
+pub use engine::handle::{Batch, BytesByTransport, ConnectionStatus, LaunchInFlight, TransferEngine};
 pub use engine::prepare_future::PrepareFuture;
 pub use engine::prepared_transfers::{LaunchOptions, PreparedTransfers, TransferSpec};
 pub use engine::reserved_launch::ReservedLaunch;

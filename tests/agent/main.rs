@@ -12,6 +12,7 @@ mod harness;
 mod metrics;
 mod peer_jobs;
 mod reconnect;
+mod stacks;
 mod steps;
 mod waiting_launches;
 mod worker;

@@ -13,6 +13,7 @@ mod operations;
 mod runs;
 mod serve;
 mod simulate;
+mod stacks;
 mod status;
 mod streams;
 mod transfer;

@@ -11,6 +11,7 @@ mod hosts;
 mod in_process_http_port;
 mod login;
 mod service;
+mod stacks;
 mod startup;
 #[path = "../support/mod.rs"]
 mod support;

@@ -30,6 +30,7 @@ mod rounds;
 mod server;
 #[path = "../support/skip.rs"]
 mod skip;
+mod stacks;
 mod stop;
 mod stopped_process;
 mod tls;
@@ -78,6 +79,7 @@ fn tests() -> Vec<Test> {
         drain::TESTS,
         exclude::TESTS,
         launch::TESTS,
+        stacks::TESTS,
         stop::TESTS,
         tls::TESTS,
     ]

@@ -53,7 +53,7 @@ pub const PARTS: &[Part] = &[
             // The text format of metrics, logs and traces: whoever measures something writes its own samples.
             &["telemetry"],
             // The programs on the machines of a job; the server's state besides the state machine.
-            &["agent", "host_checks", "service/reports"],
+            &["agent", "host_checks", "service/reports", "service/stacks"],
             &["service/findings", "simulator"],
             &["service"],
             // The bodies that the HTTP port and its clients exchange.

@@ -22,5 +22,6 @@ mod resource_limits;
 mod routing;
 mod second_client;
 mod services;
+mod stacks;
 #[path = "../support/mod.rs"]
 mod support;

@@ -24,9 +24,15 @@ async fn start_server_and_second_client() -> (MusterServer, SecondClient) {
 async fn health_is_served_for_the_server_and_for_each_service() {
     let (server, witness) = start_server_and_second_client().await;
     let mut health = HealthClient::new(Client::new(Generation::C, server.grpc).channel());
-    for service in
-        ["", SERVICES[0], SERVICES[1], "muster.v1.TaskClaims", "muster.v1.PeerJobs", "muster.v1.Transfers"]
-    {
+    for service in [
+        "",
+        SERVICES[0],
+        SERVICES[1],
+        "muster.v1.TaskClaims",
+        "muster.v1.PeerJobs",
+        "muster.v1.Transfers",
+        "muster.v1.Stacks",
+    ] {
         let answer = health.check(HealthCheckRequest { service: service.into() }).await.expect(service);
         assert_eq!(answer.into_inner().status().as_str_name(), "SERVING", "{service:?}");
     }
@@ -54,9 +60,12 @@ async fn reflection_lists_the_services_and_describes_them() {
     else {
         panic!("{first:?}");
     };
-    for name in
-        SERVICES.into_iter().chain(["muster.v1.TaskClaims", "muster.v1.PeerJobs", "muster.v1.Transfers"])
-    {
+    for name in SERVICES.into_iter().chain([
+        "muster.v1.TaskClaims",
+        "muster.v1.PeerJobs",
+        "muster.v1.Transfers",
+        "muster.v1.Stacks",
+    ]) {
         assert!(service.iter().any(|listed| listed.name == name), "{name} is not among {service:?}");
     }
     let second = answers.message().await.expect("an answer").expect("the second");

@@ -163,6 +163,7 @@ async fn run_idle(agent: &Agent, mut told: watch::Receiver<bool>) -> Result<(Pro
     let mut roster = agent.roster();
     let mut faces = RosterPrinter::default();
     let mut asked = false;
+    agent.host().set_activity("idle: follows who lives".to_owned());
     loop {
         faces.print_changes(&roster.borrow_and_update().clone())?;
         tokio::select! {
@@ -265,6 +266,7 @@ async fn run_exercise(
             cut.send_replace(false);
             continue;
         }
+        agent.host().set_activity(format!("exercise, step {}", exercise.next_step_number()));
         let stepping = exercise.run_step();
         tokio::pin!(stepping);
         let outcome = tokio::select! {

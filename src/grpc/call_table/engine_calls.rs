@@ -1,7 +1,8 @@
 //! Passes the calls of a connection to the driver, and answers or cancels the calls that wait.
 //!
 //! `request_bodies.rs` receives the bodies of requests. This module passes a transfer report not to the driver but
-//! to [`reports`](crate::service::reports), and answers it at once. Begin at `CallTable::dispatch_request`.
+//! to [`reports`](crate::service::reports), what a worker says that it is doing to [`stacks`](crate::service::stacks), and
+//! answers both at once. Begin at `CallTable::dispatch_request`.
 
 use http::HeaderMap;
 
@@ -15,10 +16,11 @@ use crate::grpc::dialect::Dialect;
 use crate::grpc::frame::RequestMessage;
 use crate::grpc::request_meta::{CallHandler, RequestMeta};
 use crate::grpc::responses;
-use crate::grpc::{peer_jobs_service, task_claims_service};
+use crate::grpc::{peer_jobs_service, stacks_service, task_claims_service};
 use crate::http2::{Http2Sender, StreamId};
 use crate::meter::Moment;
 use crate::proto::muster::v1::TransferReportAck;
+use crate::service::reports::AcceptedReport;
 use crate::telemetry::traces::CallEnd;
 
 impl CallTable {
@@ -31,10 +33,13 @@ impl CallTable {
         stream: StreamId,
     ) {
         match self.server.transfers.accept_report(&self.server.engine, job, &message.contents()) {
-            Ok(interval_ms) => {
+            Ok(AcceptedReport { task, incarnation, interval_ms }) => {
                 self.server.counts.shard_of_this_thread().calls.increment();
-                let now_us = self.server.engine.clock().now().0;
-                responses::send_message(sender, stream, &TransferReportAck { interval_ms, now_us });
+                let (engine, stacks) = (&self.server.engine, &self.server.stacks);
+                let stacks_request = stacks.request_for_worker(engine, job, task, incarnation);
+                let now_us = engine.clock().now().0;
+                let answer = TransferReportAck { interval_ms, now_us, stacks_request };
+                responses::send_message(sender, stream, &answer);
             }
             Err(refusal) => self.refuse_call(sender, stream, &refusal.into()),
         }
@@ -49,6 +54,24 @@ impl CallTable {
         stream: StreamId,
     ) {
         match task_claims_service::answer_task_claim(&self.server.engine, job, self.id, &message.contents()) {
+            Ok(answer) => {
+                self.server.counts.shard_of_this_thread().calls.increment();
+                responses::send_message(sender, stream, &answer);
+            }
+            Err(failure) => self.refuse_call(sender, stream, &failure),
+        }
+    }
+
+    /// Accepts what a worker says that it is doing, and answers at once.
+    fn accept_stack_answer(
+        &self,
+        sender: &mut Http2Sender,
+        job: JobId,
+        message: &RequestMessage,
+        stream: StreamId,
+    ) {
+        let (engine, stacks) = (&self.server.engine, &self.server.stacks);
+        match stacks_service::accept_stack_answer(engine, stacks, job, &message.contents()) {
             Ok(answer) => {
                 self.server.counts.shard_of_this_thread().calls.increment();
                 responses::send_message(sender, stream, &answer);
@@ -77,6 +100,7 @@ impl CallTable {
                 peer_jobs_service::decode_peer_call(&self.server.engine, job, reader, message)
             }
             CallHandler::Reports => return self.accept_transfer_report(sender, job, message, stream),
+            CallHandler::Stacks => return self.accept_stack_answer(sender, job, message, stream),
             CallHandler::Claims => return self.answer_task_claim(sender, job, message, stream),
         };
         let (job, call) = match decoded {

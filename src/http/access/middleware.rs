@@ -139,7 +139,8 @@ impl RequestAuthorizer {
 
     /// Runs the handler, and waits for the audit of a change.
     async fn call_handler_and_finish_audit(mut self, admitted: AdmittedRequest, next: Next) -> Response {
-        let attempt = (self.is_change && self.visitor.is_some()).then(|| RefusedRequest::from_request(&self));
+        let is_audited = self.is_change && !self.is_report;
+        let attempt = (is_audited && self.visitor.is_some()).then(|| RefusedRequest::from_request(&self));
         let author = self.visitor.as_ref().map(|visitor| {
             let parent = TraceParent::from_headers(&self.head.headers);
             ActorContext::new(visitor.actor.clone(), Some(visitor.role), parent)
@@ -165,7 +166,7 @@ impl RequestAuthorizer {
             let detail = problem.or(response.status().canonical_reason()).unwrap_or_default();
             self.audit_refusal(attempt, detail);
         }
-        if self.is_change {
+        if is_audited {
             self.site.operations.audit.wait_until_lines_durable().await;
         }
         response
@@ -354,7 +355,7 @@ impl RequestAuthorizer {
 
     /// Checks the rate of changes and of logins. The login itself checks the token.
     fn check_change_and_login_rates(&self) -> Result<(), Problem> {
-        if !self.is_change {
+        if !self.is_change || self.is_report {
             return Ok(());
         }
         let guard = self.access_control();
@@ -376,7 +377,7 @@ impl RequestAuthorizer {
 
     /// Checks that a change can be audited, if the settings require that.
     async fn check_audit_writable(&self) -> Result<(), Problem> {
-        if !self.is_change || self.access == RequiredAccess::Public {
+        if !self.is_change || self.is_report || self.access == RequiredAccess::Public {
             return Ok(());
         }
         self.site

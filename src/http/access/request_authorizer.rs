@@ -24,6 +24,8 @@ pub(super) struct RequestAuthorizer {
     pub access: RequiredAccess,
     /// The method changes state.
     pub is_change: bool,
+    /// The request is the report of a program, and not a change by an operator.
+    pub is_report: bool,
     /// A browser sent the request.
     pub is_browser: bool,
     pub channel: TransportSecurity,
@@ -42,6 +44,7 @@ impl RequestAuthorizer {
             source: ClientNetwork::of_request(&head.extensions),
             access: routes.required_access(&head.method, matched),
             is_change: !matches!(head.method, Method::GET | Method::HEAD | Method::OPTIONS),
+            is_report: routes.is_report_route(matched),
             is_browser: head.headers.contains_key(header::ORIGIN)
                 || head.headers.contains_key(&SEC_FETCH_SITE)
                 || cookie_value(&head.headers, cookies.session_cookie_name()).is_some()

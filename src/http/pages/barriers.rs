@@ -18,7 +18,7 @@ use super::named_tasks::NamedGroup;
 use super::snapshot::JobSnapshot;
 use super::status::barrier_display_name;
 use super::waterfall::{OpenedBarrier, Waterfall};
-use super::{amount, times};
+use super::{amount, stacks, times};
 use crate::coordination::{BarrierOutcome, BarrierRecord, JobName, StragglerView, TaskId, TaskView};
 use crate::http::extractors::{JobPath, QueryParams, ViewedRun};
 use crate::http::{AppState, Problem};
@@ -135,6 +135,10 @@ pub(super) fn render_fragments(
             Fragment::new("progress", &progress)?
         } else {
             Fragment::empty("progress")
+        },
+        match snapshot.pages.run {
+            None => stacks::render_summary_fragment(snapshot)?,
+            Some(_) => Fragment::empty("stack-summary"),
         },
         Fragment::new(
             "waterfall",

@@ -81,6 +81,7 @@ pub(super) enum NavEntry {
     Hosts,
     Timeline,
     Barriers,
+    Stacks,
     Task,
     Devices,
     Keys,

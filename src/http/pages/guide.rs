@@ -44,6 +44,7 @@ static CHAPTERS: [(&str, &[GuidePageSource]); 3] = [
         &[
             ("pages", "Use the pages", markdown!("pages")),
             ("troubleshooting", "Troubleshooting", markdown!("troubleshooting")),
+            ("stacks", "See what tasks are doing", markdown!("stacks")),
             ("findings", "Findings", findings_markdown),
             ("alerts", "Alerts", || include_str!("../../../dashboards/alerts.md").to_owned()),
             ("operations", "Exclude, readmit, drain", markdown!("operations")),

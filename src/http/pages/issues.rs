@@ -260,8 +260,8 @@ fn awaited_tasks_issue(snapshot: &JobSnapshot) -> Option<Issue> {
         times::has_no_timeout(&barrier.deadline, snapshot.captured_at()),
     );
     let need = Issue::new(snapshot, "warn", title, text, last_arrival_time(barrier));
-    let advice = "Take a stack of its process (py-spy dump) before anything else; then restart it, or exclude it if the \
-                  job can continue without it.";
+    let advice = "Look at its stack before anything else: on the page Stacks of the job, or with py-spy dump on its host. \
+                  Then restart it, or exclude it if the job can continue without it.";
     Some(need.with_tasks(snapshot, &missing).with_advice(advice, "/guide/states#awaited"))
 }
 

@@ -19,6 +19,7 @@ pub(super) enum LivePage {
     },
     Timeline(TimelinePageQuery),
     Barriers(BarriersPageQuery),
+    Stacks,
     Task {
         #[serde(default)]
         task: String,
@@ -211,7 +212,8 @@ mod tests {
                 by: "task".into(),
                 scale: "own".into(),
             }),
-            LivePage::Barriers(_) => LivePage::Task { task: "7".into() },
+            LivePage::Barriers(_) => LivePage::Stacks,
+            LivePage::Stacks => LivePage::Task { task: "7".into() },
             LivePage::Task { .. } => {
                 LivePage::Devices(DevicesPageQuery { task: odd(), fate: "moved".into() })
             }

@@ -62,6 +62,7 @@ mod run_comparison;
 mod search;
 mod snapshot;
 mod sparkline;
+mod stacks;
 mod state_chart;
 mod status;
 mod task;
@@ -141,6 +142,8 @@ pub(super) fn page_routes() -> RouteBuilder {
             "/jobs/{job}/exclusions/{id}/lift",
             exclusions::submit_lift_form,
         )
+        .add_get_route(RequiredAccess::VIEWER, "/jobs/{job}/stacks", stacks::show_stacks_page)
+        .add_post_route(RequiredAccess::OPERATOR, "/jobs/{job}/stacks", stacks::submit_stacks_form)
         .add_get_route(RequiredAccess::VIEWER, "/transfers", transfers::show_transfers_page)
         .add_get_route(RequiredAccess::VIEWER, "/audit", audit::show_audit_page)
         .add_get_route(RequiredAccess::VIEWER, "/search", search::show_search_page)

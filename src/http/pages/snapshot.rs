@@ -19,7 +19,11 @@ use crate::http::extractors::{JobPath, no_such_run};
 use crate::http::{AppState, Problem};
 use crate::service::findings::{self, Finding};
 use crate::service::reports::TransferReportStore;
+use crate::service::stacks::{StackCollector, StacksView};
 use crate::service::{JobTimeline, RunStateHistory, RunStates};
+
+/// The maximum number of awaited tasks whose stacks are shown beside them.
+const STACK_PLACES_MAX: usize = 64;
 
 /// What a snapshot copies from the state of a job.
 pub(super) struct CapturedState {
@@ -69,12 +73,16 @@ pub(super) struct JobSnapshot {
     /// The host of each task.
     pub host_assignment: HostAssignment,
     pub records: JobRecords,
+    /// The requests for stacks, which the pages that show them read.
+    pub stacks: Arc<StackCollector>,
     pub view: JobView,
     pub findings: Vec<Finding>,
     /// The status of each task, by task number.
     pub statuses: Vec<TaskStatus>,
     /// The time since which others have waited for a task.
     awaited: HashMap<TaskId, Timestamp>,
+    /// Where the main threads of awaited tasks were, by the latest stacks of the present run.
+    stack_places: BTreeMap<TaskId, String>,
     /// The number of devices that each task has published.
     devices: HashMap<TaskId, usize>,
     /// The fragments rendered so far, by page and query, shared by all viewers.
@@ -99,7 +107,7 @@ impl JobSnapshot {
             state_history: site.states.of_run(id, state.run()),
             reports: Arc::clone(&site.transfers),
         };
-        Some(Self::new(id, state, open, records))
+        Some(Self::new(id, state, open, records).with_stacks(Arc::clone(&site.stacks)))
     }
 
     /// Takes a snapshot of the job of a request.
@@ -151,6 +159,8 @@ impl JobSnapshot {
             hosts,
             host_assignment,
             records,
+            stacks: Arc::default(),
+            stack_places: BTreeMap::new(),
             view,
             findings: open,
             statuses: looks,
@@ -158,6 +168,20 @@ impl JobSnapshot {
             devices,
             made: Mutex::default(),
         }
+    }
+
+    /// Adds the stacks, and where the tasks are for which others wait.
+    fn with_stacks(self, stacks: Arc<StackCollector>) -> Self {
+        let mut awaited: BTreeMap<TaskId, Timestamp> =
+            self.awaited.iter().map(|(task, at)| (*task, *at)).collect();
+        while awaited.len() > STACK_PLACES_MAX && awaited.pop_last().is_some() {}
+        let stack_places = stacks.places_of(self.id, &self.roster, &awaited);
+        Self { stacks, stack_places, ..self }
+    }
+
+    /// Returns the latest request for stacks, with the first groups of main threads and of others.
+    pub fn stacks_view(&self, most: usize) -> StacksView {
+        self.stacks.view(self.id, &self.roster, self.captured_at(), None, most)
     }
 
     /// Returns the fragments under this name, and renders them if they are not cached.
@@ -253,6 +277,10 @@ impl JobSnapshot {
         let mut doing = task.map(|task| self.task_activity_text(task)).unwrap_or_default();
         if self.is_consequence(id) {
             doing.push_str(", following the first cause");
+        }
+        if let Some(place) = self.stack_places.get(&id) {
+            doing.push_str("; its stack: ");
+            doing.push_str(place);
         }
         TaskLabel {
             task: id,

@@ -25,7 +25,8 @@ pub(super) static DETECTOR: Detector = Detector {
     severity: Severity::Critical,
     means: "All other tasks wait at a barrier for a few tasks that are still connected. Their programs have not reached the \
             barrier, and while their heartbeats continue, no heartbeat timeout will clear this.",
-    advice: "Take a stack of the task's process (py-spy dump) before anything else. Usual causes: a deadlocked data loader, a \
+    advice: "Look at the stack of the task before anything else: Muster has requested it (page Stacks of the job); without the \
+             helper, use py-spy dump on its host. Usual causes: a deadlocked data loader, a \
              collective that its peers have left, a hung device or file system. Then restart the task.",
     detect,
 };

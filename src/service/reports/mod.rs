@@ -53,8 +53,8 @@ pub use parse::{
     HostChecksView, OUTCOMES_MAX, PAIRS_MAX, ReportError, STAGES_MAX,
 };
 pub use report_store::{
-    CONNECTIONS_KEPT, PAIRS_KEPT, REASON_FAILURES_KEPT, SERIES_KEPT, TASK_FAILURES_KEPT, TransferReportStore,
-    report_interval_ms,
+    AcceptedReport, CONNECTIONS_KEPT, PAIRS_KEPT, REASON_FAILURES_KEPT, SERIES_KEPT, TASK_FAILURES_KEPT,
+    TransferReportStore, report_interval_ms,
 };
 pub use view::{
     AbortView, ConnectionView, DurationView, FailureView, LinksView, OutcomeView, PairSeries, PairView,

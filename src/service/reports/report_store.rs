@@ -51,6 +51,17 @@ const BURST_WINDOW: Duration = Duration::from_secs(30);
 const INTERVAL_MS: usize = 1000;
 const TASKS_PER_INTERVAL: usize = 1000;
 
+/// A report that was accepted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AcceptedReport {
+    /// The task that reported.
+    pub task: TaskId,
+    /// Its incarnation.
+    pub incarnation: TaskIncarnation,
+    /// The time until the next report, in milliseconds.
+    pub interval_ms: u32,
+}
+
 /// Returns the report interval for this many tasks, in milliseconds. In a large job it is longer, so that all
 /// tasks together send about a thousand reports a second.
 #[must_use]
@@ -500,20 +511,26 @@ impl TransferReportStore {
         }
     }
 
-    /// Accepts a report and reports its failures as events. Returns the time until the next report, in
-    /// milliseconds.
+    /// Accepts a report and reports its failures as events.
     ///
     /// # Errors
     /// If the report is invalid or not from the present life; then nothing has changed.
-    pub fn accept_report(&self, engine: &Engine, job: JobId, bytes: &[u8]) -> Result<u32, ReportError> {
+    pub fn accept_report(
+        &self,
+        engine: &Engine,
+        job: JobId,
+        bytes: &[u8],
+    ) -> Result<AcceptedReport, ReportError> {
         let tasks = engine.read_under_lock(|core| core.job(job).map(|look| look.task_count()));
         let tasks = tasks.ok_or(ReportError::NoSuchJob)?;
-        let taken =
-            CheckedReport::parse(bytes, tasks).and_then(|report| self.store_report(engine, job, report));
+        let taken = CheckedReport::parse(bytes, tasks).and_then(|report| {
+            let of = (report.task, report.incarnation);
+            Ok((of, self.store_report(engine, job, report)?))
+        });
         match taken {
-            Ok(notes) => {
+            Ok(((task, incarnation), notes)) => {
                 notes.into_iter().for_each(|note| engine.record_transfer_failure(job, note));
-                Ok(report_interval_ms(tasks))
+                Ok(AcceptedReport { task, incarnation, interval_ms: report_interval_ms(tasks) })
             }
             Err(refusal) => {
                 if let Some(of_job) = self.lock_jobs().get(&job).cloned() {

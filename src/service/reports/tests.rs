@@ -71,7 +71,7 @@ impl StoreFixture {
     }
 
     fn accept_encoded_report(&self, bytes: &[u8]) -> Result<u32, ReportError> {
-        self.board.accept_report(&self.engine, self.job, bytes)
+        self.board.accept_report(&self.engine, self.job, bytes).map(|accepted| accepted.interval_ms)
     }
 
     fn task_incarnations(&self) -> TaskIncarnations {

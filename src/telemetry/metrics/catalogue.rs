@@ -201,6 +201,21 @@ catalogue! {
     /// When the findings were last looked for. If this stands still, nobody is looking.
     FINDINGS_LOOKED: Gauge "muster_findings_looked_timestamp_seconds" [];
 
+    /// Requests for the stacks of tasks; cause automatic: for a finding that says that tasks wait too long.
+    STACK_REQUESTS: Counter "muster_stack_requests_total" ["muster_job", "cause"];
+    /// Answers to these requests: accepted, or refused (not asked, late, a second one, invalid, no memory).
+    STACK_ANSWERS: Counter "muster_stack_answers_total" ["muster_job", "result"];
+    /// Tasks from which a helper or a worker has been heard that can send stacks.
+    STACK_HELPERS: Gauge "muster_stack_helpers" ["muster_job"];
+    /// Memory of the stacks of all jobs.
+    STACK_BYTES: Gauge "muster_stack_bytes" [];
+    /// The limit of muster_stack_bytes. Beyond it, the oldest request of another job loses its stacks.
+    STACK_BYTES_LIMIT: Gauge "muster_stack_bytes_limit" [];
+    /// Requests of helpers that wait at the server.
+    STACK_WAITS: Gauge "muster_stack_waits" [];
+    /// The limit of muster_stack_waits. Further helpers ask again and again instead.
+    STACK_WAITS_LIMIT: Gauge "muster_stack_waits_limit" [];
+
     /// Calls that were answered, or given up, by method, generation of the wire and code. Absent with rpc-metrics off.
     CALLS: Counter "muster_rpc_calls_total" ["method", "generation", "code"];
     /// How long calls took, from the turn in which they were read to their answer, or until they were given up. Calls that

@@ -278,6 +278,22 @@ impl TransferEngine {
         bytes
     }
 
+    /// Returns each launch in flight with each of its peers.
+    #[must_use]
+    pub fn launches_in_flight(&self) -> Vec<LaunchInFlight> {
+        let connections = lock(&self.0.shared.connections).clone();
+        let launches = connections.iter().flat_map(|connection| {
+            connection.in_flight_launches().into_iter().map(|launch| LaunchInFlight {
+                peer: connection.peer,
+                kind: connection.kind,
+                is_matched: launch.is_matched(),
+                bytes_left: launch.class_and_bytes_left().1,
+                age: launch.age(),
+            })
+        });
+        launches.collect()
+    }
+
     /// Returns the counters.
     #[must_use]
     pub fn counts(&self) -> &FailureCounters {
@@ -364,6 +380,21 @@ pub struct ConnectionStatus {
     pub launched: usize,
     /// The bytes moved.
     pub bytes: BytesByTransport,
+}
+
+/// A launch in flight with one of its peers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LaunchInFlight {
+    /// The peer.
+    pub peer: MemberId,
+    /// The transport of the lanes.
+    pub kind: TransportKind,
+    /// The peer has launched too.
+    pub is_matched: bool,
+    /// The bytes that are still to move.
+    pub bytes_left: u64,
+    /// The time since the launch.
+    pub age: Duration,
 }
 
 /// The bytes sent and received, by transport.

@@ -243,6 +243,16 @@ impl PeerLaunch {
         (self.limits.class, self.lists.total_bytes().saturating_sub(self.moved.load(Ordering::Relaxed)))
     }
 
+    /// Returns whether both sides have launched it.
+    pub fn is_matched(&self) -> bool {
+        self.is_matched.load(Ordering::Acquire)
+    }
+
+    /// Returns the time since the launch.
+    pub fn age(&self) -> Duration {
+        Duration::from_micros(self.launch.age_us())
+    }
+
     /// Records that the bytes `start..start + len` of the inbound stream are in place.
     pub fn record_arrived_bytes(&self, start: u64, len: u64) {
         self.add_progress(len);

@@ -1,0 +1,96 @@
+//! Decodes and answers the method of the gRPC service `muster.v1.Stacks`, by which a worker sends what it is doing.
+//!
+//! `service/stacks/` has the rules. An answer is routed to its job like every other call. Begin at
+//! [`accept_stack_answer`].
+
+use prost::bytes::Buf as _;
+use prost::encoding::{DecodeContext, decode_key, skip_field};
+use prost::{DecodeError, Message as _};
+
+use crate::coordination::{Code, Failure, JobId, TaskId, TaskIncarnation};
+use crate::engine::Engine;
+use crate::proto::muster::v1 as pb;
+use crate::service::stacks::{
+    InvalidStackAnswer, StackAnswerRefusal, StackCollector, StackFrame, THREADS_MAX, ThreadStack,
+    WORKER_ANSWER_BYTES_MAX,
+};
+
+/// The service's name on the wire.
+pub(super) const SERVICE: &str = "muster.v1.Stacks";
+/// Its only method.
+pub(super) const METHOD: &str = "Answer";
+
+/// The number of the field with the threads.
+const THREADS_TAG: u32 = 4;
+
+/// Accepts the answer in `message`.
+pub(super) fn accept_stack_answer(
+    engine: &Engine,
+    stacks: &StackCollector,
+    job: JobId,
+    message: &[u8],
+) -> Result<pb::StackAnswerAck, Failure> {
+    let accepted = decode_stack_answer(message).and_then(|(answer, threads)| {
+        let asked = (answer.request, task_id(answer.task), TaskIncarnation(answer.incarnation));
+        stacks.accept_worker_answer(engine, job, asked, threads)
+    });
+    match accepted {
+        Ok(()) => Ok(pb::StackAnswerAck {}),
+        Err(refusal) => Err(Failure::without_details(refusal_code(&refusal), refusal.to_string())),
+    }
+}
+
+/// Returns a task number of the wire; one that is too large is that of no task.
+fn task_id(task: u32) -> TaskId {
+    TaskId(i32::try_from(task).unwrap_or(-1))
+}
+
+/// Counts the threads before memory is allocated for them: an empty one takes two bytes of a message.
+fn count_threads(mut message: &[u8]) -> Result<usize, DecodeError> {
+    let mut count = 0;
+    while message.has_remaining() {
+        let (tag, kind) = decode_key(&mut message)?;
+        count += usize::from(tag == THREADS_TAG);
+        skip_field(kind, tag, &mut message, DecodeContext::default())?;
+    }
+    Ok(count)
+}
+
+fn decode_stack_answer(message: &[u8]) -> Result<(pb::StackAnswer, Vec<ThreadStack>), StackAnswerRefusal> {
+    if message.len() > WORKER_ANSWER_BYTES_MAX {
+        return Err(InvalidStackAnswer::TooLong(message.len()).into());
+    }
+    let unreadable = |error: DecodeError| InvalidStackAnswer::Unreadable(error.to_string());
+    let count = count_threads(message).map_err(unreadable)?;
+    if count > THREADS_MAX {
+        return Err(InvalidStackAnswer::TooManyThreads(count).into());
+    }
+    let mut answer = pb::StackAnswer::decode(message).map_err(unreadable)?;
+    let threads = std::mem::take(&mut answer.threads);
+    let frame = |function| StackFrame { function, file: String::new(), line: 0 };
+    let threads = threads.into_iter().map(|thread| ThreadStack {
+        name: thread.name,
+        main: thread.main,
+        frames: thread.frames.into_iter().map(frame).collect(),
+        frames_left_out: 0,
+        for_ms: thread.for_ms,
+    });
+    Ok((answer, threads.collect()))
+}
+
+fn refusal_code(refusal: &StackAnswerRefusal) -> Code {
+    match refusal {
+        StackAnswerRefusal::NoSuchJob
+        | StackAnswerRefusal::NoSuchTask(_)
+        | StackAnswerRefusal::NoSuchRequest(_) => Code::NotFound,
+        StackAnswerRefusal::Over(_)
+        | StackAnswerRefusal::NotAsked { .. }
+        | StackAnswerRefusal::WrongTicket { .. } => Code::FailedPrecondition,
+        StackAnswerRefusal::AlreadyAnswered { .. } => Code::AlreadyExists,
+        StackAnswerRefusal::StaleIncarnation(_) => Code::Aborted,
+        StackAnswerRefusal::Invalid(InvalidStackAnswer::TooLong(_)) | StackAnswerRefusal::NoRoom => {
+            Code::ResourceExhausted
+        }
+        StackAnswerRefusal::Invalid(_) => Code::InvalidArgument,
+    }
+}
