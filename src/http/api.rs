@@ -3,6 +3,8 @@
 //! The code that handles a body is in the module of its handler. Some bodies are views of the state machine
 //! (`JobView`, `TaskView`, …), which are defined in `coordination`. Begin at [`Problem`] and [`ServerInfo`].
 
+mod history;
+
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
@@ -10,15 +12,18 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::coordination::{
-    AutoExcludeRule, BarrierArrival, BarrierRecord, BarrierView, ClaimantView, CommandReason, Device,
-    ErrorDelivery, EventKind, ExclusionId, ExclusionView, HostId, HostView, JobName, JobSummary,
-    PreemptionView, RunListItem, RunNumber, RunState, TaskId, TaskOwnerView, TaskView, Timestamp,
+    AutoExcludeRule, BarrierView, ClaimantView, CommandReason, Device, ErrorDelivery, EventKind, ExclusionId,
+    ExclusionView, HostView, JobName, JobSummary, PreemptionView, RunListItem, RunNumber, RunState, TaskId,
+    TaskOwnerView, TaskView, Timestamp,
 };
 use crate::service::findings::Finding;
 use crate::service::reports::{
     ConnectionView, PairView, PeerJobView, TaskTransfers, Throughput, TransfersView,
 };
-use crate::service::{RunMark, TaskStates};
+
+pub use history::{
+    BarrierArrivalsPage, BarrierArrivalsView, EndedBarrierView, TaskStatesPage, TaskStatesView,
+};
 
 /// The type of the problem that a job does not exist.
 pub const NO_SUCH_JOB: &str = "/problems/no-such-job";
@@ -242,23 +247,6 @@ pub struct BarriersPage {
     pub next: Option<u64>,
 }
 
-/// An ended instance of a barrier.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[schema(as = EndedBarrier)]
-pub struct EndedBarrierView {
-    /// The time from the first arrival to its end, in microseconds.
-    pub duration_us: u64,
-    /// Its record.
-    #[serde(flatten)]
-    pub record: BarrierRecord,
-}
-
-impl From<BarrierRecord> for EndedBarrierView {
-    fn from(record: BarrierRecord) -> Self {
-        Self { duration_us: record.ended.0.saturating_sub(record.began.0), record }
-    }
-}
-
 /// A page of devices, by platform and global id.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DevicesPage {
@@ -266,54 +254,6 @@ pub struct DevicesPage {
     pub devices: Vec<Device>,
     /// The value of `after` for the next page; none on the last page.
     pub next: Option<u64>,
-}
-
-/// A task over a run, with its host.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct TaskStatesView {
-    /// The host on which it is, or was at the end of the run, if one is known.
-    pub host: Option<HostId>,
-    /// The task.
-    #[serde(flatten)]
-    pub states: TaskStates,
-}
-
-/// The states of tasks over a run: a page of tasks, by number.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct TaskStatesPage {
-    /// The run.
-    pub run: RunNumber,
-    /// The time at which the run opened.
-    pub opened_at: Timestamp,
-    /// The time up to which the states are known: the end of the run or the last change after it, or now.
-    pub until: Timestamp,
-    /// The time from which on the states are known, if the oldest changes are no longer kept.
-    pub known_since: Option<Timestamp>,
-    /// The moments of the run, the oldest first.
-    pub marks: Vec<RunMark>,
-    /// The tasks of this page.
-    pub tasks: Vec<TaskStatesView>,
-    /// The value of `after` for the next page; none on the last page.
-    pub next: Option<TaskId>,
-}
-
-/// An ended barrier with every arrival.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct BarrierArrivalsView {
-    /// The run.
-    pub run: RunNumber,
-    /// The record of the barrier.
-    #[serde(flatten)]
-    pub barrier: EndedBarrierView,
-    /// Every arrival, by task.
-    pub arrivals: Vec<BarrierArrival>,
-}
-
-/// The latest ended barriers of a job with their arrivals, the newest first.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct BarrierArrivalsPage {
-    /// The barriers.
-    pub barriers: Vec<BarrierArrivalsView>,
 }
 
 /// A page of a job's hosts, in the order of their first task.

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::harness::{MusterServer, PATIENCE, Process, muster, run, wait_until};
+use crate::harness::{MusterServer, Process, muster, run, wait_until};
 
 const JOB: &str = "/api/v1/jobs/default";
 
@@ -40,7 +40,7 @@ fn an_ended_run_keeps_its_pages_and_is_compared_with_the_next_one() {
     complete_run(&server);
     let present = json(&server, "/tasks?run=1");
     complete_run(&server);
-    wait_until(PATIENCE, "the second run ends", || json(&server, "/runs/2")["state"] == "completed");
+    wait_until("the second run ends", || json(&server, "/runs/2")["state"] == "completed");
 
     let runs = json(&server, "/runs");
     assert_eq!((&runs["runs"][0]["number"], &runs["runs"][1]["number"]), (&2.into(), &1.into()), "{runs}");
