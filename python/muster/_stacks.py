@@ -178,7 +178,8 @@ def show_stacks(
                 detail = answer.get("detail") if isinstance(answer, dict) else None
                 if status in (401, 403, 404, 421):
                     self.warn(str(detail or status))
-                raise OSError(f"status {status}")
+                # A wrong token is not tried again soon: the server counts wrong tokens of this network.
+                raise (PermissionError if status in (401, 403, 421) else OSError)(f"status {status}")
 
         def serve_once(self, number: int, after: int) -> "tuple[int, float]":
             """Waits for a request and answers it. Returns the last request and the pause until the next call."""
@@ -219,7 +220,7 @@ def show_stacks(
                         failures = 0
                 except Exception as error:
                     log.debug("no connection to Muster for stacks: %r", error)
-                    failures = min(failures + 1, 6)
+                    failures = 6 if isinstance(error, PermissionError) else min(failures + 1, 6)
                     pause = min(2.0**failures, pause_max_s) * chance.uniform(0.5, 1.5)
                 if pause > 0 and not self.ended:
                     time.sleep(pause)
