@@ -72,7 +72,7 @@ pub(super) async fn list_task_states(
     let RunStates { run, opened_at, until, known_since, marks, tasks, .. } = outline.states(&site, &job);
     let tasks = tasks.into_iter().filter(|of| query.task.is_none_or(|task| of.task == TaskId(task)));
     let (tasks, next) = query.format.paginate(tasks, query.after.map(TaskId), query.limit, |of| of.task);
-    let with_host = |states: crate::service::TaskStates| TaskStatesView {
+    let with_host = |states: crate::service::TaskPeriods| TaskStatesView {
         host: hosts.host_of(states.task).map(|host| host.name.clone()),
         states,
     };

@@ -23,7 +23,11 @@ pub(super) enum QueuedFrame {
 #[derive(Debug)]
 pub(super) struct StreamOutput {
     window: i64,
-    /// The frames that wait; on most streams none ever do.
+    /// The frames that wait; on most streams none ever do, and a peer may have very many streams in progress.
+    #[expect(
+        clippy::box_collection,
+        reason = "eight bytes in a stream without waiting frames, not thirty-two"
+    )]
     waiting: Option<Box<VecDeque<QueuedFrame>>>,
     /// Whether the stream is in the queue.
     is_queued: bool,

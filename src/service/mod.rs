@@ -44,7 +44,7 @@ pub use operations::{AuditedOperations, JobOperation};
 pub use role::AccessRole;
 pub use stack_requests::request_stacks_for_findings;
 pub use state_history::{RunMark, RunMarkKind, RunStateHistory, StateHistory};
-pub use state_periods::{RunStates, StatePeriod, TaskMark, TaskMarkKind, TaskStates};
+pub use state_periods::{RunStates, StatePeriod, TaskMark, TaskMarkKind, TaskPeriods};
 pub use timelines::{
     CausalRole, JobTimeline, TIMELINE_ENTRIES_MAX, TimelineEntry, TimelineTone, Timelines,
     barrier_display_name,

@@ -32,7 +32,7 @@ const NO_TASK: TaskId = TaskId(-1);
 
 /// A change of a task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum TaskChange {
+pub(super) enum StateChange {
     Registering,
     /// Its registration was withdrawn.
     Withdrawn,
@@ -50,10 +50,10 @@ pub(super) enum TaskChange {
 
 /// A change of a task, with its time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct TaskChangeRecord {
+pub(super) struct StateChangeRecord {
     pub at: Timestamp,
     pub task: TaskId,
-    pub change: TaskChange,
+    pub change: StateChange,
 }
 
 /// The kinds of marks of a run.
@@ -97,7 +97,7 @@ pub struct RunMark {
 /// The changes in one run.
 #[derive(Debug, Clone)]
 pub struct RunStateHistory {
-    pub(super) chunks: Vec<Arc<Vec<TaskChangeRecord>>>,
+    pub(super) chunks: Vec<Arc<Vec<StateChangeRecord>>>,
     pub(super) marks: Vec<RunMark>,
     /// The oldest changes were dropped.
     pub(super) is_truncated: bool,
@@ -105,7 +105,7 @@ pub struct RunStateHistory {
 
 impl RunStateHistory {
     /// Returns the changes, the oldest first.
-    pub(super) fn changes(&self) -> impl Iterator<Item = TaskChangeRecord> {
+    pub(super) fn changes(&self) -> impl Iterator<Item = StateChangeRecord> {
         self.chunks.iter().flat_map(|chunk| chunk.iter().copied())
     }
 }
@@ -113,7 +113,7 @@ impl RunStateHistory {
 /// The changes in a job's latest runs.
 #[derive(Debug)]
 struct JobStateHistory {
-    chunks: RecordsByRun<Arc<Vec<TaskChangeRecord>>>,
+    chunks: RecordsByRun<Arc<Vec<StateChangeRecord>>>,
     marks: RecordsByRun<RunMark>,
     /// The tasks of exclusions in force.
     excluded: BTreeMap<ExclusionId, Vec<TaskId>>,
@@ -126,15 +126,15 @@ impl Default for JobStateHistory {
 }
 
 impl JobStateHistory {
-    fn add_change(&mut self, run: RunNumber, at: Timestamp, task: TaskId, change: TaskChange) {
-        let record = TaskChangeRecord { at, task, change };
+    fn add_change(&mut self, run: RunNumber, at: Timestamp, task: TaskId, change: StateChange) {
+        let record = StateChangeRecord { at, task, change };
         match self.chunks.newest_mut(run).filter(|chunk| chunk.len() < CHANGES_OF_CHUNK) {
             Some(chunk) => Arc::make_mut(chunk).push(record),
             None => self.chunks.add(run, Arc::new(vec![record]), CHUNK_BOUNDS),
         }
     }
 
-    fn add_changes(&mut self, run: RunNumber, at: Timestamp, tasks: &[TaskId], change: TaskChange) {
+    fn add_changes(&mut self, run: RunNumber, at: Timestamp, tasks: &[TaskId], change: StateChange) {
         for task in tasks {
             self.add_change(run, at, *task, change);
         }
@@ -143,17 +143,17 @@ impl JobStateHistory {
     fn add_event(&mut self, event: &JobEvent) {
         let (run, at) = (event.run, event.at);
         let (task, change) = match &event.what {
-            EventKind::TaskRegistering { task, .. } => (*task, TaskChange::Registering),
-            EventKind::RegistrationWithdrawn { task } => (*task, TaskChange::Withdrawn),
+            EventKind::TaskRegistering { task, .. } => (*task, StateChange::Registering),
+            EventKind::RegistrationWithdrawn { task } => (*task, StateChange::Withdrawn),
             EventKind::BarrierFailed { barrier, .. } if **barrier == *REGISTRATION_BARRIER_ID => {
-                (NO_TASK, TaskChange::RegistrationFailed)
+                (NO_TASK, StateChange::RegistrationFailed)
             }
-            EventKind::TaskConnected { task, .. } => (*task, TaskChange::Connected),
-            EventKind::TaskSuperseded { task, .. } => (*task, TaskChange::Superseded),
-            EventKind::TaskSuspected { task } => (*task, TaskChange::Suspected),
-            EventKind::TaskReturned { task } => (*task, TaskChange::Returned),
-            EventKind::TaskDisconnected { task } => (*task, TaskChange::Disconnected),
-            EventKind::TaskFailed { task, class } => (*task, TaskChange::Failed(*class)),
+            EventKind::TaskConnected { task, .. } => (*task, StateChange::Connected),
+            EventKind::TaskSuperseded { task, .. } => (*task, StateChange::Superseded),
+            EventKind::TaskSuspected { task } => (*task, StateChange::Suspected),
+            EventKind::TaskReturned { task } => (*task, StateChange::Returned),
+            EventKind::TaskDisconnected { task } => (*task, StateChange::Disconnected),
+            EventKind::TaskFailed { task, class } => (*task, StateChange::Failed(*class)),
             EventKind::Excluded { exclusion, target, tasks, .. } => {
                 let mut tasks = tasks.clone();
                 if let ExclusionTarget::Task(task) = target
@@ -161,7 +161,7 @@ impl JobStateHistory {
                 {
                     tasks.push(*task);
                 }
-                self.add_changes(run, at, &tasks, TaskChange::Excluded);
+                self.add_changes(run, at, &tasks, StateChange::Excluded);
                 let kept: usize = self.excluded.values().map(Vec::len).sum();
                 if kept + tasks.len() <= EXCLUDED_TASKS_KEPT {
                     self.excluded.insert(*exclusion, tasks);
@@ -170,7 +170,7 @@ impl JobStateHistory {
             }
             EventKind::Readmitted { exclusion, .. } => {
                 let tasks = self.excluded.remove(exclusion).unwrap_or_default();
-                return self.add_changes(run, at, &tasks, TaskChange::Readmitted);
+                return self.add_changes(run, at, &tasks, StateChange::Readmitted);
             }
             EventKind::FirstCause { task } => return self.add_mark(event, RunMarkKind::FirstCause, *task),
             EventKind::DrainRequested { .. } => {

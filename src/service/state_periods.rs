@@ -5,7 +5,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::state_history::{RunMark, RunStateHistory, TaskChange};
+use super::state_history::{RunMark, RunStateHistory, StateChange};
 use crate::coordination::{FailureClass, RunNumber, TaskId, TaskPhase, Timestamp};
 
 /// A period for which a task was in one state. A restarted task begins a new one.
@@ -63,7 +63,7 @@ pub struct TaskMark {
 
 /// One task over a run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct TaskStates {
+pub struct TaskPeriods {
     /// The task.
     pub task: TaskId,
     /// Its periods, the oldest first, without gaps between them.
@@ -72,7 +72,7 @@ pub struct TaskStates {
     pub marks: Vec<TaskMark>,
 }
 
-impl TaskStates {
+impl TaskPeriods {
     fn new(task: TaskId, opened_at: Option<Timestamp>) -> Self {
         let missing = |from| StatePeriod { state: TaskPhase::Missing, from, until: None };
         Self { task, periods: opened_at.map(missing).into_iter().collect(), marks: Vec::new() }
@@ -104,20 +104,20 @@ impl TaskStates {
         self.marks.push(TaskMark { at, kind, class });
     }
 
-    fn apply_change(&mut self, at: Timestamp, change: TaskChange) {
+    fn apply_change(&mut self, at: Timestamp, change: StateChange) {
         match change {
-            TaskChange::Registering => self.begin_period(TaskPhase::Registering, at),
-            TaskChange::Withdrawn | TaskChange::RegistrationFailed => self.end_registration(at),
-            TaskChange::Connected | TaskChange::Returned => self.begin_period(TaskPhase::Connected, at),
-            TaskChange::Suspected => self.begin_period(TaskPhase::Suspect, at),
-            TaskChange::Disconnected => self.begin_period(self.phase_after_shutdown(), at),
-            TaskChange::Failed(class) => {
+            StateChange::Registering => self.begin_period(TaskPhase::Registering, at),
+            StateChange::Withdrawn | StateChange::RegistrationFailed => self.end_registration(at),
+            StateChange::Connected | StateChange::Returned => self.begin_period(TaskPhase::Connected, at),
+            StateChange::Suspected => self.begin_period(TaskPhase::Suspect, at),
+            StateChange::Disconnected => self.begin_period(self.phase_after_shutdown(), at),
+            StateChange::Failed(class) => {
                 self.begin_period(TaskPhase::Failed, at);
                 self.add_mark(at, TaskMarkKind::Failed, Some(class));
             }
-            TaskChange::Superseded => self.add_mark(at, TaskMarkKind::Restarted, None),
-            TaskChange::Excluded => self.add_mark(at, TaskMarkKind::Excluded, None),
-            TaskChange::Readmitted => self.add_mark(at, TaskMarkKind::Readmitted, None),
+            StateChange::Superseded => self.add_mark(at, TaskMarkKind::Restarted, None),
+            StateChange::Excluded => self.add_mark(at, TaskMarkKind::Excluded, None),
+            StateChange::Readmitted => self.add_mark(at, TaskMarkKind::Readmitted, None),
         }
     }
 
@@ -146,7 +146,7 @@ pub struct RunStates {
     /// The moments of the run, the oldest first.
     pub marks: Vec<RunMark>,
     /// Every task, by number.
-    pub tasks: Vec<TaskStates>,
+    pub tasks: Vec<TaskPeriods>,
 }
 
 impl RunStates {
@@ -161,11 +161,11 @@ impl RunStates {
     ) -> Self {
         let first_known = if history.is_truncated { None } else { Some(opened_at) };
         let ids = (0..i32::try_from(tasks).unwrap_or(i32::MAX)).map(TaskId);
-        let mut tasks: Vec<TaskStates> = ids.map(|task| TaskStates::new(task, first_known)).collect();
+        let mut tasks: Vec<TaskPeriods> = ids.map(|task| TaskPeriods::new(task, first_known)).collect();
         let mut until = ended_at.unwrap_or(now);
         for record in history.changes() {
             until = until.max(record.at);
-            if record.change == TaskChange::RegistrationFailed {
+            if record.change == StateChange::RegistrationFailed {
                 tasks.iter_mut().for_each(|task| task.end_registration(record.at));
                 continue;
             }

@@ -53,8 +53,12 @@ pub async fn operations_of_all_routes(house: &InProcessHttpPort) -> Vec<RouteOpe
     assert!(chapters.len() > 5 && !files.is_empty(), "{chapters:?} {files:?}");
     let mut all = Vec::new();
     for (access, method, path) in route_access_table().rows() {
-        let path =
-            path.replace("{job}", "a").replace("{id}", "1").replace("{task}", "0").replace("{host}", "h");
+        let path = path
+            .replace("{job}", "a")
+            .replace("{id}", "1")
+            .replace("{task}", "0")
+            .replace("{host}", "h")
+            .replace("{run}", "1");
         let path = path.replace("{*key}", "k");
         for filled in match path.as_str() {
             "/guide/{page}" => chapters.iter().map(|name| format!("/guide/{name}")).collect(),

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::coordination::{BarrierArrival, BarrierRecord, HostId, RunNumber, TaskId, Timestamp};
-use crate::service::{RunMark, TaskStates};
+use crate::service::{RunMark, TaskPeriods};
 
 /// An ended instance of a barrier.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -32,7 +32,7 @@ pub struct TaskStatesView {
     pub host: Option<HostId>,
     /// The task.
     #[serde(flatten)]
-    pub states: TaskStates,
+    pub states: TaskPeriods,
 }
 
 /// The states of tasks over a run: a page of tasks, by number.

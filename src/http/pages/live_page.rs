@@ -103,7 +103,7 @@ pub(super) struct TimelinePageQuery {
     /// The task to which the page is limited.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub task: String,
-    /// The lanes of the picture: `task`, or else hosts.
+    /// The rows of the picture: `task`, or else hosts.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub by: String,
     /// The beginning and the end of the shown time, in microseconds since the Unix epoch; without them the whole run.
@@ -111,7 +111,7 @@ pub(super) struct TimelinePageQuery {
     pub from: String,
     #[serde(skip_serializing_if = "String::is_empty")]
     pub until: String,
-    /// The page of lanes, counted from 1.
+    /// The page of rows, counted from 1.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub rows: String,
 }

@@ -1,8 +1,8 @@
-//! Draws the states of tasks over a run: a lane for each host or task, with its states from left to right, and marks for
+//! Draws the states of tasks over a run: a row for each host or task, with its states from left to right, and marks for
 //! failures, restarts and exclusions.
 //!
-//! In the lane of a host, each state is as high as the share of the host's tasks in that state. So the lane of a single task
-//! shows one state at a time, and the lane of ten thousand shows how many are in each. Lanes in which trouble began first
+//! In the row of a host, each state is as high as the share of the host's tasks in that state. So the row of a single task
+//! shows one state at a time, and the row of ten thousand shows how many are in each. Rows in which trouble began first
 //! come first. `service/state_periods.rs` computes the periods. Begin at [`StateChart::new`].
 
 use std::collections::BTreeMap;
@@ -12,25 +12,25 @@ use super::links::{host_page_path, short_host_name, task_page_path, task_ranges_
 use super::live_page::TimelinePageQuery;
 use super::snapshot::JobSnapshot;
 use crate::coordination::{HostId, TaskId, TaskPhase, Timestamp};
-use crate::service::{RunStates, TaskMarkKind, TaskStates};
+use crate::service::{RunStates, TaskMarkKind, TaskPeriods};
 use crate::text::{format_grouped, format_micros};
 
-/// The maximum number of lanes on a page.
-const LANES_OF_PAGE: usize = 40;
+/// The maximum number of rows on a page.
+const ROWS_OF_PAGE: usize = 40;
 /// The number of columns in which states are counted.
 const COLUMNS: usize = 500;
-/// The width of a column, and the height of a lane and of its area, in units of the picture.
+/// The width of a column, and the height of a row and of its area, in units of the picture.
 const COLUMN_WIDTH: usize = 2;
-pub(super) const LANE_HEIGHT: usize = 22;
+pub(super) const ROW_HEIGHT: usize = 22;
 const AREA_HEIGHT: usize = 16;
-/// The maximum number of marks of one kind in a lane.
+/// The maximum number of marks of one kind in a row.
 const MARKS_MAX: usize = 60;
 /// The number of steps in which a run that goes on grows over the picture.
 const STEPS_OF_NOW: u64 = 100;
 /// The least length of the shown time, in microseconds.
 const SHORTEST_US: u64 = 1_000;
 
-/// The phases that are drawn, from the bottom of a lane to its top. Missing tasks leave it empty.
+/// The phases that are drawn, from the bottom of a row to its top. Missing tasks leave it empty.
 const DRAWN: [TaskPhase; 5] = [
     TaskPhase::Connected,
     TaskPhase::Registering,
@@ -144,28 +144,28 @@ pub(super) struct AxisMark {
     pub text: String,
 }
 
-/// The area of one state in a lane.
+/// The area of one state in a row.
 pub(super) struct StateArea {
     pub state: TaskPhase,
     pub path: String,
 }
 
-/// The marks of one kind in a lane.
-pub(super) struct LaneMarks {
+/// The marks of one kind in a row.
+pub(super) struct RowMarks {
     pub kind: TaskMarkKind,
     /// Their places.
     pub places: Vec<usize>,
 }
 
 /// A host or a task over the shown time.
-pub(super) struct Lane {
+pub(super) struct StateRow {
     pub label: String,
     pub path: String,
     pub description: String,
     pub tasks: String,
     pub y: usize,
     pub areas: Vec<StateArea>,
-    pub marks: Vec<LaneMarks>,
+    pub marks: Vec<RowMarks>,
     /// The number of failures, restarts and exclusions of its tasks in the shown time.
     pub counts: Vec<(TaskMarkKind, usize)>,
     pub first_trouble: Option<Timestamp>,
@@ -181,10 +181,10 @@ pub(super) struct RunMoment {
 
 /// The picture.
 pub(super) struct StateChart {
-    pub lanes: Vec<Lane>,
+    pub rows: Vec<StateRow>,
     pub by_host: bool,
     pub can_group: bool,
-    /// The number of all lanes, and of those before the first shown.
+    /// The number of all rows, and of those before the first shown.
     pub total: usize,
     pub skipped: usize,
     pub marks: Vec<AxisMark>,
@@ -196,13 +196,13 @@ pub(super) struct StateChart {
     query: TimelinePageQuery,
 }
 
-/// The tasks of one lane.
-struct LaneGroup<'a> {
+/// The tasks of one row.
+struct RowGroup<'a> {
     host: Option<&'a HostId>,
-    tasks: Vec<&'a TaskStates>,
+    tasks: Vec<&'a TaskPeriods>,
 }
 
-impl LaneGroup<'_> {
+impl RowGroup<'_> {
     fn first_trouble(&self) -> Option<Timestamp> {
         self.tasks.iter().filter_map(|task| task.first_trouble_at()).min()
     }
@@ -218,18 +218,18 @@ impl StateChart {
         let window = TimeWindow::new(states, query);
         let can_group = snapshot.host_assignment.hosts().iter().any(|host| host.tasks.len() > 1);
         let by_host = can_group && query.by != "task" && query.task_filter().is_none();
-        let mut groups = lane_groups(snapshot, states, query, by_host);
+        let mut groups = row_groups(snapshot, states, query, by_host);
         groups.sort_by_key(|group| {
             let first = group.tasks.first().map_or(0, |task| task.task.0);
             (group.first_trouble().map_or(u64::MAX, |at| at.0), first)
         });
         let total = groups.len();
         let page = query.rows.trim().parse::<usize>().unwrap_or(1).max(1);
-        let skipped = ((page - 1).saturating_mul(LANES_OF_PAGE))
-            .min(total.saturating_sub(1) / LANES_OF_PAGE * LANES_OF_PAGE);
-        let shown = groups.iter().skip(skipped).take(LANES_OF_PAGE).enumerate();
-        let lanes: Vec<Lane> =
-            shown.map(|(place, group)| lane(snapshot, group, window, place * LANE_HEIGHT)).collect();
+        let skipped = ((page - 1).saturating_mul(ROWS_OF_PAGE))
+            .min(total.saturating_sub(1) / ROWS_OF_PAGE * ROWS_OF_PAGE);
+        let shown = groups.iter().skip(skipped).take(ROWS_OF_PAGE).enumerate();
+        let rows: Vec<StateRow> =
+            shown.map(|(place, group)| state_row(snapshot, group, window, place * ROW_HEIGHT)).collect();
         let moments = states.marks.iter().filter(|mark| window.includes(mark.at.0)).map(|mark| RunMoment {
             x: window.place_of(mark.at.0),
             text: match mark.task {
@@ -238,8 +238,8 @@ impl StateChart {
             },
         });
         Self {
-            height: lanes.len() * LANE_HEIGHT,
-            lanes,
+            height: rows.len() * ROW_HEIGHT,
+            rows,
             by_host,
             can_group,
             total,
@@ -252,19 +252,19 @@ impl StateChart {
         }
     }
 
-    /// Returns the query of the page with lanes by host or by task.
+    /// Returns the query of the page with rows by host or by task.
     pub fn query_by(&self, by: &str) -> String {
         TimelinePageQuery { by: by.to_owned(), rows: String::new(), ..self.query.clone() }.to_query()
     }
 
-    /// Returns the query of the page at a page of lanes, counted from 1.
+    /// Returns the query of the page at a page of rows, counted from 1.
     pub fn query_at_page(&self, page: usize) -> String {
         TimelinePageQuery { rows: page.to_string(), ..self.query.clone() }.to_query()
     }
 
-    /// Returns the page of lanes, counted from 1, and the number of pages.
+    /// Returns the page of rows, counted from 1, and the number of pages.
     pub fn page_of_pages(&self) -> (usize, usize) {
-        (self.skipped / LANES_OF_PAGE + 1, self.total.div_ceil(LANES_OF_PAGE).max(1))
+        (self.skipped / ROWS_OF_PAGE + 1, self.total.div_ceil(ROWS_OF_PAGE).max(1))
     }
 
     fn query_of_window(&self, (from, until): (u64, u64)) -> String {
@@ -296,23 +296,23 @@ impl StateChart {
 }
 
 /// Groups the tasks of a run by host, or one by one.
-fn lane_groups<'a>(
+fn row_groups<'a>(
     snapshot: &'a JobSnapshot,
     states: &'a RunStates,
     query: &TimelinePageQuery,
     by_host: bool,
-) -> Vec<LaneGroup<'a>> {
+) -> Vec<RowGroup<'a>> {
     let wanted = query.task_filter();
-    let mut groups: BTreeMap<(Option<&HostId>, Option<TaskId>), Vec<&TaskStates>> = BTreeMap::new();
+    let mut groups: BTreeMap<(Option<&HostId>, Option<TaskId>), Vec<&TaskPeriods>> = BTreeMap::new();
     for task in states.tasks.iter().filter(|task| wanted.is_none_or(|wanted| wanted == task.task)) {
         let host = snapshot.host_assignment.host_of(task.task).filter(|_| by_host).map(|host| &host.name);
         let alone = if host.is_none() { Some(task.task) } else { None };
         groups.entry((host, alone)).or_default().push(task);
     }
-    groups.into_iter().map(|((host, _), tasks)| LaneGroup { host, tasks }).collect()
+    groups.into_iter().map(|((host, _), tasks)| RowGroup { host, tasks }).collect()
 }
 
-fn lane(snapshot: &JobSnapshot, group: &LaneGroup<'_>, window: TimeWindow, y: usize) -> Lane {
+fn state_row(snapshot: &JobSnapshot, group: &RowGroup<'_>, window: TimeWindow, y: usize) -> StateRow {
     let (tasks, job) = (group.task_ids(), &snapshot.pages);
     let (label, path) = match (group.host, &tasks[..]) {
         (Some(host), _) => (short_host_name(host), host_page_path(job, host)),
@@ -329,7 +329,7 @@ fn lane(snapshot: &JobSnapshot, group: &LaneGroup<'_>, window: TimeWindow, y: us
     let told = if told.is_empty() { "no failure".to_owned() } else { told.join(", ") };
     let tasks = task_ranges_text(&tasks);
     let noun = if group.tasks.len() == 1 { "task" } else { "tasks" };
-    Lane {
+    StateRow {
         description: format!(
             "{label}, {noun} {tasks}: connected for {}.{} % of the shown time, {told}",
             connected_thousandths / 10,
@@ -342,7 +342,7 @@ fn lane(snapshot: &JobSnapshot, group: &LaneGroup<'_>, window: TimeWindow, y: us
         areas: state_areas(&counted, group.tasks.len()),
         marks: marks
             .into_iter()
-            .map(|(kind, times)| LaneMarks { kind, places: distinct_places(&times, window) })
+            .map(|(kind, times)| RowMarks { kind, places: distinct_places(&times, window) })
             .filter(|marks| !marks.places.is_empty())
             .collect(),
         counts,
@@ -352,7 +352,7 @@ fn lane(snapshot: &JobSnapshot, group: &LaneGroup<'_>, window: TimeWindow, y: us
 }
 
 /// Returns the number of tasks in each drawn state at each column.
-fn count_by_column(tasks: &[&TaskStates], window: TimeWindow) -> [Vec<usize>; DRAWN.len()] {
+fn count_by_column(tasks: &[&TaskPeriods], window: TimeWindow) -> [Vec<usize>; DRAWN.len()] {
     // The differences from one column to the next.
     let mut steps = [(); DRAWN.len()].map(|()| vec![0_i64; COLUMNS + 1]);
     for period in tasks.iter().flat_map(|task| &task.periods) {
@@ -415,7 +415,7 @@ fn state_areas(counted: &[Vec<usize>; DRAWN.len()], tasks: usize) -> Vec<StateAr
 }
 
 /// Returns the times of the marks of each kind within the window, ascending.
-fn marks_by_kind(tasks: &[&TaskStates], window: TimeWindow) -> Vec<(TaskMarkKind, Vec<u64>)> {
+fn marks_by_kind(tasks: &[&TaskPeriods], window: TimeWindow) -> Vec<(TaskMarkKind, Vec<u64>)> {
     let of_kind = |kind: TaskMarkKind| {
         let marks = tasks.iter().flat_map(|task| &task.marks).filter(|mark| mark.kind == kind);
         let mut times: Vec<u64> = marks.map(|mark| mark.at.0).filter(|at| window.includes(*at)).collect();
@@ -434,7 +434,7 @@ fn distinct_places(times: &[u64], window: TimeWindow) -> Vec<usize> {
 }
 
 /// Returns the share of the shown time for which the tasks were connected, in thousandths.
-fn connected_thousandths(tasks: &[&TaskStates], window: TimeWindow) -> u64 {
+fn connected_thousandths(tasks: &[&TaskPeriods], window: TimeWindow) -> u64 {
     let periods = tasks.iter().flat_map(|task| &task.periods);
     let connected = periods.filter(|period| period.state == TaskPhase::Connected).map(|period| {
         let until = period.until.map_or(window.known_until, |until| until.0.min(window.known_until));
@@ -450,7 +450,7 @@ mod tests {
     use crate::coordination::RunNumber;
     use crate::service::{StatePeriod, TaskMark};
 
-    fn states(tasks: Vec<TaskStates>) -> RunStates {
+    fn states(tasks: Vec<TaskPeriods>) -> RunStates {
         RunStates {
             run: RunNumber(1),
             opened_at: Timestamp(1_000_000),
@@ -462,7 +462,7 @@ mod tests {
         }
     }
 
-    fn task(number: i32, periods: &[(TaskPhase, u64)]) -> TaskStates {
+    fn task(number: i32, periods: &[(TaskPhase, u64)]) -> TaskPeriods {
         let ends = periods.iter().skip(1).map(|(_, at)| Some(Timestamp(at * 1_000_000))).chain([None]);
         let period = |((state, from), until): (&(TaskPhase, u64), Option<Timestamp>)| StatePeriod {
             state: *state,
@@ -475,7 +475,7 @@ mod tests {
             kind: TaskMarkKind::Failed,
             class: None,
         };
-        TaskStates {
+        TaskPeriods {
             task: TaskId(number),
             periods: periods.iter().zip(ends).map(period).collect(),
             marks: failed.map(mark).collect(),
@@ -483,14 +483,14 @@ mod tests {
     }
 
     #[test]
-    fn a_lane_is_as_high_in_each_state_as_the_share_of_tasks_in_it() {
+    fn a_row_is_as_high_in_each_state_as_the_share_of_tasks_in_it() {
         use TaskPhase::{Connected, Failed, Missing};
         let all = states(vec![
             task(0, &[(Missing, 1), (Connected, 101)]),
             task(1, &[(Missing, 1), (Connected, 101), (Failed, 301)]),
         ]);
         let window = TimeWindow::new(&all, &TimelinePageQuery::default());
-        let both: Vec<&TaskStates> = all.tasks.iter().collect();
+        let both: Vec<&TaskPeriods> = all.tasks.iter().collect();
         let areas = state_areas(&count_by_column(&both, window), 2);
         let drawn: Vec<(TaskPhase, &str)> =
             areas.iter().map(|area| (area.state, area.path.as_str())).collect();
@@ -501,9 +501,9 @@ mod tests {
         assert_eq!(connected_thousandths(&both, window), 600);
         assert_eq!(marks_by_kind(&both, window)[0], (TaskMarkKind::Failed, vec![301_000_000]));
         // One failed task of a thousand is seen.
-        let mut many: Vec<TaskStates> = (0..999).map(|number| task(number, &[(Connected, 1)])).collect();
+        let mut many: Vec<TaskPeriods> = (0..999).map(|number| task(number, &[(Connected, 1)])).collect();
         many.push(task(999, &[(Connected, 1), (Failed, 251)]));
-        let many: Vec<&TaskStates> = many.iter().collect();
+        let many: Vec<&TaskPeriods> = many.iter().collect();
         let areas = state_areas(&count_by_column(&many, window), 1000);
         assert_eq!(areas[1].path, "M500 0h500v1h-500z");
     }

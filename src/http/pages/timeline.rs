@@ -12,7 +12,7 @@ use super::job_head::render_head_fragment;
 use super::links::JobPages;
 use super::live_page::{LivePage, TimelinePageQuery};
 use super::snapshot::JobSnapshot;
-use super::state_chart::{LANE_HEIGHT, StateChart};
+use super::state_chart::{ROW_HEIGHT, StateChart};
 use super::{amount, issues, links, status, times};
 use crate::coordination::{JobName, TaskId, TaskPhase, Timestamp};
 use crate::http::extractors::{JobPath, QueryParams, ViewedRun};
