@@ -17,8 +17,8 @@ fn complete_run(server: &MusterServer) {
             &service,
             "--task",
             task,
-            "--tasks",
-            "2",
+            "--program",
+            "exercise",
             "--steps",
             "2",
         ]))
@@ -71,16 +71,16 @@ fn an_ended_run_keeps_its_pages_and_is_compared_with_the_next_one() {
         .filter_map(|period| period["state"].as_str())
         .collect();
     assert_eq!(names, ["missing", "registering", "connected", "disconnected"], "{states}");
-    let csv = server.get(&format!("{JOB}/states?run=1&format=csv")).text();
+    let csv = server.get(&format!("{JOB}/states?run=1&format=csv")).body;
     assert_eq!(csv.lines().next(), Some("run,task,host,state,from_us,until_us"));
     assert_eq!(csv.lines().filter(|line| line.contains(",connected,")).count(), 2, "{csv}");
     assert_eq!(json(&server, "/hosts?run=1")["hosts"][0]["tasks"], serde_json::json!([0, 1]));
-    assert!(json(&server, "/transfers?run=1")["summary"]["taken"].as_u64() > Some(0), "its transfers stay");
+    assert!(json(&server, "/transfers?run=1")["taken"].as_u64() > Some(0), "its transfers stay");
 
     for page in ["", "/hosts", "/barriers", "/timeline", "/transfers", "/tasks/1", "/comparison"] {
         let answer = server.get(&format!("/jobs/default/runs/1{page}"));
         assert_eq!(answer.status, 200, "{page}");
-        let html = answer.text();
+        let html = answer.body;
         assert!(
             html.contains("run 1") && !html.contains("data-live"),
             "{page} shows the run, without updates"

@@ -296,7 +296,7 @@ pub fn compare_job_figures(
             why,
         );
         let shown = muster::text::format_approximate_duration(Duration::from_micros(length));
-        let row = texts_between(history, &format!("<tr><td class=\"num\">{number}</td>"), "</tr>")
+        let row = texts_between(history, &format!("/runs/{number}\">{number}</a></td>"), "</tr>")
             .next()
             .expect("a row");
         let cell = texts_between(row, "<td>", "</td>").nth(2).unwrap_or_default();

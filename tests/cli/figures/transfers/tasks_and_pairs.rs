@@ -166,9 +166,29 @@ impl Comparison<'_> {
         self.compare_listed_pairs(&of_one.pairs, html_section(page, "pairs"));
     }
 
+    /// Compares the table of the picture of pairs, in which each task has a row of its own.
+    fn compare_cells_of_map(&mut self, pairs: &[PairView], cells: &[BTreeMap<String, String>]) {
+        for cell in cells {
+            let [from, to] = ["From", "To"].map(|head| cell[head].trim_start_matches("task ").to_owned());
+            let of_cell =
+                || pairs.iter().filter(|pair| pair.from.to_string() == from && pair.to.to_string() == to);
+            let moved = saturating_sum(of_cell().map(|pair| bytes_of_pair(pair)[2]));
+            let rate = saturating_sum(of_cell().map(|pair| pair.rate));
+            let in_rest = [format_bytes(moved), format!("{}/s", format_bytes(rate))];
+            let on_page = ["Moved", "Rate"].map(|head| cell[head].clone());
+            self.assert_same("cell of the picture of pairs", &[("REST", in_rest), ("page", on_page)]);
+        }
+        let drawn: BTreeSet<_> = pairs.iter().map(|pair| (pair.from, pair.to)).collect();
+        let shown = if self.view.tasks <= MATRIX { 0 } else { drawn.len().min(LISTED) };
+        self.assert_same("cells of the picture of pairs", &[("REST", shown), ("page", cells.len())]);
+    }
+
     fn compare_listed_pairs(&mut self, pairs: &[PairView], html: &str) {
         let (matrix, listed): (Vec<_>, Vec<_>) =
             table_rows(html).into_iter().partition(|row| row.contains_key("from \\ to"));
+        let (cells, listed): (Vec<_>, Vec<_>) =
+            listed.into_iter().partition(|row| row.contains_key("Failures"));
+        self.compare_cells_of_map(pairs, &cells);
         self.assert_same(
             "pairs that are listed",
             &[("REST", pairs.len().min(LISTED)), ("page", listed.len())],
