@@ -121,12 +121,13 @@ fn run_text(one: &RunDetail) -> TerminalText {
         Some(counts) => line(
             "",
             format!(
-                "{} connected, {} left, {} failed, {} suspect, {} missing, {} excluded",
+                "{} connected, {} disconnected, {} failed, {} suspect, {} registering, {} missing, {} excluded",
                 counts.connected,
                 counts.disconnected,
                 counts.failed,
                 counts.suspect,
-                counts.missing + counts.registering,
+                counts.registering,
+                counts.missing,
                 counts.excluded
             ),
         ),

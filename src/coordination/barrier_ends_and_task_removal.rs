@@ -225,7 +225,7 @@ impl Run {
             self.adjust_barrier_wait_count(id, -1);
         }
         if *key == BarrierKey::Registration {
-            let reason = "its call ended before all tasks had registered";
+            let reason = "it waits no longer for the others to register";
             cx.emit_event(EventKind::RegistrationWithdrawn { task: id }, reason);
         }
         self.remove_barrier_if_empty(key);

@@ -1,6 +1,6 @@
 //! The ended runs of a job: a record of each, and of the newest ones the whole state as it was when the next run opened.
 //!
-//! `run_lifecycle.rs` adds a run when the next one opens, and `views/past_run.rs` shows it. Begin at [`PastRuns::add`].
+//! `run_lifecycle.rs` adds a run when the next one opens, and `views/job_in_run.rs` shows it. Begin at [`PastRuns::add`].
 //!
 //! Invariants: The newest run comes first. The newest run has its state, however many tasks it had. The states of
 //! older runs are kept from the newest on, until their tasks are more than [`TASKS_KEPT`]; and so are topology values,
@@ -166,5 +166,55 @@ impl PastRuns {
             return Err(format!("the states of {tasks} tasks of ended runs are kept"));
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::coordination::event::RunOutcome;
+    use crate::coordination::ids::Timestamp;
+
+    fn add_run(past: &mut PastRuns, number: u64, tasks: u32, most: usize) {
+        let settings = JobSettings::new(tasks);
+        let run = Run::new(RunNumber(number), ServiceIncarnation(number), &settings, Timestamp(number));
+        let summary = RunSummary {
+            number: RunNumber(number),
+            incarnation: String::new(),
+            outcome: RunOutcome::Completed,
+            opened_at: Timestamp(number),
+            started_at: None,
+            ended_at: Timestamp(number),
+            length_us: 0,
+            end_reason: String::new(),
+            first_cause: None,
+            tasks: tasks as usize,
+            keys: 0,
+            store_bytes: 0,
+            devices: Vec::new(),
+        };
+        let state = EndedRunState { run, settings, exclusions: Arc::default(), task_owners: Arc::default() };
+        drop(past.add(summary, TopologyValues::default(), state, most));
+        past.check_invariants(most).unwrap();
+    }
+
+    fn kept(past: &PastRuns) -> Vec<(u64, bool)> {
+        past.iter().map(|run| (run.summary.number.0, run.state.is_some())).collect()
+    }
+
+    #[test]
+    fn the_newest_run_has_its_state_and_older_ones_have_it_while_there_is_room() {
+        let mut past = PastRuns::default();
+        add_run(&mut past, 1, 4_000, 3);
+        add_run(&mut past, 2, 4_000, 3);
+        add_run(&mut past, 3, 10_000, 3);
+        assert_eq!(kept(&past), [(3, true), (2, true), (1, true)]);
+        add_run(&mut past, 4, 10_000, 3);
+        assert_eq!(kept(&past), [(4, true), (3, false), (2, false)], "the state of run 3 leaves no room");
+        add_run(&mut past, 5, 8, 3);
+        assert_eq!(kept(&past), [(5, true), (4, false), (3, false)]);
+        assert!(past.find(RunNumber(2)).is_none() && past.before(RunNumber(4)).iter().count() == 1);
+        add_run(&mut past, 6, 8, 0);
+        assert_eq!(kept(&past), []);
     }
 }

@@ -39,7 +39,7 @@ pub(super) struct ArrivalsQuery {
 
 /// Every arrival at the latest ended barriers, the newest first
 ///
-/// The service keeps the arrivals at the last 64 barriers of a job, or fewer if they have many members. As CSV, `after_us`
+/// The service keeps the arrivals at the last 64 barriers of each run, and about 65,536 arrivals of all runs. As CSV, `after_us`
 /// is the time after the first arrival, and `blocked_us` the time from the arrival to the end.
 #[utoipa::path(get, path = "/api/v1/jobs/{job}/barriers/arrivals", operation_id = "barriers_arrivals", tag = "barriers",
     params(("job" = String, Path, description = "The job's name"), ArrivalsQuery),

@@ -91,8 +91,16 @@ pub(super) async fn compare_runs(
     QueryParams(query): QueryParams<RunComparisonQuery>,
 ) -> Result<Json<RunComparison>, Problem> {
     let before = RunNumber(query.before.unwrap_or(number.saturating_sub(1)));
-    let found = site.read_job(&job, |look| look.compare_runs(before, RunNumber(number)))?;
-    found.map(Json).ok_or_else(|| no_such_run(&job, before))
+    let now = RunNumber(number);
+    let (found, is_now_kept) =
+        site.read_job(&job, |look| (look.compare_runs(before, now), look.in_run(now).is_some()))?;
+    found.map(Json).ok_or_else(|| match (is_now_kept, before < now) {
+        (false, _) => no_such_run(&job, now),
+        (true, false) => Problem::bad_query(format!(
+            "run {before} is not earlier than run {now}: name an earlier one by `before`"
+        )),
+        (true, true) => no_such_run(&job, before),
+    })
 }
 
 page_query! {

@@ -10,7 +10,7 @@ use super::extractors::{JobPath, QueryParams};
 use super::pagination::page_query;
 use super::tables::{TableFormat, answer_in_format};
 use super::{AppState, Problem};
-use crate::coordination::{JobReader, RunNumber, TaskId, Timestamp};
+use crate::coordination::{JobReader, RunNumber, TaskId, TaskPhase, Timestamp};
 use crate::service::RunStates;
 
 page_query! {
@@ -34,7 +34,8 @@ page_query! {
 /// A run, as far as its states over time depend on it.
 pub(super) struct RunOutline {
     pub run: RunNumber,
-    tasks: usize,
+    /// The phase of each task, and since when it lasts.
+    phases: Vec<(TaskPhase, Timestamp)>,
     opened_at: Timestamp,
     ended_at: Option<Timestamp>,
 }
@@ -43,21 +44,22 @@ impl RunOutline {
     /// Returns the outline of the run that a reader shows.
     pub fn of_reader(reader: JobReader<'_>) -> Self {
         let (run, opened_at, ended_at) = reader.run_interval();
-        Self { run, tasks: reader.task_count(), opened_at, ended_at }
+        let phases = reader.tasks().iter().map(|task| (task.standing, task.since)).collect();
+        Self { run, phases, opened_at, ended_at }
     }
 
     /// Returns the states of its tasks over time.
     pub fn states(&self, site: &AppState, job: &JobPath) -> RunStates {
         let history = site.states.of_run(job.id, self.run);
         let (interval, now) = ((self.opened_at, self.ended_at), site.engine.clock().now());
-        RunStates::new(&history, self.run, self.tasks, interval, now)
+        RunStates::new(&history, self.run, &self.phases, interval, now)
     }
 }
 
 /// The states of the tasks over a run: from when until when each task was in which state
 ///
-/// Periods of a task follow one another without gaps. A restarted task begins a new period. The service keeps the
-/// latest 65,536 changes of a job.
+/// Periods of a task follow one another without gaps. A restarted task begins a new period. The service keeps at
+/// most the latest 65,536 changes of a job, and those of at most 64 runs.
 #[utoipa::path(get, path = "/api/v1/jobs/{job}/states", operation_id = "task_states", tag = "runs",
     params(("job" = String, Path, description = "The job's name"), TaskStatesQuery),
     responses((status = 200, description = "A page of tasks, by number",

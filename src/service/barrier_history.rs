@@ -12,7 +12,8 @@ use super::records_by_run::{RecordBounds, RecordsByRun};
 use crate::coordination::{BarrierRecordWithArrivals, EventKind, JobEvent, JobId, RunNumber};
 use crate::engine::Observer;
 
-/// The bounds of a job's ended barriers; they weigh as much as they have arrivals, of 16 bytes each.
+/// The bounds of a job's ended barriers. A barrier weighs as much as its arrivals, of 16 bytes each, and its record, which
+/// takes as much as 16 of them.
 const BOUNDS: RecordBounds = RecordBounds { records_of_run: 64, weight: 1 << 16 };
 
 type EndedBarriers = RecordsByRun<Arc<BarrierRecordWithArrivals>>;
@@ -46,7 +47,7 @@ impl Observer for BarrierHistory {
     fn on_event(&self, event: &JobEvent) {
         match event.what {
             EventKind::JobDeclared { .. } => {
-                let fresh = || EndedBarriers::new(|ended| ended.arrivals.len());
+                let fresh = || EndedBarriers::new(|ended| 16 + ended.arrivals.len());
                 self.lock_barriers().entry(event.job).or_insert_with(fresh);
             }
             EventKind::JobDeleted { .. } => {
@@ -110,8 +111,8 @@ mod tests {
             history.on_barrier_ended(&ended_barrier(counter, 2));
         }
         assert_eq!(counters(), (36..100).rev().collect::<Vec<_>>());
-        history.on_barrier_ended(&ended_barrier(100, BOUNDS.weight / 2));
-        history.on_barrier_ended(&ended_barrier(101, BOUNDS.weight / 2));
+        history.on_barrier_ended(&ended_barrier(100, BOUNDS.weight / 2 - 16));
+        history.on_barrier_ended(&ended_barrier(101, BOUNDS.weight / 2 - 16));
         assert_eq!(counters(), [101, 100]);
         history.on_barrier_ended(&ended_barrier(102, 2 * BOUNDS.weight));
         assert_eq!(counters(), [102], "one is kept, however large");

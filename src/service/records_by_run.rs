@@ -106,7 +106,7 @@ impl<T> RecordsByRun<T> {
     {
         let runs: VecDeque<RecordsOfRun<T>> = self.of_run(run).into_iter().cloned().collect();
         let weight = runs.iter().flat_map(|it| &it.records).map(self.weight_of).sum();
-        Self { runs, has_dropped_runs: false, weight, weight_of: self.weight_of }
+        Self { runs, has_dropped_runs: self.has_dropped(run), weight, weight_of: self.weight_of }
     }
 
     /// Returns the runs of which records are kept, the newest first.

@@ -2,7 +2,7 @@
 //! job's latest runs.
 //!
 //! [`StateHistory`] is an [`Observer`], which records the changes from the events of the driver. A record takes 16 bytes;
-//! changes of 10,000 tasks that register, connect and leave fit about twice. `state_periods.rs` turns the changes of a run
+//! the changes of 10,000 tasks that register, connect and leave fit about twice. `state_periods.rs` turns the changes of a run
 //! into periods. Begin at [`StateHistory::of_run`].
 
 use std::collections::{BTreeMap, HashMap};
@@ -20,7 +20,8 @@ use crate::engine::Observer;
 
 /// The number of changes in a chunk. A view shares all chunks; adding a change copies at most the last one.
 const CHANGES_OF_CHUNK: usize = 1 << 10;
-/// The bounds of a job's chunks: 65,536 changes, of 16 bytes each.
+/// The bounds of a job's chunks: at most 65,536 changes, of 16 bytes each. Each run begins a chunk, and so the latest 64
+/// runs are kept at most.
 const CHUNK_BOUNDS: RecordBounds = RecordBounds { records_of_run: 64, weight: 64 };
 /// The bounds of the marks of a job's runs.
 const MARK_BOUNDS: RecordBounds = RecordBounds { records_of_run: 32, weight: 256 };
@@ -39,6 +40,7 @@ pub(super) enum StateChange {
     /// The registration of all tasks that had registered failed. It names no task.
     RegistrationFailed,
     Connected,
+    ConnectedAgain,
     Superseded,
     Suspected,
     Returned,
@@ -148,6 +150,7 @@ impl JobStateHistory {
             EventKind::BarrierFailed { barrier, .. } if **barrier == *REGISTRATION_BARRIER_ID => {
                 (NO_TASK, StateChange::RegistrationFailed)
             }
+            EventKind::TaskConnected { task, again: true, .. } => (*task, StateChange::ConnectedAgain),
             EventKind::TaskConnected { task, .. } => (*task, StateChange::Connected),
             EventKind::TaskSuperseded { task, .. } => (*task, StateChange::Superseded),
             EventKind::TaskSuspected { task } => (*task, StateChange::Suspected),

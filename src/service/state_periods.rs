@@ -25,7 +25,7 @@ pub struct StatePeriod {
 pub enum TaskMarkKind {
     /// It failed.
     Failed,
-    /// Another incarnation replaced it.
+    /// It registered again, or another process replaced it while it waited for the others.
     Restarted,
     /// It was excluded.
     Excluded,
@@ -115,7 +115,16 @@ impl TaskPeriods {
                 self.begin_period(TaskPhase::Failed, at);
                 self.add_mark(at, TaskMarkKind::Failed, Some(class));
             }
-            StateChange::Superseded => self.add_mark(at, TaskMarkKind::Restarted, None),
+            // A restart of a connected task is seen when the task connects again.
+            StateChange::Superseded => {
+                if self.periods.last().is_some_and(|last| last.state == TaskPhase::Registering) {
+                    self.add_mark(at, TaskMarkKind::Restarted, None);
+                }
+            }
+            StateChange::ConnectedAgain => {
+                self.begin_period(TaskPhase::Connected, at);
+                self.add_mark(at, TaskMarkKind::Restarted, None);
+            }
             StateChange::Excluded => self.add_mark(at, TaskMarkKind::Excluded, None),
             StateChange::Readmitted => self.add_mark(at, TaskMarkKind::Readmitted, None),
         }
@@ -150,17 +159,17 @@ pub struct RunStates {
 }
 
 impl RunStates {
-    /// Computes the states of this many tasks. `ended_at` is the end of the run, if it has ended.
+    /// Computes the states of tasks, whose last phases are given with the time since which each lasts. `ended_at` is the end of the run, if it has ended.
     #[must_use]
     pub fn new(
         history: &RunStateHistory,
         run: RunNumber,
-        tasks: usize,
+        last_phases: &[(TaskPhase, Timestamp)],
         (opened_at, ended_at): (Timestamp, Option<Timestamp>),
         now: Timestamp,
     ) -> Self {
         let first_known = if history.is_truncated { None } else { Some(opened_at) };
-        let ids = (0..i32::try_from(tasks).unwrap_or(i32::MAX)).map(TaskId);
+        let ids = (0..i32::try_from(last_phases.len()).unwrap_or(i32::MAX)).map(TaskId);
         let mut tasks: Vec<TaskPeriods> = ids.map(|task| TaskPeriods::new(task, first_known)).collect();
         let mut until = ended_at.unwrap_or(now);
         for record in history.changes() {
@@ -174,6 +183,15 @@ impl RunStates {
             }
         }
         let known_since = history.is_truncated.then(|| history.changes().next().map_or(until, |it| it.at));
+        if let Some(known_since) = known_since {
+            // A task without a kept change has been in its last phase since before.
+            for (task, (state, since)) in tasks.iter_mut().zip(last_phases) {
+                if task.periods.is_empty() {
+                    let from = known_since.max(*since);
+                    task.periods.push(StatePeriod { state: *state, from, until: None });
+                }
+            }
+        }
         let goes_on = ended_at.is_none();
         Self { run, opened_at, until, goes_on, known_since, marks: history.marks.clone(), tasks }
     }

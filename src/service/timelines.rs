@@ -54,6 +54,8 @@ pub enum TimelineTone {
 /// A change of one task, or of many tasks at once.
 #[derive(Debug, Clone)]
 pub struct TimelineEntry {
+    /// Its number among all entries of the job.
+    pub number: u64,
     /// The time of the first change.
     pub at: Timestamp,
     last_at: Timestamp,
@@ -81,6 +83,7 @@ impl TimelineEntry {
     fn from_event(event: &JobEvent) -> Option<Self> {
         let tone = event_tone(&event.what)?;
         Some(Self {
+            number: 0,
             at: event.at,
             last_at: event.at,
             run: event.run,
@@ -187,11 +190,13 @@ pub struct JobTimeline {
     entries: RecordsByRun<Arc<TimelineEntry>>,
     /// The run whose first cause is in the timeline.
     run_with_cause: Option<RunNumber>,
+    /// The number of entries ever.
+    added: u64,
 }
 
 impl Default for JobTimeline {
     fn default() -> Self {
-        Self { entries: RecordsByRun::new(|_| 1), run_with_cause: None }
+        Self { entries: RecordsByRun::new(|_| 1), run_with_cause: None, added: 0 }
     }
 }
 
@@ -220,6 +225,8 @@ impl JobTimeline {
             last.tasks.extend(entry.tasks);
             return;
         }
+        self.added += 1;
+        entry.number = self.added;
         self.entries.add(entry.run, Arc::new(entry), BOUNDS);
     }
 
@@ -241,7 +248,7 @@ impl JobTimeline {
     /// Returns the timeline of one run alone.
     #[must_use]
     pub fn of_run(&self, run: RunNumber) -> Self {
-        Self { entries: self.entries.only_run(run), run_with_cause: self.run_with_cause }
+        Self { entries: self.entries.only_run(run), ..self.clone() }
     }
 
     /// Returns whether older entries were dropped.
@@ -288,6 +295,7 @@ mod tests {
         let (tasks, text, shared) = (vec![TaskId(task)], kind.into(), Some(kind.into()));
         let (is_trouble, latest) = (tone == TimelineTone::Bad, None);
         TimelineEntry {
+            number: 0,
             at,
             last_at: at,
             run,

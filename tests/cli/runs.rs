@@ -100,7 +100,7 @@ fn an_ended_run_keeps_its_pages_and_is_compared_with_the_next_one() {
         output.out
     };
     assert_eq!(told(&[]).lines().count(), 3, "a heading and two runs");
-    assert!(told(&["1"]).contains("0 connected, 2 left"), "{}", told(&["1"]));
+    assert!(told(&["1"]).contains("0 connected, 2 disconnected"), "{}", told(&["1"]));
     let both: Value = serde_json::from_str(&told(&["2", "--before", "1", "--json"])).expect("JSON");
     assert_eq!((&both["late_in_both"], &both["moved_tasks"]), (&0.into(), &0.into()), "{both}");
     assert!(told(&["2", "--before", "1"]).contains("0 tasks are late in both runs"));

@@ -379,7 +379,8 @@ impl SimulatedCoordinator {
         let (run, opened_at, ended_at) = job.run_interval();
         let tasks = job.tasks();
         let history = self.states.of_run(JOB, run);
-        let states = RunStates::new(&history, run, tasks.len(), (opened_at, ended_at), self.now);
+        let phases: Vec<_> = tasks.iter().map(|task| (task.standing, task.since)).collect();
+        let states = RunStates::new(&history, run, &phases, (opened_at, ended_at), self.now);
         for (task, states) in tasks.iter().zip(&states.tasks) {
             let pairs = states.periods.iter().zip(states.periods.iter().skip(1));
             assert!(pairs.clone().all(|(one, next)| one.until == Some(next.from)), "{states:?}");

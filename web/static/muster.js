@@ -371,7 +371,8 @@ const point = (map, task) => {
   clearTimeout(asking);
   asking = setTimeout(async () => {
     const answer = await fetch(`${map.dataset.map}${task}/tip`).catch(() => null);
-    if (answer?.ok && tip.dataset.task === String(task)) tip.textContent = await answer.text();
+    const more = answer?.ok ? await answer.text() : '';
+    if (more && tip.dataset.task === String(task)) tip.textContent = `${text}, ${more}`;
   }, 200);
 };
 

@@ -110,9 +110,13 @@ pub struct RunComparison {
 }
 
 impl JobReader<'_> {
-    /// Compares two runs; `None` if one of them is not known or its tasks are no longer kept.
+    /// Compares a run with an earlier one; `None` if it is not earlier, or if one of them is not known or its tasks are no
+    /// longer kept.
     #[must_use]
     pub fn compare_runs(&self, before: RunNumber, now: RunNumber) -> Option<RunComparison> {
+        if before >= now {
+            return None;
+        }
         let (old, new) = (self.in_run(before)?, self.in_run(now)?);
         let mut tasks = compared_tasks(&old, &new);
         let late_in_both = tasks.iter().filter(|task| task.was_late() == [true; 2]).count();

@@ -41,6 +41,8 @@ struct WaterfallFragment<'a> {
     job: &'a JobPages,
     query: &'a BarriersPageQuery,
     waterfall: Waterfall,
+    /// Barriers of the run have ended.
+    has_recent: bool,
 }
 
 impl WaterfallFragment<'_> {
@@ -142,7 +144,12 @@ pub(super) fn render_fragments(
         },
         Fragment::new(
             "waterfall",
-            &WaterfallFragment { job, query, waterfall: Waterfall::new(snapshot, query) },
+            &WaterfallFragment {
+                job,
+                query,
+                waterfall: Waterfall::new(snapshot, query),
+                has_recent: !run.recent_barriers.is_empty(),
+            },
         )?,
         Fragment::new(
             "opened",

@@ -243,6 +243,9 @@ impl<'a> HostMap<'a> {
 
     /// Returns the classes of the boxes, with their meaning.
     pub fn class_legend(&self) -> Vec<(usize, String)> {
+        if self.colouring == MapColouring::Bytes && self.most_bytes == 0 {
+            return Vec::new();
+        }
         if self.colouring == MapColouring::Bytes {
             let bound = |(class, divisor): (usize, &u64)| {
                 (class + 1, format!("≥ {}", format_bytes(self.most_bytes / divisor)))

@@ -6,6 +6,7 @@ use std::fmt::{self, Display};
 
 use super::status::TaskStatus;
 use crate::coordination::{HostId, JobName, RunNumber, TaskId};
+use crate::service::reports::FailureView;
 
 /// The pages of a job in its present run, or in one run that the address names. As text it is the part of an address
 /// after `/jobs/`: `train`, or `train/runs/3`.
@@ -111,6 +112,14 @@ impl TaskLabel {
 /// Returns the address of a task's page. `job` is the name of a job, or its pages in one run.
 pub(super) fn task_page_path(job: &impl Display, task: &TaskId) -> String {
     format!("/jobs/{job}/tasks/{task}")
+}
+
+/// Returns the address of the page of the task on the other side of a failed transfer.
+pub(super) fn peer_page_path(job: &impl Display, failure: &FailureView) -> String {
+    match &failure.peer_job {
+        Some(other) => task_page_path(other, &failure.peer),
+        None => task_page_path(job, &failure.peer),
+    }
 }
 
 /// Returns the address of a host's page. `job` is the name of a job, or its pages in one run.

@@ -17,7 +17,7 @@ use super::live_page::{LivePage, TaskTableQuery, TimelinePageQuery};
 use super::snapshot::JobSnapshot;
 use super::timeline::{TimelineScope, render_state_chart_fragment, render_timeline_fragment};
 use super::{amount, status, task_grid, task_table, times};
-use crate::coordination::{FirstCause, JobName, JobView, RunNumber};
+use crate::coordination::{FirstCause, JobName, JobView, RunDetail, RunNumber};
 use crate::http::extractors::{JobPath, QueryParams, ViewedRun};
 use crate::http::{AppState, Problem};
 
@@ -74,6 +74,31 @@ struct RunPageTemplate {
     run: RunNumber,
 }
 
+/// The page of a run whose tasks are no longer kept.
+#[derive(Template)]
+#[template(path = "run-outline.html")]
+struct RunOutlinePageTemplate {
+    page: PageFrame,
+    detail: RunDetail,
+    length: Duration,
+}
+
+/// Returns what is left of a run whose tasks are no longer kept; the problem, if nothing is known of it.
+fn show_outline_page(
+    site: &AppState,
+    job: &JobPath,
+    run: Option<RunNumber>,
+    user: PageUser,
+    problem: Problem,
+) -> Result<Response, Problem> {
+    let detail = site.read_job(job, |reader| reader.run_detail(run?))?.ok_or(problem)?;
+    let now = site.engine.clock().now();
+    let title = format!("Run {} of {}", detail.run.number, job.name);
+    let page = PageFrame::new(user, NavEntry::Job, title, now).with_job(&job.name);
+    let length = detail.run.measured_interval().duration(now);
+    render_page(&RunOutlinePageTemplate { page, detail, length }, now)
+}
+
 /// Serves `GET /jobs/{job}/runs/{run}`.
 pub(super) async fn show_run_page(
     State(site): State<AppState>,
@@ -82,7 +107,10 @@ pub(super) async fn show_run_page(
     user: PageUser,
     QueryParams(listing): QueryParams<TaskTableQuery>,
 ) -> Result<Response, Problem> {
-    let snapshot = JobSnapshot::capture_in_run(&site, &job, run)?;
+    let snapshot = match JobSnapshot::capture_in_run(&site, &job, run) {
+        Ok(snapshot) => snapshot,
+        Err(problem) => return show_outline_page(&site, &job, run, user, problem),
+    };
     let (now, run) = (snapshot.page_time, snapshot.view.run.number);
     let parts = vec![
         render_head_fragment(&snapshot)?,

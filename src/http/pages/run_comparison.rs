@@ -49,6 +49,13 @@ impl ComparisonPageTemplate {
         JobPages { name: self.job.clone(), run: Some(run.run.number) }
     }
 
+    /// Returns the address of a task: in the later run, unless it has no such task.
+    fn task_path(&self, comparison: &RunComparison, task: &ComparedTask) -> String {
+        let is_there = usize::try_from(task.task.0).is_ok_and(|number| number < comparison.now.tasks);
+        let run = if is_there { &comparison.now } else { &comparison.before };
+        links::task_page_path(&self.pages_of(run), &task.task)
+    }
+
     fn length_of(&self, run: &RunDetail) -> Duration {
         run.run.measured_interval().duration(self.now)
     }
@@ -110,7 +117,7 @@ pub(super) async fn show_comparison_page(
         return Err(no_such_run(&job, run));
     }
     let earlier: Vec<RunListItem> = runs.into_iter().filter(|one| one.number < run).collect();
-    let before = query.before.trim().parse().map(RunNumber).ok();
+    let before = query.before.trim().parse().map(RunNumber).ok().filter(|before| *before < run);
     let before = before.or_else(|| earlier.first().map(|one| one.number));
     let comparison = match before {
         Some(before) => site.read_job(&job, |look| look.compare_runs(before, run))?,

@@ -103,7 +103,7 @@ impl JobSnapshot {
         let open = seen.map_or_else(Vec::new, hold);
         let records = JobRecords {
             timeline: site.timelines.timeline_of(id),
-            ended_barriers: site.barriers.latest_first(id),
+            ended_barriers: site.barriers.latest_of_run(id, state.run()),
             state_history: site.states.of_run(id, state.run()),
             reports: Arc::clone(&site.transfers),
         };
@@ -211,8 +211,9 @@ impl JobSnapshot {
     /// Returns the states of the tasks over the run.
     pub fn run_states(&self) -> RunStates {
         let run = &self.view.run;
-        let (tasks, interval) = (run.tasks.len(), (run.opened_at, run.ended_at));
-        RunStates::new(&self.records.state_history, run.number, tasks, interval, self.captured_at())
+        let phases: Vec<_> = run.tasks.iter().map(|task| (task.standing, task.since)).collect();
+        let interval = (run.opened_at, run.ended_at);
+        RunStates::new(&self.records.state_history, run.number, &phases, interval, self.captured_at())
     }
 
     pub fn find_task(&self, id: TaskId) -> Option<&TaskView> {

@@ -44,7 +44,8 @@ const DRAWN: [TaskPhase; 5] = [
 pub(super) struct TimeWindow {
     pub from: u64,
     pub until: u64,
-    /// The time up to which states are drawn.
+    /// The time from which on, and up to which, states are known.
+    known_from: u64,
     known_until: u64,
     /// The whole time of which it is a part.
     whole: (u64, u64),
@@ -53,7 +54,8 @@ pub(super) struct TimeWindow {
 impl TimeWindow {
     /// Returns the part of a run that a query selects, or the whole run.
     fn new(states: &RunStates, query: &TimelinePageQuery) -> Self {
-        let (begin, length) = (states.opened_at.0, (states.until.0 - states.opened_at.0).max(SHORTEST_US));
+        let (begin, length) =
+            (states.opened_at.0, states.until.0.saturating_sub(states.opened_at.0).max(SHORTEST_US));
         // The picture of a run that goes on has room at its end, so that it stays the same for a while.
         let whole_length = if states.goes_on { round_up_length(length) } else { length };
         let whole = (begin, begin + whole_length);
@@ -62,10 +64,16 @@ impl TimeWindow {
         let until = bound(&query.until).unwrap_or(whole.1).clamp(from + SHORTEST_US, whole.1);
         let step = (until - from) / STEPS_OF_NOW;
         let known_until = match states.goes_on {
-            true => states.until.0 - (states.until.0 - begin) % step.max(1),
+            true => states.until.0 - states.until.0.saturating_sub(begin) % step.max(1),
             false => states.until.0,
         };
-        Self { from, until, known_until: known_until.clamp(from, until), whole }
+        Self {
+            from,
+            until,
+            known_from: states.known_since.map_or(begin, |at| at.0),
+            known_until: known_until.clamp(from, until),
+            whole,
+        }
     }
 
     /// Returns the beginning and the end.
@@ -101,8 +109,10 @@ impl TimeWindow {
 
     /// Returns marks at round times of day.
     fn marks(self) -> Vec<AxisMark> {
-        const STEPS_S: [u64; 15] =
-            [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1_800, 3_600, 10_800, 43_200];
+        const STEPS_S: [u64; 18] = [
+            1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1_800, 3_600, 10_800, 43_200, 86_400, 604_800,
+            2_592_000,
+        ];
         const MARKS: u64 = 8;
         let least = self.length().div_ceil(MARKS);
         if least < 1_000_000 {
@@ -116,7 +126,8 @@ impl TimeWindow {
                 })
                 .collect();
         }
-        let step = STEPS_S.into_iter().find(|step| step * 1_000_000 >= least).unwrap_or(86_400) * 1_000_000;
+        let step =
+            STEPS_S.into_iter().find(|step| step * 1_000_000 >= least).unwrap_or(31_104_000) * 1_000_000;
         let first = self.from.div_ceil(step);
         let times = (first..).map(|mark| mark * step).take_while(|at| *at <= self.until).take(32);
         let mark = |at| AxisMark { x: self.place_of(at), at: Some(Timestamp(at)), text: String::new() };
@@ -219,7 +230,7 @@ impl StateChart {
         let can_group = snapshot.host_assignment.hosts().iter().any(|host| host.tasks.len() > 1);
         let by_host = can_group && query.by != "task" && query.task_filter().is_none();
         let mut groups = row_groups(snapshot, states, query, by_host);
-        groups.sort_by_key(|group| {
+        groups.sort_by_cached_key(|group| {
             let first = group.tasks.first().map_or(0, |task| task.task.0);
             (group.first_trouble().map_or(u64::MAX, |at| at.0), first)
         });
@@ -425,22 +436,23 @@ fn marks_by_kind(tasks: &[&TaskPeriods], window: TimeWindow) -> Vec<(TaskMarkKin
     TaskMarkKind::ALL.into_iter().map(of_kind).collect()
 }
 
-/// Returns the places of these times, each once, and at most [`MARKS_MAX`].
+/// Returns the places of these times, each once; of more than [`MARKS_MAX`] some, evenly.
 fn distinct_places(times: &[u64], window: TimeWindow) -> Vec<usize> {
     let mut places: Vec<usize> = times.iter().map(|at| window.place_of(*at)).collect();
     places.dedup();
-    places.truncate(MARKS_MAX);
-    places
+    let step = places.len().div_ceil(MARKS_MAX).max(1);
+    places.into_iter().step_by(step).collect()
 }
 
 /// Returns the share of the shown time for which the tasks were connected, in thousandths.
 fn connected_thousandths(tasks: &[&TaskPeriods], window: TimeWindow) -> u64 {
+    let from = window.from.max(window.known_from);
     let periods = tasks.iter().flat_map(|task| &task.periods);
     let connected = periods.filter(|period| period.state == TaskPhase::Connected).map(|period| {
         let until = period.until.map_or(window.known_until, |until| until.0.min(window.known_until));
-        u128::from(until.saturating_sub(period.from.0.max(window.from)))
+        u128::from(until.saturating_sub(period.from.0.max(from)))
     });
-    let all = u128::from(window.known_until - window.from) * tasks.len() as u128;
+    let all = u128::from(window.known_until.saturating_sub(from)) * tasks.len() as u128;
     u64::try_from(connected.sum::<u128>() * 1000 / all.max(1)).unwrap_or(1000)
 }
 

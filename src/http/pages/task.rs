@@ -406,25 +406,26 @@ pub(super) async fn show_task_page(
     render_task_page(&site, &job, run, user, task, &did)
 }
 
-/// Serves `GET /jobs/{job}/tasks/{task}/tip`: the task in a line, which a picture shows beside the pointer.
+/// Serves `GET /jobs/{job}/tasks/{task}/tip`: where a task is and for what it waits, which a picture shows beside the
+/// pointer.
 pub(super) async fn show_task_tip(
     State(site): State<AppState>,
     job: JobPath,
     ViewedRun(run): ViewedRun,
     TaskInPath(task): TaskInPath,
 ) -> Result<String, Problem> {
-    let snapshot = JobSnapshot::capture_in_run(&site, &job, run)?;
-    let known = snapshot.find_task(task);
-    let known = known.ok_or_else(|| no_such_task(&job, task.0, snapshot.view.settings.tasks))?;
-    let label = snapshot.task_label(known.task);
-    let place = match label.place_text() {
-        place if place.is_empty() => String::new(),
-        place => format!(" on {place}"),
-    };
-    let (word, activity) = (label.status.word(), label.activity);
-    let activity =
-        if activity.is_empty() || activity == word { String::new() } else { format!(", {activity}") };
-    Ok(format!("task {task}{place}: {word}{activity}"))
+    // A pointer rests on many tasks, so no more than this one is read.
+    let run = run.map(|run| run.0);
+    let (found, tasks) =
+        site.read_job_in_run(&job, run, |reader| (reader.task(task), reader.task_count()))?;
+    let found = found.ok_or_else(|| no_such_task(&job, task.0, u32::try_from(tasks).unwrap_or(u32::MAX)))?;
+    let host = found.host.as_ref().map(|host| links::short_host_name(host));
+    let address = Some(task_address_text(&found)).filter(|address| !address.is_empty());
+    let mut told: Vec<String> = host.into_iter().chain(address).collect();
+    let waits = found.waits_at.iter().map(|id| barrier_display_name(id));
+    told.extend(waits.map(|name| format!("waits at {name}")));
+    told.extend(found.why.as_deref().map(|why| status::shorten(why, 160)));
+    Ok(told.join(", "))
 }
 
 #[cfg(test)]

@@ -45,8 +45,7 @@ impl TimelineRow<'_> {
 
     /// Returns the id of the entry in the page.
     fn anchor(&self) -> String {
-        let task = self.entry.tasks.first().map_or_else(String::new, |task| format!("-{task}"));
-        format!("at-{}-{}{task}", self.entry.at.0, self.entry.kind)
+        format!("event-{}", self.entry.number)
     }
 
     /// Returns the address of the entry, whose page shows the time around it. It stays when the next run has opened.
@@ -196,6 +195,8 @@ pub(super) fn render_timeline_fragment(
 struct TimelinePageTemplate {
     page: PageFrame,
     job: JobPages,
+    /// The parameters that stay when another task is chosen.
+    kept: [(&'static str, String); 3],
     task: Option<i32>,
     tasks: usize,
 }
@@ -250,8 +251,9 @@ pub(super) async fn show_timeline_page(
     let snapshot = JobSnapshot::capture_in_run(&site, &job, run)?;
     let (now, tasks) = (snapshot.page_time, snapshot.task_count());
     let (parts, task) = (render_fragments(&snapshot, &which)?, which.task_filter().map(|task| task.0));
+    let kept = [("by", which.by.clone()), ("from", which.from.clone()), ("until", which.until.clone())];
     let title = format!("Timeline of {}", job.name);
     let live = LivePage::Timeline(which);
     let page = PageFrame::for_job_snapshot(user, NavEntry::Timeline, title, &snapshot, &live, parts);
-    render_page(&TimelinePageTemplate { page, job: snapshot.pages, task, tasks }, now)
+    render_page(&TimelinePageTemplate { page, job: snapshot.pages, kept, task, tasks }, now)
 }

@@ -9,6 +9,7 @@ use std::fmt::Write as _;
 
 use super::amount::{bytes_text, rate_text};
 use super::links::{first_task_ranges_text, short_host_name};
+use super::live_page::PairFilter;
 use super::snapshot::JobSnapshot;
 use crate::coordination::TaskId;
 use crate::service::reports::{PairView, ReasonView};
@@ -80,8 +81,10 @@ impl TransferMap {
         snapshot: &JobSnapshot,
         pairs: &[PairView],
         failures: &[ReasonView],
-        by_rate: bool,
+        choice: &PairFilter,
     ) -> Option<Self> {
+        let by_rate = choice.by == "rate";
+        let chosen = choice.task_filter();
         let (unit, groups, group_of) = map_groups(snapshot);
         let place = |task: TaskId| group_of.get(usize::try_from(task.0).ok()?).copied();
         let mut sums: BTreeMap<(usize, usize), CellSums> = BTreeMap::new();
@@ -95,9 +98,14 @@ impl TransferMap {
             .iter()
             .flat_map(|reason| reason.first.iter().chain(&reason.newest))
             .filter(|failure| failure.peer_job.is_none())
+            .filter(|failure| chosen.is_none_or(|task| task == failure.task || task == failure.peer))
             .filter_map(|failure| place(failure.task).zip(place(failure.peer)))
             .collect();
-        if sums.is_empty() && failed.is_empty() {
+        // A cell with nothing but failures is in the table too.
+        for cell in &failed {
+            sums.entry(*cell).or_default();
+        }
+        if sums.is_empty() {
             return None;
         }
         let value = |sum: &CellSums| if by_rate { sum.rate } else { sum.bytes };
@@ -194,7 +202,9 @@ fn heat_layers(
     let text = |value: u64| if by_rate { rate_text(value) } else { bytes_text(value) };
     let classes = paths.into_iter().enumerate().map(|(place, path)| HeatLayer {
         class: CLASS_DIVISORS.len() + 1 - place,
-        least: bounds.get(place).map_or_else(|| "less".to_owned(), |bound| format!("≥ {}", text(*bound))),
+        least: bounds
+            .get(place)
+            .map_or_else(|| "less".to_owned(), |bound| format!("≥ {}", text((*bound).max(1)))),
         path,
     });
     classes.filter(|layer| !layer.path.is_empty()).collect()
@@ -220,7 +230,7 @@ mod tests {
             layers.iter().map(|layer| (layer.class, layer.least.as_str(), layer.path.as_str())).collect();
         assert_eq!(
             drawn,
-            [(5, "≥ 500 B", "M10 0h20v10h-20zM0 10h10v10h-10z"), (2, "≥ 0 B", "M30 0h10v10h-10z"),]
+            [(5, "≥ 500 B", "M10 0h20v10h-20zM0 10h10v10h-10z"), (2, "≥ 1 B", "M30 0h10v10h-10z"),]
         );
     }
 }

@@ -38,7 +38,7 @@ const WIDTH: usize = 600;
 const HEIGHT: usize = 140;
 
 impl PairFilter {
-    fn task_filter(&self) -> Option<TaskId> {
+    pub fn task_filter(&self) -> Option<TaskId> {
         self.task.trim().parse().ok().map(TaskId)
     }
 
@@ -280,6 +280,8 @@ struct FailureReasonsFragment<'a> {
 #[template(path = "parts/no-transfers.html")]
 struct NoTransfersFragment<'a> {
     job: Option<&'a JobName>,
+    /// The page shows an ended run.
+    is_past: bool,
 }
 
 /// Returns the fragments of the page.
@@ -293,7 +295,10 @@ pub(super) fn render_fragments(
         // The others say nothing; they may have, of the run before.
         let mut parts = vec![
             render_head_fragment(snapshot)?,
-            Fragment::new("moves", &NoTransfersFragment { job: Some(snapshot.job_name()) })?,
+            Fragment::new(
+                "moves",
+                &NoTransfersFragment { job: Some(snapshot.job_name()), is_past: snapshot.past.is_some() },
+            )?,
         ];
         for id in ["reasons", "throughput", "pair-throughput", "pairs", "movers"] {
             parts.push(Fragment::empty(id));
@@ -304,7 +309,7 @@ pub(super) fn render_fragments(
     let mut pairs = board.pair_views(job, &snapshot.roster, choice.task_filter(), choice.transport_filter());
     let matrix = pair_matrix(&pairs, snapshot.roster.incarnations.len());
     let map = match matrix.is_empty() {
-        true => TransferMap::new(snapshot, &pairs, &view.failures, choice.by == "rate"),
+        true => TransferMap::new(snapshot, &pairs, &view.failures, choice),
         false => None,
     };
     let kept = pairs.len();
@@ -396,7 +401,10 @@ pub(super) async fn show_transfers_page(
         .map(|(job, name, roster)| (name, site.transfers.transfers_summary(job, &roster, now)));
     let jobs = jobs.filter(|(_, view)| view.reporting + view.stale > 0).collect();
     let page = PageFrame::new(user, NavEntry::Transfers, "Transfers", now);
-    render_page(&TransfersPageTemplate { page, jobs, nobody: NoTransfersFragment { job: None } }, now)
+    render_page(
+        &TransfersPageTemplate { page, jobs, nobody: NoTransfersFragment { job: None, is_past: false } },
+        now,
+    )
 }
 
 #[cfg(test)]

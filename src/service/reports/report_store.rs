@@ -446,7 +446,11 @@ impl ReportsByRun {
 
     /// Makes this run the latest one, and keeps the reports of earlier runs within the bounds.
     fn begin_run(&mut self, run: RunNumber) {
-        let ended = std::mem::replace(&mut self.latest, JobReports::new(run));
+        let mut ended = std::mem::replace(&mut self.latest, JobReports::new(run));
+        // The present state of its tasks is over; connections are many.
+        for task in ended.tasks.values_mut() {
+            (task.gauges, task.host_checks) = (TaskGauges::default(), None);
+        }
         self.earlier.push_front(ended);
         let mut rows = 0;
         let kept = self.earlier.iter().take(EARLIER_RUNS_KEPT).take_while(|of_run| {

@@ -575,7 +575,8 @@ fn drop_oldest_stacks_of_others(jobs: &mut BTreeMap<JobId, JobStacks>, job: JobI
         let oldest = others.filter_map(|(_, it)| it.request.as_mut()).min_by_key(|request| request.at);
         let Some(oldest) = oldest else { return };
         bytes -= oldest.stacks.bytes();
-        oldest.dropped += oldest.answered.len() as u64;
+        // Answers that had no room are counted already, and are among these.
+        oldest.dropped = oldest.answered.len() as u64;
         oldest.stacks = StackGroups::default();
     }
 }
