@@ -419,7 +419,7 @@ pub(super) async fn show_task_tip(
     let (found, tasks) =
         site.read_job_in_run(&job, run, |reader| (reader.task(task), reader.task_count()))?;
     let found = found.ok_or_else(|| no_such_task(&job, task.0, u32::try_from(tasks).unwrap_or(u32::MAX)))?;
-    let host = found.host.as_ref().map(|host| links::short_host_name(host));
+    let host = found.host.as_ref().map(links::short_host_name);
     let address = Some(task_address_text(&found)).filter(|address| !address.is_empty());
     let mut told: Vec<String> = host.into_iter().chain(address).collect();
     let waits = found.waits_at.iter().map(|id| barrier_display_name(id));
