@@ -86,9 +86,14 @@ fn an_ended_run_keeps_its_pages_and_is_compared_with_the_next_one() {
             "{page} shows the run, without updates"
         );
     }
-    for (path, status) in
-        [("/runs/9", 404), ("/runs/x", 400), ("/tasks?run=9", 404), ("/runs/2/comparison?before=9", 404)]
-    {
+    for (path, status) in [
+        ("/runs/9", 404),
+        ("/runs/x", 400),
+        ("/tasks?run=9", 404),
+        ("/runs/2/comparison?before=9", 400),
+        ("/runs/2/comparison?before=0", 404),
+        ("/runs/9/comparison?before=1", 404),
+    ] {
         assert_eq!(server.get(&format!("{JOB}{path}")).status, status, "{path}");
     }
     assert_eq!(server.get("/jobs/default/runs/9/hosts").status, 404);
