@@ -23,7 +23,7 @@ use crate::text::{format_count_with_noun, parse_duration};
 ///
 /// Native workers answer, and Python programs that have loaded the helper (/helper.py of the server, or
 /// muster.show_stacks()). Stacks have names of functions and files, and no values. Asking requires the role operator; the
-/// audit keeps who asked and why. With --latest, shows the answers to the latest request, and asks nobody. Ends with status 1
+/// audit keeps the operator and the reason. With --latest, shows the answers to the latest request, and asks no task. Ends with status 1
 /// if one of the tasks has not answered.
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]

@@ -4,14 +4,14 @@
 //! [`accept_stack_answer`].
 
 use prost::bytes::Buf as _;
-use prost::encoding::{DecodeContext, decode_key, skip_field};
+use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
 use prost::{DecodeError, Message as _};
 
 use crate::coordination::{Code, Failure, JobId, TaskId, TaskIncarnation};
 use crate::engine::Engine;
 use crate::proto::muster::v1 as pb;
 use crate::service::stacks::{
-    InvalidStackAnswer, StackAnswerRefusal, StackCollector, StackFrame, THREADS_MAX, ThreadStack,
+    FRAMES_MAX, InvalidStackAnswer, StackAnswerRefusal, StackCollector, StackFrame, THREADS_MAX, ThreadStack,
     WORKER_ANSWER_BYTES_MAX,
 };
 
@@ -22,6 +22,8 @@ pub(super) const METHOD: &str = "Answer";
 
 /// The number of the field with the threads.
 const THREADS_TAG: u32 = 4;
+/// The number of the field of frames in a thread.
+const FRAMES_TAG: u32 = 3;
 
 /// Accepts the answer in `message`.
 pub(super) fn accept_stack_answer(
@@ -46,14 +48,35 @@ fn task_id(task: u32) -> TaskId {
 }
 
 /// Counts the threads before memory is allocated for them: an empty one takes two bytes of a message.
-fn count_threads(mut message: &[u8]) -> Result<usize, DecodeError> {
+fn count_fields(mut message: &[u8], wanted: u32) -> Result<usize, DecodeError> {
     let mut count = 0;
     while message.has_remaining() {
         let (tag, kind) = decode_key(&mut message)?;
-        count += usize::from(tag == THREADS_TAG);
+        count += usize::from(tag == wanted);
         skip_field(kind, tag, &mut message, DecodeContext::default())?;
     }
     Ok(count)
+}
+
+/// Returns the number of threads, and the number of frames of the thread that has most.
+fn count_threads_and_frames(mut message: &[u8]) -> Result<(usize, usize), DecodeError> {
+    let (mut threads, mut most_frames) = (0, 0);
+    while message.has_remaining() {
+        let (tag, kind) = decode_key(&mut message)?;
+        if tag != THREADS_TAG || kind != WireType::LengthDelimited {
+            skip_field(kind, tag, &mut message, DecodeContext::default())?;
+            continue;
+        }
+        let length = usize::try_from(decode_varint(&mut message)?).unwrap_or(usize::MAX);
+        let Some((thread, rest)) = message.split_at_checked(length) else {
+            // The decoder refuses it too, with its own words.
+            return Ok((threads, most_frames));
+        };
+        threads += 1;
+        most_frames = most_frames.max(count_fields(thread, FRAMES_TAG)?);
+        message = rest;
+    }
+    Ok((threads, most_frames))
 }
 
 fn decode_stack_answer(message: &[u8]) -> Result<(pb::StackAnswer, Vec<ThreadStack>), StackAnswerRefusal> {
@@ -61,9 +84,12 @@ fn decode_stack_answer(message: &[u8]) -> Result<(pb::StackAnswer, Vec<ThreadSta
         return Err(InvalidStackAnswer::TooLong(message.len()).into());
     }
     let unreadable = |error: DecodeError| InvalidStackAnswer::Unreadable(error.to_string());
-    let count = count_threads(message).map_err(unreadable)?;
-    if count > THREADS_MAX {
-        return Err(InvalidStackAnswer::TooManyThreads(count).into());
+    let (threads, frames) = count_threads_and_frames(message).map_err(unreadable)?;
+    if threads > THREADS_MAX {
+        return Err(InvalidStackAnswer::TooManyThreads(threads).into());
+    }
+    if frames > FRAMES_MAX {
+        return Err(InvalidStackAnswer::TooManyFrames(frames).into());
     }
     let mut answer = pb::StackAnswer::decode(message).map_err(unreadable)?;
     let threads = std::mem::take(&mut answer.threads);

@@ -197,7 +197,7 @@ page_query! {
 /// The barriers in progress, the longest waiting first, or recent ones, the latest first
 #[utoipa::path(get, path = "/api/v1/jobs/{job}/barriers", operation_id = "barriers", tag = "barriers",
     params(("job" = String, Path, description = "The job's name"), BarriersQuery),
-    responses((status = 200, description = "A page of barriers: who came, who is missing, until when they wait; of recent ones how long they took and how far apart their members came", content((BarriersPage = "application/json"), (String = "text/csv")))))]
+    responses((status = 200, description = "A page of barriers: the tasks that arrived and those that are missing, and the deadline; of ended ones the duration and the skew", content((BarriersPage = "application/json"), (String = "text/csv")))))]
 pub(super) async fn list_barriers(
     State(site): State<AppState>,
     job: JobPath,

@@ -77,7 +77,7 @@ impl From<StackAnswerRefusal> for Problem {
     params(("job" = String, Path, description = "The job's name")),
     request_body = NewStackRequestBody,
     responses(
-        (status = 202, body = StacksView, description = "The tasks are asked; who can answer"),
+        (status = 202, body = StacksView, description = "The tasks are asked; which of them can answer"),
         (status = 422, description = "There is no such task"),
         (status = 429, description = "Stacks were requested a moment ago"),
     ))]
@@ -119,7 +119,7 @@ page_query! {
 /// Equal stacks are one group, with the tasks that have them. Stacks contain names of functions and files, and no values.
 #[utoipa::path(get, path = "/api/v1/jobs/{job}/stacks", operation_id = "stacks_show", tag = "stacks",
     params(("job" = String, Path, description = "The job's name"), StacksQuery),
-    responses((status = 200, body = StacksView, description = "Who has answered, and a page of the groups")))]
+    responses((status = 200, body = StacksView, description = "The tasks that have answered, and a page of the groups")))]
 pub(super) async fn show_stacks(
     State(site): State<AppState>,
     job: JobPath,

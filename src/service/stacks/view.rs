@@ -137,12 +137,12 @@ impl StackCollector {
         let Some(request) = &of_job.request else { return StacksView { helpers, ..StacksView::default() } };
         let answered: BTreeSet<TaskId> = request.answered.keys().map(|(task, _)| *task).collect();
         let asked = request_ranges(request);
-        // Tasks of an earlier run, or beyond the present number of tasks, cannot answer.
+        // Of an earlier run it is not known any more which tasks had a helper, so those without an answer have not answered.
         let missing = |task: &TaskId| !answered.contains(task);
         let is_open = request.is_open(roster.run, now);
         let in_run = request.run == roster.run;
         let (awaited, without): (Vec<TaskId>, Vec<TaskId>) =
-            TaskRange::tasks(&asked).filter(missing).partition(|task| in_run && present.contains(task));
+            TaskRange::tasks(&asked).filter(missing).partition(|task| !in_run || present.contains(task));
         let groups = ordered_groups(request, task);
         StacksView {
             request: Some(StackRequestView {
