@@ -416,7 +416,7 @@ const timePlace = (svg, event) => {
 };
 
 document.addEventListener('pointerdown', (event) => {
-  const picture = event.button === 0 && event.pointerType !== 'touch' && event.target.closest?.('[data-range]');
+  const picture = event.button === 0 && event.pointerType !== 'touch' && event.target.closest?.('[data-time-range]');
   if (!picture || event.target.closest('a')) return;
   const svg = picture.querySelector('svg');
   const rect = document.createElementNS('http://www.w3.org/2000/svg', 'rect');
@@ -443,7 +443,7 @@ document.addEventListener('pointerup', (event) => {
   if (right - left < 5) return;
   const [begin, end] = [picture.dataset.from, picture.dataset.until].map(Number);
   const at = (place) => Math.round(begin + ((end - begin) * place) / 1000);
-  const address = new URL(picture.dataset.range, location.href);
+  const address = new URL(picture.dataset.timeRange, location.href);
   address.searchParams.set('from', at(left));
   address.searchParams.set('until', at(right));
   location.href = address;
