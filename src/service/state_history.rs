@@ -5,7 +5,7 @@
 //! the changes of 10,000 tasks that register, connect and leave fit about twice. `state_periods.rs` turns the changes of a run
 //! into periods. Begin at [`StateHistory::of_run`].
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
@@ -132,7 +132,13 @@ impl JobStateHistory {
         let record = StateChangeRecord { at, task, change };
         match self.chunks.newest_mut(run).filter(|chunk| chunk.len() < CHANGES_OF_CHUNK) {
             Some(chunk) => Arc::make_mut(chunk).push(record),
-            None => self.chunks.add(run, Arc::new(vec![record]), CHUNK_BOUNDS),
+            None => {
+                // The first chunk of a run grows as it needs, because most jobs are small.
+                let is_first = self.chunks.of_run(run).is_none();
+                let mut chunk = Vec::with_capacity(if is_first { 16 } else { CHANGES_OF_CHUNK });
+                chunk.push(record);
+                self.chunks.add(run, Arc::new(chunk), CHUNK_BOUNDS);
+            }
         }
     }
 
@@ -195,10 +201,10 @@ impl JobStateHistory {
 
 /// The changes of all jobs.
 #[derive(Debug, Default)]
-pub struct StateHistory(Mutex<HashMap<JobId, JobStateHistory>>);
+pub struct StateHistory(Mutex<BTreeMap<JobId, JobStateHistory>>);
 
 impl StateHistory {
-    fn lock_jobs(&self) -> MutexGuard<'_, HashMap<JobId, JobStateHistory>> {
+    fn lock_jobs(&self) -> MutexGuard<'_, BTreeMap<JobId, JobStateHistory>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -224,10 +230,11 @@ impl StateHistory {
 
 impl Observer for StateHistory {
     fn on_event(&self, event: &JobEvent) {
-        if matches!(event.what, EventKind::JobDeleted { .. }) {
-            self.lock_jobs().remove(&event.job);
-        } else {
-            self.lock_jobs().entry(event.job).or_default().add_event(event);
+        match event.what {
+            // Barriers have most events.
+            EventKind::BarrierStarted { .. } | EventKind::BarrierPassed { .. } => {}
+            EventKind::JobDeleted { .. } => drop(self.lock_jobs().remove(&event.job)),
+            _ => self.lock_jobs().entry(event.job).or_default().add_event(event),
         }
     }
 
