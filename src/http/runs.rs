@@ -92,9 +92,11 @@ pub(super) async fn compare_runs(
 ) -> Result<Json<RunComparison>, Problem> {
     let before = RunNumber(query.before.unwrap_or(number.saturating_sub(1)));
     let now = RunNumber(number);
-    let (found, is_now_kept) =
-        site.read_job(&job, |look| (look.compare_runs(before, now), look.in_run(now).is_some()))?;
-    found.map(Json).ok_or_else(|| match (is_now_kept, before < now) {
+    let compared = site.read_job(&job, |look| {
+        // Why there is no comparison is found out only if there is none: opening a run costs a copy of its tasks.
+        look.compare_runs(before, now).ok_or_else(|| look.in_run(now).is_some())
+    })?;
+    compared.map(Json).map_err(|is_now_kept| match (is_now_kept, before < now) {
         (false, _) => no_such_run(&job, now),
         (true, false) => Problem::bad_query(format!(
             "run {before} is not earlier than run {now}: name an earlier one by `before`"

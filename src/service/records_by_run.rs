@@ -109,11 +109,6 @@ impl<T> RecordsByRun<T> {
         Self { runs, has_dropped_runs: self.has_dropped(run), weight, weight_of: self.weight_of }
     }
 
-    /// Returns the runs of which records are kept, the newest first.
-    pub fn runs_latest_first(&self) -> impl DoubleEndedIterator<Item = &RecordsOfRun<T>> + Clone {
-        self.runs.iter().rev()
-    }
-
     /// Returns whether older records were dropped.
     pub fn is_truncated(&self) -> bool {
         self.has_dropped_runs || self.runs.iter().any(|of_run| of_run.is_truncated)
@@ -121,7 +116,7 @@ impl<T> RecordsByRun<T> {
 
     /// Returns all records, the newest first.
     pub fn latest_first(&self) -> impl Iterator<Item = &T> + Clone {
-        self.runs_latest_first().flat_map(|of_run| of_run.records.iter().rev())
+        self.runs.iter().rev().flat_map(|of_run| of_run.records.iter().rev())
     }
 }
 

@@ -68,8 +68,12 @@ impl JobReader<'_> {
     /// Returns a run as a whole; `None` if it is not known.
     #[must_use]
     pub fn run_detail(&self, run: RunNumber) -> Option<RunDetail> {
-        let in_run = self.in_run(run);
-        let (counts, hosts) = match &in_run {
+        self.run_detail_from(run, self.in_run(run).as_ref())
+    }
+
+    /// Returns a run as a whole, with the counts of the job in it if its tasks are kept.
+    pub(super) fn run_detail_from(&self, run: RunNumber, in_run: Option<&JobInRun>) -> Option<RunDetail> {
+        let (counts, hosts) = match in_run {
             Some(it) => {
                 let (view, hosts, _) = it.view_with_hosts(Timestamp::default());
                 (Some(view.run.counts), Some(hosts.len()))

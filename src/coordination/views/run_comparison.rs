@@ -126,8 +126,8 @@ impl JobReader<'_> {
             .compare_devices(Some(now), Some(before))
             .map(|devices| devices.places.iter().filter(|place| place.fate != DeviceChange::Same).count());
         Some(RunComparison {
-            before: self.run_detail(before)?,
-            now: self.run_detail(now)?,
+            before: self.run_detail_from(before, Some(&old))?,
+            now: self.run_detail_from(now, Some(&new))?,
             tasks,
             late_in_both,
             moved_tasks,

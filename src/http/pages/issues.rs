@@ -192,7 +192,7 @@ fn failed_run_or_lost_tasks_issue(snapshot: &JobSnapshot) -> Option<Issue> {
         let (text, told) = match cause {
             Some(cause) => {
                 let whose = cause.task.map_or_else(String::new, |task| format!("task {task}: "));
-                let (why, told) = status::cause_and_client_error_texts(&cause.error, &cause.why);
+                let (why, told) = status::first_cause_texts(cause);
                 (format!("First cause: {whose}{why}"), told)
             }
             None => {

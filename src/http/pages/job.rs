@@ -18,9 +18,7 @@ use super::snapshot::{JobSnapshot, last_arrival_time};
 use super::status::{AWAITED_AFTER, TaskStatus, barrier_display_name};
 use super::timeline::TimelineScope;
 use super::{amount, issues, links, status, task_grid, task_table, timeline, times};
-use crate::coordination::{
-    BarrierKind, BarrierView, FirstCause, JobName, JobView, RunState, RunSummary, TaskId,
-};
+use crate::coordination::{BarrierKind, BarrierView, JobName, JobView, RunState, RunSummary, TaskId};
 use crate::http::extractors::{JobPath, QueryParams};
 use crate::http::{AppState, Problem};
 use crate::text::format_grouped;
@@ -158,11 +156,6 @@ struct JobPageTemplate {
 }
 
 impl EarlierRunsFragment<'_> {
-    /// Returns the first error of a run in few words, and as clients received it.
-    fn first_cause_texts(&self, cause: &FirstCause) -> (String, String) {
-        status::cause_and_client_error_texts(&cause.error, &cause.why)
-    }
-
     /// Returns the duration of an ended run.
     fn duration_text(&self, run: &RunSummary) -> String {
         times::duration_text(&run.measured_interval().duration(run.ended_at))

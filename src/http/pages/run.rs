@@ -17,7 +17,7 @@ use super::live_page::{LivePage, TaskTableQuery, TimelinePageQuery};
 use super::snapshot::JobSnapshot;
 use super::timeline::{TimelineScope, render_state_chart_fragment, render_timeline_fragment};
 use super::{amount, status, task_grid, task_table, times};
-use crate::coordination::{FirstCause, JobName, JobView, RunDetail, RunNumber};
+use crate::coordination::{JobName, JobView, RunDetail, RunNumber};
 use crate::http::extractors::{JobPath, QueryParams, ViewedRun};
 use crate::http::{AppState, Problem};
 
@@ -37,11 +37,6 @@ struct RunSummaryFragment<'a> {
 }
 
 impl RunSummaryFragment<'_> {
-    /// Returns the first error of the run in few words, and as clients received it.
-    fn first_cause_texts(&self, cause: &FirstCause) -> (String, String) {
-        status::cause_and_client_error_texts(&cause.error, &cause.why)
-    }
-
     /// Returns the run before, if it is known.
     fn earlier_run(&self) -> Option<RunNumber> {
         self.view.history.first().map(|run| run.number)

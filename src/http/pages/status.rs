@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use crate::coordination::{RunOutcome, RunState, TaskPhase, TaskView, Timestamp};
+use crate::coordination::{FirstCause, RunOutcome, RunState, TaskPhase, TaskView, Timestamp};
 pub(super) use crate::service::barrier_display_name;
 
 /// The time for which others must have waited before a task is shown as awaited: until then a barrier is
@@ -111,6 +111,11 @@ pub(super) fn cause_and_client_error_texts(error: &str, why: &str) -> (String, S
     } else {
         (line(why), line(error))
     }
+}
+
+/// Returns the first error of a run in few words, and as clients received it if that is another text.
+pub(super) fn first_cause_texts(cause: &FirstCause) -> (String, String) {
+    cause_and_client_error_texts(&cause.error, &cause.why)
 }
 
 /// Returns the state that a run has after this outcome.

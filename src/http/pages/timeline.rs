@@ -150,7 +150,7 @@ pub(super) fn render_timeline_fragment(
     let about = |entry: &&TimelineEntry| scope.includes(entry);
     let following = |entry: &&TimelineEntry| entry.role == CausalRole::Consequence && entry.run == run.number;
     let cause = run.first_cause.as_ref().map(|cause| {
-        let (why, told) = status::cause_and_client_error_texts(&cause.error, &cause.why);
+        let (why, told) = status::first_cause_texts(cause);
         FirstCauseRow {
             at: cause.at,
             task: cause.task,
