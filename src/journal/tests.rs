@@ -1,0 +1,399 @@
+//! Tests of a journal as a whole: what is read back after the process, or the host, has died at any point.
+//!
+//! The death of the process is a copy of the folder at that moment: the kernel keeps all that was written to the mapping. The
+//! loss of the host is a copy in which each sector that changed since the last write to the disk has its old or its new
+//! contents, by chance.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use fastrand::Rng;
+
+use crate::folder::TestFolder;
+use crate::{
+    JournalCut, JournalError, JournalFolder, JournalOptions, JournalWriter, RecordKind, RecoveryEnd,
+    RecoveryError,
+};
+
+const KIND: RecordKind = RecordKind(1);
+const SECTOR: usize = 512;
+
+fn small() -> JournalOptions {
+    JournalOptions { segment_bytes: 8192, snapshot_after_bytes: 1 << 40 }
+}
+
+/// The payload of record `number`: 0 to 300 bytes, and sometimes more than a segment.
+fn payload_of(number: u64) -> Vec<u8> {
+    let mut random = Rng::with_seed(number);
+    let length = if random.u8(..) == 0 { random.usize(..20_000) } else { random.usize(..300) };
+    (0..length).map(|_| random.u8(..)).collect()
+}
+
+fn append(writer: &mut JournalWriter) -> u64 {
+    let number = writer.next_record();
+    let appended = writer.append(KIND, |space| {
+        // The journal may put a mark before the record, so the payload names itself.
+        let payload = [&number.to_le_bytes()[..], &payload_of(number)].concat();
+        space.get_mut(..payload.len())?.copy_from_slice(&payload);
+        Some(payload.len())
+    });
+    appended.expect("there is room")
+}
+
+/// What a journal contains.
+struct Contents {
+    /// The payloads that were replayed, each named by its number at the time of its appending.
+    replayed: Vec<u64>,
+    snapshot: Option<u64>,
+    end: RecoveryEnd,
+}
+
+fn try_read(folder: &JournalFolder) -> Result<Contents, RecoveryError<Infallible>> {
+    let recovery = folder.recover()?;
+    let mut replayed = Vec::new();
+    let end = recovery.replay(|record| {
+        assert_eq!(record.kind, KIND);
+        let (name, payload) = record.payload.split_first_chunk::<8>().expect("a name");
+        let name = u64::from_le_bytes(*name);
+        assert!(
+            name <= record.number && name + 1 >= record.number,
+            "record {} is named {name}",
+            record.number
+        );
+        assert_eq!(payload, payload_of(name), "record {}", record.number);
+        replayed.push(record.number);
+        Ok(())
+    })?;
+    Ok(Contents { replayed, snapshot: recovery.snapshot().map(|snapshot| snapshot.record), end })
+}
+
+fn read(folder: &JournalFolder) -> Contents {
+    try_read(folder).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn open(path: &Path) -> JournalFolder {
+    JournalFolder::open(path, "a test").expect("a journal")
+}
+
+fn copy_folder(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap().flatten().filter(|entry| entry.path().is_file()) {
+        fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+    }
+}
+
+fn begin(path: &Path, options: JournalOptions) -> JournalWriter {
+    let folder = open(path);
+    let end = read(&folder).end;
+    JournalWriter::begin(folder, &end, options).expect("there is room")
+}
+
+fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    for _ in 0..5000 {
+        if holds() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    panic!("{what} did not happen");
+}
+
+fn write_snapshot(writer: &mut JournalWriter) -> u64 {
+    let (record, before) = (writer.next_record(), writer.status().snapshots);
+    writer.begin_snapshot(Box::new(move |out| out.write_all(&record.to_le_bytes())));
+    wait_until("the snapshot", || writer.status().snapshots > before);
+    record
+}
+
+#[test]
+fn records_survive_the_death_of_the_process_and_a_stop() {
+    let folder = TestFolder::new();
+    let path = folder.0.join("journal");
+    let mut numbers: Vec<u64> = Vec::new();
+    for life in 0..6 {
+        let mut writer = begin(&path, small());
+        (0..40).for_each(|_| numbers.push(append(&mut writer)));
+        // A copy is what another process finds after a kill.
+        let copy = folder.0.join(format!("copy-{life}"));
+        copy_folder(&path, &copy);
+        drop(writer);
+        assert_eq!(read(&open(&copy)).replayed, numbers, "after a kill");
+        let contents = read(&open(&path));
+        assert_eq!((contents.replayed, contents.end.cut), (numbers.clone(), None), "after a stop");
+    }
+}
+
+#[test]
+fn a_kill_in_the_middle_of_an_append_loses_this_record_only() {
+    let folder = TestFolder::new();
+    let path = folder.0.join("journal");
+    let mut writer = begin(&path, small());
+    (0..5).for_each(|_| {
+        append(&mut writer);
+    });
+    let name = "segment-00000001";
+    let before = fs::read(path.join(name)).unwrap();
+    append(&mut writer);
+    let after = fs::read(path.join(name)).unwrap();
+    let changed: Vec<usize> = (0..after.len()).filter(|at| before[*at] != after[*at]).collect();
+    let (first, last) = (changed[0], changed[changed.len() - 1]);
+    // The payload is written before the header, and the checksum last.
+    for written in first..=last {
+        let image = folder.0.join("image");
+        copy_folder(&path, &image);
+        let mut torn = after.clone();
+        torn[first..first + 16].fill(0);
+        torn[written.max(first + 16)..=last.max(first + 16)].fill(0);
+        fs::write(image.join(name), &torn).unwrap();
+        let folder = open(&image);
+        let contents = read(&folder);
+        assert_eq!((contents.replayed.len(), contents.end.next_record), (5, 6), "{written}");
+        // The journal goes on from there, and what was cut stays cut.
+        let mut next = JournalWriter::begin(folder, &contents.end, small()).unwrap();
+        append(&mut next);
+        drop(next);
+        let again = read(&open(&image));
+        assert_eq!((again.replayed.len(), again.end.cut), (6, None));
+        fs::remove_dir_all(&image).unwrap();
+    }
+}
+
+#[test]
+fn a_damaged_record_is_an_error_that_names_it_and_is_not_skipped() {
+    let folder = TestFolder::new();
+    let path = folder.0.join("journal");
+    let mut writer = begin(&path, small());
+    (0..30).for_each(|_| {
+        append(&mut writer);
+    });
+    drop(writer);
+    let name = path.join("segment-00000001");
+    let whole = fs::read(&name).unwrap();
+    for at in (64..whole.len() - 24).step_by(7) {
+        let mut damaged = whole.clone();
+        damaged[at] ^= 4;
+        fs::write(&name, &damaged).unwrap();
+        match try_read(&open(&path)) {
+            Err(RecoveryError::Journal(JournalError::Damaged { number, .. })) => {
+                assert!(number <= 30, "{number}")
+            }
+            // Padding is not checked, because nobody reads it.
+            Ok(contents) => assert_eq!(contents.replayed.len(), 30, "byte {at}"),
+            Err(other) => panic!("byte {at}: {other}"),
+        }
+    }
+}
+
+#[test]
+fn a_missing_segment_is_an_error() {
+    let folder = TestFolder::new();
+    let path = folder.0.join("journal");
+    let mut writer = begin(&path, small());
+    (0..300).for_each(|_| {
+        append(&mut writer);
+    });
+    drop(writer);
+    assert!(read(&open(&path)).replayed.len() == 300);
+    fs::rename(path.join("segment-00000002"), folder.0.join("elsewhere")).unwrap();
+    let missing = try_read(&open(&path));
+    assert!(
+        matches!(missing, Err(RecoveryError::Journal(JournalError::Damaged { .. }))),
+        "{:?}",
+        missing.err()
+    );
+    fs::rename(path.join("segment-00000001"), folder.0.join("first")).unwrap();
+    let missing = try_read(&open(&path));
+    assert!(
+        matches!(missing, Err(RecoveryError::Journal(JournalError::NoBeginning { .. }))),
+        "{:?}",
+        missing.err()
+    );
+}
+
+#[test]
+fn a_snapshot_replaces_the_records_before_it_and_a_damaged_one_is_passed_over() {
+    let folder = TestFolder::new();
+    let path = folder.0.join("journal");
+    let mut writer = begin(&path, small());
+    let mut snapshots = Vec::new();
+    for _ in 0..4 {
+        (0..200).for_each(|_| {
+            append(&mut writer);
+        });
+        snapshots.push(write_snapshot(&mut writer));
+    }
+    (0..10).for_each(|_| {
+        append(&mut writer);
+    });
+    let next = writer.next_record();
+    // A mark at the end says that nothing is missing.
+    drop(writer);
+    let journal = open(&path);
+    assert_eq!(journal.snapshot_records().unwrap(), snapshots[2..], "two snapshots are kept");
+    assert!(*journal.segment_indexes().unwrap().first().unwrap() > 1, "and the segments after the older one");
+    let contents = read(&journal);
+    assert_eq!((contents.snapshot, contents.end.next_record), (Some(snapshots[3]), next + 1));
+    assert!(contents.replayed[0] <= snapshots[3] + 1, "a mark may come first");
+    let latest = journal.snapshot_path(snapshots[3]);
+    let mut bytes = fs::read(&latest).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&latest, &bytes).unwrap();
+    let contents = read(&journal);
+    assert_eq!((contents.snapshot, contents.end.next_record), (Some(snapshots[2]), next + 1));
+    fs::remove_file(journal.snapshot_path(snapshots[2])).unwrap();
+    let error = try_read(&journal).err().map(|error| error.to_string()).unwrap_or_default();
+    assert!(error.contains("no intact snapshot") && error.contains("its contents are damaged"), "{error}");
+}
+
+#[test]
+fn without_room_records_are_lost_until_a_snapshot_makes_up_for_them() {
+    let folder = TestFolder::new();
+    let path = folder.0.join("journal");
+    let mut writer = begin(&path, small());
+    append(&mut writer);
+    // The spare is there; after it is used up, nothing can be allocated.
+    wait_until("the spare", || writer.status().segments == 2);
+    writer.set_fails_allocations(true);
+    let mut appended = 1;
+    while writer.append(KIND, |space| Some(space.get_mut(..100)?.len())).is_ok() {
+        appended += 1;
+    }
+    assert!(appended > 100, "the present segment and the spare have room for {appended}");
+    wait_until("the trouble", || writer.is_in_trouble());
+    assert!(writer.status().trouble.unwrap().contains("cannot be allocated"));
+    assert!(writer.append(KIND, |space| Some(space.get_mut(..9)?.len())).is_err());
+    assert!(writer.status().lost_records >= 2);
+    writer.set_fails_allocations(false);
+    wait_until("an append", || writer.append(KIND, |space| Some(space.get_mut(..9)?.len())).is_ok());
+    assert!(writer.is_in_trouble() && writer.is_snapshot_due());
+    let record = write_snapshot(&mut writer);
+    wait_until("the end of the trouble", || !writer.is_in_trouble());
+    let after = append(&mut writer);
+    drop(writer);
+    let recovery = open(&path);
+    let recovery = recovery.recover().unwrap();
+    assert_eq!(recovery.snapshot().map(|snapshot| snapshot.record), Some(record));
+    let mut replayed = Vec::new();
+    let end = recovery
+        .replay(|record| {
+            replayed.push(record.number);
+            Ok::<(), Infallible>(())
+        })
+        .unwrap();
+    assert_eq!((replayed, end.cut), (vec![after], None));
+}
+
+#[test]
+fn a_kill_while_records_are_lost_ends_the_journal_before_them() {
+    let folder = TestFolder::new();
+    let path = folder.0.join("journal");
+    let mut writer = begin(&path, small());
+    wait_until("the spare", || writer.status().segments == 2);
+    writer.set_fails_allocations(true);
+    let mut kept = 0;
+    while writer.append(KIND, |space| Some(space.get_mut(..100)?.len())).is_ok() {
+        kept += 1;
+    }
+    writer.set_fails_allocations(false);
+    wait_until("an append", || writer.append(KIND, |space| Some(space.get_mut(..9)?.len())).is_ok());
+    let copy = folder.0.join("copy");
+    copy_folder(&path, &copy);
+    writer.abandon();
+    let journal = open(&copy);
+    let recovery = journal.recover().unwrap();
+    let mut replayed = 0;
+    let end = recovery
+        .replay(|_| {
+            replayed += 1;
+            Ok::<(), Infallible>(())
+        })
+        .unwrap();
+    let JournalCut { lost_records, why, .. } = end.cut.clone().expect("a cut");
+    assert_eq!(replayed, kept, "{why}");
+    assert!(why.contains("no room") && lost_records == 0, "{why}");
+    drop(JournalWriter::begin(journal, &end, small()).unwrap());
+    assert_eq!(open(&copy).recover().unwrap().replay(|_| Ok::<(), Infallible>(())).unwrap().cut, None);
+}
+
+/// The files of a folder, by name.
+type Image = BTreeMap<String, Vec<u8>>;
+
+fn image_of(path: &Path) -> Image {
+    let files = fs::read_dir(path).unwrap().flatten().filter(|entry| entry.path().is_file());
+    files
+        .map(|entry| (entry.file_name().into_string().unwrap(), fs::read(entry.path()).unwrap_or_default()))
+        .collect()
+}
+
+/// Returns a mixture of two images: each sector that differs is old or new.
+fn lose_power(random: &mut Rng, durable: &Image, present: &Image) -> Image {
+    let share = random.u8(..);
+    let mut mixed = Image::new();
+    for (name, new) in present {
+        let old = durable.get(name).cloned().unwrap_or_else(|| vec![0; new.len()]);
+        let mut file = new.clone();
+        if name.starts_with("segment") {
+            for at in (0..new.len()).step_by(SECTOR) {
+                let range = at..(at + SECTOR).min(new.len());
+                if random.u8(..) < share && range.end <= old.len() {
+                    file[range.clone()].copy_from_slice(&old[range]);
+                }
+            }
+        }
+        mixed.insert(name.clone(), file);
+    }
+    mixed
+}
+
+#[test]
+fn what_was_durable_survives_the_loss_of_the_host() {
+    let seeds = std::env::var("JOURNAL_SEEDS").map_or(300, |text| text.parse().expect("a number"));
+    let (mut torn, mut lost) = (0, 0);
+    for seed in 0..seeds {
+        let mut random = Rng::with_seed(seed);
+        let folder = TestFolder::new();
+        let path = folder.0.join("journal");
+        let mut writer = begin(&path, small());
+        writer.sync_on_request_only();
+        let mut durable_image = image_of(&path);
+        let mut durable = 0;
+        for _ in 0..random.usize(1..6) {
+            (0..random.usize(1..40)).for_each(|_| {
+                append(&mut writer);
+            });
+            if random.bool() {
+                let appended = writer.next_record();
+                writer.request_sync();
+                wait_until("a write to the disk", || writer.durable_records() >= appended);
+                (durable, durable_image) = (appended, image_of(&path));
+            }
+        }
+        let appended = writer.next_record();
+        let mixed = lose_power(&mut random, &durable_image, &image_of(&path));
+        drop(writer);
+        let crashed = folder.0.join("crashed");
+        fs::create_dir(&crashed).unwrap();
+        for (name, bytes) in &mixed {
+            fs::write(crashed.join(name), bytes).unwrap();
+        }
+        let mut journal = open(&crashed);
+        journal.pretend_restart_of_host();
+        let contents = read(&journal);
+        assert!(
+            contents.end.next_record >= durable,
+            "seed {seed}: {durable} was durable: {:?}",
+            contents.end
+        );
+        assert!(contents.end.next_record <= appended, "seed {seed}");
+        assert!(contents.replayed.iter().zip(1..).all(|(number, place)| *number >= place), "seed {seed}");
+        torn += u32::from(contents.end.cut.is_some());
+        lost += u32::from(contents.end.cut.is_some_and(|cut| cut.lost_records > 0));
+    }
+    assert!(
+        seeds < 100 || (torn > 0 && lost > 0),
+        "of {seeds} seeds, {torn} had a cut, {lost} with records behind it"
+    );
+}

@@ -1,0 +1,295 @@
+//! Appending to a journal. Begin at [`JournalWriter::begin`] and [`JournalWriter::append`].
+//!
+//! One thread appends at a time. An append writes to mapped memory: the payload first, by the caller's own encoder, then the
+//! header with the checksum. If the process dies in between, the record is invalid, and no record follows it.
+
+use std::fs::File;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::folder::{JournalError, JournalFolder};
+use crate::record::{HEADER_BYTES, RecordKind, occupied_bytes, write_header};
+use crate::recovery::RecoveryEnd;
+use crate::segment::{SEGMENT_HEADER_BYTES, SegmentFile, SegmentHeader};
+use crate::upkeep::{DurableHook, JournalStatus, SnapshotWriter, UpkeepShared, UpkeepThreads};
+
+/// The greatest length of a segment, and so of a record.
+const SEGMENT_BYTES_MAX: usize = 1 << 32;
+/// A durable mark is appended after so many bytes of records, if more has become durable.
+const MARK_INTERVAL_BYTES: usize = 1 << 16;
+
+/// How a journal is written.
+#[derive(Debug, Clone)]
+pub struct JournalOptions {
+    /// The length of a segment, in bytes. A record that is longer gets a segment of its own.
+    pub segment_bytes: usize,
+    /// A snapshot is due when so many bytes, and as many as the last snapshot has, were appended since.
+    pub snapshot_after_bytes: u64,
+}
+
+impl Default for JournalOptions {
+    fn default() -> Self {
+        Self { segment_bytes: 16 << 20, snapshot_after_bytes: 64 << 20 }
+    }
+}
+
+/// The reason for which a record is not in the journal.
+#[derive(Debug, thiserror::Error)]
+pub enum AppendError {
+    /// There is no room for another segment, or the file system refuses.
+    #[error("a new segment cannot be allocated: {0}")]
+    NoSegment(std::io::Error),
+    /// The record is longer than the greatest segment.
+    #[error("the record is longer than {SEGMENT_BYTES_MAX} bytes")]
+    TooLong,
+}
+
+/// Appends to a journal. When it is dropped, what was appended is written to the disk.
+pub struct JournalWriter {
+    shared: Arc<UpkeepShared>,
+    threads: UpkeepThreads,
+    segment: SegmentFile,
+    next_record: u64,
+    /// Whether a record could not be written since the present segment was begun.
+    has_gap: bool,
+    /// The number in the latest mark, and the bytes that were appended since.
+    marked: u64,
+    unmarked_bytes: usize,
+    bytes_since_snapshot: u64,
+}
+
+impl JournalWriter {
+    /// Begins a new segment after the end of a journal that was recovered.
+    ///
+    /// # Errors
+    /// If there is no room, or the folder cannot be changed.
+    pub fn begin(
+        folder: JournalFolder,
+        end: &RecoveryEnd,
+        options: JournalOptions,
+    ) -> Result<Self, JournalError> {
+        for index in &end.spares {
+            let path = folder.segment_path(*index);
+            std::fs::remove_file(&path).map_err(JournalError::io("delete", &path))?;
+        }
+        for index in &end.behind_cut {
+            folder.move_to_removed(&folder.segment_path(*index))?;
+        }
+        let inherited =
+            end.read.iter().filter_map(|index| File::open(folder.segment_path(*index)).ok()).collect();
+        let snapshot_bytes = match folder.snapshot_records()?.last() {
+            Some(last) => std::fs::metadata(folder.snapshot_path(*last)).map_or(0, |meta| meta.len()),
+            None => 0,
+        };
+        let path = folder.segment_path(end.next_segment);
+        let durable = end.durable.min(end.next_record);
+        let shared = Arc::new(UpkeepShared::new(
+            folder,
+            options,
+            end.next_segment,
+            inherited,
+            durable,
+            snapshot_bytes,
+        ));
+        let mut segment = shared.take_segment(0).map_err(JournalError::io("allocate", &path))?;
+        segment.begin(&shared_header(&shared, end.next_record, false));
+        shared.next_record.store(end.next_record, Ordering::Release);
+        shared.rotate(&segment, None);
+        let threads =
+            UpkeepThreads::start(&shared).map_err(JournalError::io("start the threads of", &path))?;
+        Ok(Self {
+            shared,
+            threads,
+            segment,
+            next_record: end.next_record,
+            has_gap: false,
+            marked: durable,
+            unmarked_bytes: 0,
+            bytes_since_snapshot: 0,
+        })
+    }
+
+    /// Returns the number of the next record.
+    #[must_use]
+    pub fn next_record(&self) -> u64 {
+        self.next_record
+    }
+
+    /// Appends a record and returns its number. `encode` writes the payload and returns its length; it returns `None` if
+    /// the space is too short, and is then called again with more.
+    ///
+    /// # Errors
+    /// If there is no room. The record is then lost: the journal is in trouble until another snapshot is complete.
+    pub fn append(
+        &mut self,
+        kind: RecordKind,
+        mut encode: impl FnMut(&mut [u8]) -> Option<usize>,
+    ) -> Result<u64, AppendError> {
+        if self.has_gap || self.shared.needs_snapshot.load(Ordering::Relaxed) {
+            self.begin_segment_after_trouble()?;
+        }
+        let durable = self.shared.durable.load(Ordering::Relaxed);
+        if self.unmarked_bytes >= MARK_INTERVAL_BYTES && durable > self.marked {
+            (self.marked, self.unmarked_bytes) = (durable, 0);
+            self.append_mark(durable)?;
+        }
+        self.append_record(kind, &mut encode)
+    }
+
+    fn append_mark(&mut self, durable: u64) -> Result<u64, AppendError> {
+        self.append_record(RecordKind::DURABLE_MARK, &mut |space| {
+            space.get_mut(..8)?.copy_from_slice(&durable.to_le_bytes());
+            Some(8)
+        })
+    }
+
+    fn append_record(
+        &mut self,
+        kind: RecordKind,
+        encode: &mut dyn FnMut(&mut [u8]) -> Option<usize>,
+    ) -> Result<u64, AppendError> {
+        let mut segment_bytes = self.shared.options.segment_bytes;
+        loop {
+            let unused = self.segment.unused();
+            if let Some((_, space)) = unused.split_at_mut_checked(HEADER_BYTES)
+                && let Some(payload) = encode(space)
+            {
+                let number = self.next_record;
+                write_header(&mut unused[..HEADER_BYTES + payload], self.shared.folder.seed(), number, kind);
+                let occupied = occupied_bytes(payload);
+                self.segment.advance(occupied);
+                self.next_record += 1;
+                self.unmarked_bytes += occupied;
+                self.bytes_since_snapshot = self.bytes_since_snapshot.saturating_add(occupied as u64);
+                self.shared.next_record.store(self.next_record, Ordering::Release);
+                self.shared.appended_bytes.fetch_add(occupied as u64, Ordering::Relaxed);
+                return Ok(number);
+            }
+            if self.segment.used_bytes() == SEGMENT_HEADER_BYTES {
+                // Even an empty segment is too short.
+                segment_bytes *= 2;
+            }
+            if segment_bytes > SEGMENT_BYTES_MAX {
+                self.count_lost_record(&std::io::Error::from(std::io::ErrorKind::FileTooLarge));
+                return Err(AppendError::TooLong);
+            }
+            self.begin_segment(segment_bytes, false)?;
+        }
+    }
+
+    fn begin_segment(&mut self, bytes: usize, follows_gap: bool) -> Result<(), AppendError> {
+        match self.shared.take_segment(bytes) {
+            Ok(mut next) => {
+                next.begin(&shared_header(&self.shared, self.next_record, follows_gap));
+                let full = std::mem::replace(&mut self.segment, next);
+                self.shared.rotate(&self.segment, Some(full));
+                Ok(())
+            }
+            Err(error) => {
+                self.count_lost_record(&error);
+                Err(AppendError::NoSegment(error))
+            }
+        }
+    }
+
+    fn count_lost_record(&mut self, error: &std::io::Error) {
+        self.has_gap = true;
+        self.next_record += 1;
+        self.shared.next_record.store(self.next_record, Ordering::Release);
+        self.shared.record_lost(error);
+    }
+
+    /// Begins a new segment, because the present one may be incomplete. A snapshot makes up for what is missing.
+    fn begin_segment_after_trouble(&mut self) -> Result<(), AppendError> {
+        if self.shared.has_unfinished_snapshot() || (!self.has_gap && self.bytes_since_snapshot == 0) {
+            return Ok(());
+        }
+        self.begin_segment(0, true)?;
+        self.has_gap = false;
+        self.bytes_since_snapshot = u64::MAX;
+        Ok(())
+    }
+
+    /// Returns whether a snapshot should be made now.
+    #[must_use]
+    pub fn is_snapshot_due(&self) -> bool {
+        let after = self.shared.options.snapshot_after_bytes;
+        self.bytes_since_snapshot >= after
+            && self.bytes_since_snapshot >= self.shared.last_snapshot_bytes.load(Ordering::Relaxed)
+            && !self.shared.has_unfinished_snapshot()
+    }
+
+    /// Makes a snapshot of the state after all records so far. `write` runs on another thread.
+    pub fn begin_snapshot(&mut self, write: SnapshotWriter) {
+        self.bytes_since_snapshot = 0;
+        self.shared.queue_snapshot(self.next_record, write);
+    }
+
+    /// Returns whether changes should be refused, because the journal cannot be written.
+    #[must_use]
+    pub fn is_in_trouble(&self) -> bool {
+        self.shared.is_in_trouble()
+    }
+
+    /// Returns the number below which all records are on the disk.
+    #[must_use]
+    pub fn durable_records(&self) -> u64 {
+        self.shared.durable.load(Ordering::Acquire)
+    }
+
+    /// Asks for all records to be written to the disk now.
+    pub fn request_sync(&self) {
+        self.shared.request_sync();
+    }
+
+    /// Calls `hook` each time that more records are durable, on another thread, with the number below which all are.
+    pub fn set_durable_hook(&self, hook: DurableHook) {
+        self.shared.set_durable_hook(hook);
+    }
+
+    /// Returns the description for metrics and pages.
+    #[must_use]
+    pub fn status(&self) -> JournalStatus {
+        self.shared.status()
+    }
+}
+
+#[cfg(test)]
+impl JournalWriter {
+    /// Pretends that the file system has no room, or has room again.
+    pub(crate) fn set_fails_allocations(&self, fails: bool) {
+        self.shared.fails_allocations.store(fails, Ordering::Relaxed);
+    }
+
+    /// Writes to the disk only on request from now on.
+    pub(crate) fn sync_on_request_only(&self) {
+        self.shared.syncs_on_request_only.store(true, Ordering::Relaxed);
+    }
+
+    /// Ends the threads without writing anything more to the disk, as the death of the process does; the files stay as they
+    /// are.
+    pub(crate) fn abandon(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for JournalWriter {
+    fn drop(&mut self) {
+        self.threads.stop(&self.shared);
+        // The mark shows a later reader that nothing is missing at the end.
+        let durable = self.durable_records();
+        if durable == self.next_record && !self.has_gap && self.append_mark(durable).is_ok() {
+            let _ = self.segment.file().sync_data();
+        }
+    }
+}
+
+fn shared_header(shared: &UpkeepShared, first_record: u64, follows_gap: bool) -> SegmentHeader {
+    SegmentHeader {
+        folder: shared.folder.id(),
+        first_record,
+        durable: shared.durable.load(Ordering::Relaxed),
+        boot: shared.folder.boot(),
+        follows_gap,
+    }
+}
