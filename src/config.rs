@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::coordination::{JobBounds, JobName, JobSettings};
-use crate::engine::Engine;
+use crate::engine::{Durability, Engine};
 use crate::grpc::GrpcLimits;
 use crate::http::{AllowedHosts, BodyMemoryBudget, EventStreamLimiter, RedactionPatterns};
 use crate::service::{AuditFailurePolicy, AuditLog};
@@ -88,6 +88,12 @@ pub struct ServerConfig {
     pub log: String,
     /// The format of log lines.
     pub log_format: LogFormat,
+    /// The folder of the journal; `None`: a folder of the user's state, named after the gRPC port.
+    pub data_dir: Option<PathBuf>,
+    /// What an answer has survived when it leaves.
+    pub durability: Durability,
+    /// Nothing survives the process: there is no journal.
+    pub ephemeral: bool,
     /// The path of the audit file.
     pub audit_file: Option<PathBuf>,
     /// The treatment of changes while the audit file cannot be written.
@@ -151,6 +157,9 @@ impl ServerConfig {
             stop_timeout: Duration::from_secs(10),
             log: log.into(),
             log_format: LogFormat::Human,
+            data_dir: None,
+            durability: Durability::default(),
+            ephemeral: profile == ServerProfile::Launch,
             audit_file: None,
             audit_failure: AuditFailurePolicy::default(),
             audit_lines: AuditLog::DEFAULT,

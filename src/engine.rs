@@ -2,7 +2,8 @@
 //!
 //! The rules of jobs are in `coordination`, and the protocols in `grpc` and `http`. Begin at [`Engine::call`]. Only
 //! `Engine::apply` applies inputs. `engine/` has the parts of the driver: `jobs.rs` (declarations and commands),
-//! `lock.rs`, `waiting_calls.rs`, `event_history.rs`, `drop_thread.rs`.
+//! `lock.rs`, `waiting_calls.rs`, `event_history.rs`, `drop_thread.rs`; and `journaling.rs`, `recorder.rs`, `replay.rs`,
+//! `held_answers.rs`, by which the state survives the process.
 //!
 //! - *One lock, on the caller's thread.* Each caller applies its input on its own thread, under a lock that is held
 //!   only for the transition. A transition takes about a microsecond. If one thread owned the state, a queue to it
@@ -21,12 +22,18 @@
 //! - *Measurement.* Only one in 64 of the inputs that concern one task or one key is timed under the lock. Every
 //!   other input and every read is timed.
 
+mod counters;
 mod drop_thread;
 mod event_history;
+mod held_answers;
 mod jobs;
+mod journaling;
 mod lock;
+mod recorder;
+mod replay;
 mod waiting_calls;
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -37,16 +44,21 @@ use tokio::sync::{Notify, broadcast};
 use crate::clock::{self, Clock};
 use crate::coordination::{
     BarrierRecordWithArrivals, CallId, CallOutcome, Caller, ClaimAnswer, ClaimRefusal, CommandOutcome,
-    CommandRefusal, ConnectionEnd, ConnectionId, Coordinator, DeferredFree, Effect, FindingChange, Input,
-    JobEvent, JobId, Request, ServiceIncarnation, TaskClaim, Timestamp, TransferFailure,
+    CommandRefusal, ConnectionEnd, ConnectionId, Coordinator, DeferredFree, Effect, Input, JobEvent, JobId,
+    JobName, JobSettings, Request, ServiceIncarnation, Timestamp,
 };
 
+pub use counters::EngineCounters;
 use drop_thread::DropThread;
 use event_history::{EventHistory, EventsByNumber};
 pub use event_history::{EventHistoryExcerpt, NumberedEvent};
-pub use jobs::DeclareError;
+use held_answers::HeldAnswers;
+pub use jobs::{DeclareError, DeclaredJob};
 pub use lock::EngineLockTimes;
 use lock::{ReadLockedState, StateLock, WriteLockedState};
+use recorder::InputRecorder;
+pub use recorder::{Durability, JournalState};
+pub use replay::{RestoreError, RestoreReport, RestoredState, Visited};
 pub use waiting_calls::AnswerInbox;
 use waiting_calls::{WaitingCall, WaitingCalls, WaitingTable};
 
@@ -67,23 +79,17 @@ pub trait Observer: Send + Sync {
     fn on_barrier_ended(&self, ending: &Arc<BarrierRecordWithArrivals>);
 }
 
-/// The counters of the engine.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct EngineCounters {
-    /// The number of applied inputs.
-    pub inputs: u64,
-    /// The number of events.
-    pub events: u64,
-    /// The number of retained events.
-    pub events_kept: usize,
-    /// The greatest number of retained events.
-    pub events_kept_max: usize,
-    /// The number of events that slow followers missed.
-    pub events_missed: u64,
-    /// The present number of followers.
-    pub followers: usize,
-    /// The number of times that the driver could not run for a while.
-    pub lags: u64,
+/// An observer whose contents survive the process: a snapshot of the journal has them.
+pub trait SavedObserver: Observer {
+    /// Returns the name under which the contents are stored. It never changes.
+    fn name(&self) -> &'static str;
+    /// Returns the contents. It is called under the engine's lock.
+    fn save(&self) -> Vec<u8>;
+    /// Replaces the contents by stored ones.
+    ///
+    /// # Errors
+    /// In words, if they cannot be decoded. The contents are then as before.
+    fn restore(&self, contents: &[u8]) -> Result<(), String>;
 }
 
 struct EngineState {
@@ -98,6 +104,23 @@ struct EngineState {
     lags: u64,
     /// The answers to waiting calls that are collected while work is pending.
     undelivered: Vec<(WaitingCall, CallOutcome)>,
+    /// Records inputs, if the server has a journal.
+    recorder: Option<InputRecorder>,
+    /// The settings with which the configuration last declared each job.
+    declared: BTreeMap<JobName, JobSettings>,
+}
+
+impl EngineState {
+    /// Returns the reason for which changes are refused now.
+    fn change_refusal(&self) -> Option<String> {
+        self.recorder.as_ref().and_then(InputRecorder::refusal)
+    }
+
+    /// Returns the number below which all records must be on the disk before answers of earlier inputs leave.
+    fn held_until_of_undelivered(&self) -> Option<u64> {
+        let recorder = self.recorder.as_ref().filter(|recorder| recorder.durability() == Durability::Host);
+        recorder.map(InputRecorder::next_record)
+    }
 }
 
 /// The result of an input.
@@ -115,6 +138,8 @@ struct AppliedInput {
     discarded: Vec<DeferredFree>,
     events: Vec<EventsByNumber>,
     tables: Vec<WaitingTable>,
+    /// The number below which all records must be on the disk before an answer leaves.
+    held_until: Option<u64>,
 }
 
 impl AppliedInput {
@@ -124,6 +149,7 @@ impl AppliedInput {
         self.discarded.extend(tick.discarded);
         self.events.extend(tick.events);
         self.tables.extend(tick.tables);
+        self.held_until = self.held_until.max(tick.held_until);
     }
 }
 
@@ -153,6 +179,8 @@ pub struct Engine {
     /// The number of times that a job was created or deleted.
     job_changes: AtomicU64,
     observers: OnceLock<Vec<Arc<dyn Observer>>>,
+    saved_observers: OnceLock<Vec<Arc<dyn SavedObserver>>>,
+    held_answers: OnceLock<Arc<HeldAnswers>>,
     missed: AtomicU64,
     reaper: DropThread,
     this: Weak<Self>,
@@ -173,6 +201,8 @@ impl Engine {
             inputs: 0,
             lags: 0,
             undelivered: Vec::new(),
+            recorder: None,
+            declared: BTreeMap::new(),
         };
         let (followers, _) = broadcast::channel(EVENTS_BUFFERED);
         Arc::new_cyclic(|this| Self {
@@ -184,6 +214,8 @@ impl Engine {
             jobs_max: AtomicUsize::new(Self::JOBS_MAX),
             job_changes: AtomicU64::new(0),
             observers: OnceLock::new(),
+            saved_observers: OnceLock::new(),
+            held_answers: OnceLock::new(),
             missed: AtomicU64::new(0),
             reaper: DropThread::default(),
             this: Weak::clone(this),
@@ -213,46 +245,9 @@ impl Engine {
         let _ = self.observers.set(observers);
     }
 
-    /// Returns the counters.
-    #[must_use]
-    pub fn counters(&self) -> EngineCounters {
-        let state = self.lock_for_read();
-        EngineCounters {
-            inputs: state.inputs,
-            events: state.next_event - 1,
-            events_kept: state.history.len(),
-            events_kept_max: state.history.capacity(),
-            events_missed: self.missed.load(Ordering::Relaxed),
-            followers: self.followers.receiver_count(),
-            lags: state.lags,
-        }
-    }
-
     /// Counts events that a follower missed.
     pub fn add_to_missed_events(&self, events: u64) {
         self.missed.fetch_add(events, Ordering::Relaxed);
-    }
-
-    /// Puts a finding of an observer into the order of events.
-    pub fn record_finding(&self, job: JobId, note: FindingChange) {
-        self.apply_input(self.lock(), Input::FindingChanged { job, note });
-    }
-
-    /// Puts a worker's report of failed transfers into the order of events.
-    pub fn record_transfer_failure(&self, job: JobId, note: TransferFailure) {
-        self.apply_input(self.lock(), Input::TransferFailed { job, note });
-    }
-
-    /// Answers the claim of a process on the task id of its identity.
-    ///
-    /// # Errors
-    /// If the job is deleted, or too many claims wait.
-    pub fn claim_task_id(&self, job: JobId, claim: TaskClaim) -> Result<ClaimAnswer, ClaimRefusal> {
-        let mut state = self.lock();
-        let mut applied = self.apply(&mut state, Input::ClaimTask { job, claim }, None);
-        let answer = applied.claimed.take();
-        self.unlock_and_deliver(state, applied);
-        answer.unwrap_or(Err(ClaimRefusal::NoSuchJob))
     }
 
     /// Returns the engine's clock.
@@ -322,11 +317,19 @@ impl Engine {
         };
         let mut state =
             if is_about_one_task_or_key(&request) { self.lock() } else { self.lock_for_bulk_work() };
+        if let Some(refusal) = state.recorder.as_ref().and_then(|recorder| recorder.refusal_of_call(&request))
+        {
+            return AnsweredOrWaiting::Now(Err(refusal));
+        }
         let call = CallId(state.next_call);
         state.next_call += 1;
         let had_work = state.coordinator.has_pending_work();
         let mut applied = self.apply(&mut state, Input::Call { job, call, caller, request }, Some(call));
         let status = match applied.own.take() {
+            Some(outcome) if applied.held_until.is_some() => {
+                applied.deliveries.push((WaitingCall { inbox: Arc::clone(inbox), slot }, outcome));
+                AnsweredOrWaiting::Waiting(call)
+            }
             Some(outcome) => AnsweredOrWaiting::Now(outcome),
             None => {
                 state.waiting.insert(call, WaitingCall { inbox: Arc::clone(inbox), slot });
@@ -464,7 +467,21 @@ impl Engine {
         // The input that gives a job its spare incarnation may also continue pending work, and so has effects
         // of its own.
         while let Some(input) = next {
+            let mut unrecorded = None;
+            if let Some(recorder) = &mut state.recorder {
+                let is_heartbeat = matches!(&input, Input::Call { request: Request::Heartbeat { .. }, .. });
+                unrecorded = recorder.record_before(now, &input, &state.coordinator, state.next_event);
+                if recorder.durability() == Durability::Host && unrecorded.is_none() && !is_heartbeat {
+                    applied.held_until = Some(recorder.next_record());
+                }
+            }
             state.coordinator.apply(now, input, &mut effects);
+            if let (Some(read), Some(recorder)) = (unrecorded, &mut state.recorder)
+                && recorder.record_after(now, read, &effects)
+                && recorder.durability() == Durability::Host
+            {
+                applied.held_until = Some(recorder.next_record());
+            }
             for effect in effects.drain(..) {
                 match effect {
                     Effect::Reply(call, outcome) if Some(call) == own => {
@@ -499,6 +516,7 @@ impl Engine {
             next = spares.pop();
         }
         state.effects = effects;
+        self.begin_snapshot_if_due(state, now);
         applied
     }
 
@@ -530,6 +548,7 @@ impl Engine {
             state.undelivered.append(&mut applied.deliveries);
             if !is_pending || state.undelivered.len() >= DELIVERED_AT_ONCE {
                 applied.deliveries = std::mem::take(&mut state.undelivered);
+                applied.held_until = applied.held_until.max(state.held_until_of_undelivered());
             }
         }
         let next = state.coordinator.next_wakeup().map_or(u64::MAX, |at| at.0);
@@ -541,8 +560,11 @@ impl Engine {
         if nearer {
             self.rearm.notify_one();
         }
-        for (waiting, outcome) in applied.deliveries {
-            waiting.inbox.deliver(waiting.slot, outcome);
+        match (applied.held_until, self.held_answers.get()) {
+            (Some(until), Some(held)) => held.hold(until, applied.deliveries),
+            _ => applied.deliveries.into_iter().for_each(|(waiting, outcome)| {
+                waiting.inbox.deliver(waiting.slot, outcome);
+            }),
         }
         self.free_deferred_memory(applied.discarded);
     }

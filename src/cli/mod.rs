@@ -17,6 +17,7 @@ mod events;
 mod exclude;
 mod hosts;
 mod job;
+mod journal;
 mod launch;
 mod local_server;
 mod metrics;
@@ -28,6 +29,7 @@ mod self_command;
 mod serve;
 mod server;
 mod server_args;
+mod server_journal;
 mod setting_flags;
 mod simulate;
 mod stacks;
@@ -100,6 +102,7 @@ enum Command {
     TaskOwners(task_owners::Arguments),
     Job(job::Arguments),
     Audit(audit::Arguments),
+    Journal(journal::Arguments),
     Config(config::Arguments),
     Tls(tls::Arguments),
     Token(token::Arguments),
@@ -170,6 +173,7 @@ fn run_command_line(arguments: Vec<OsString>) -> ExitCode {
         Command::TaskOwners(arguments) => task_owners::run(&arguments),
         Command::Job(arguments) => job::run(&arguments),
         Command::Audit(arguments) => audit::run(&arguments),
+        Command::Journal(arguments) => journal::run(&arguments),
         Command::Config(arguments) => config::run(&arguments),
         Command::Tls(arguments) => tls::run(&arguments),
         Command::Token(arguments) => token::run(&arguments),
@@ -223,6 +227,7 @@ mod tests {
             include_str!("../../web/guide/stacks.md"),
             include_str!("../../web/guide/troubleshooting.md"),
             include_str!("../../web/guide/operations.md"),
+            include_str!("../../web/guide/restarts.md"),
             include_str!("../../web/guide/security.md"),
         ];
         let all: Vec<_> = guide.into_iter().flat_map(commands_in_text).collect();

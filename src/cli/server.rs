@@ -14,10 +14,11 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use super::connection_limits::{self, ConnectionLimits};
+use super::server_journal::{ServerJournal, declare_configured_jobs};
 use crate::clock::Clock;
 use crate::config::{Config, JobConfig, TlsConfig};
 use crate::coordination::JobName;
-use crate::engine::{Engine, Observer};
+use crate::engine::{Engine, Observer, SavedObserver};
 use crate::grpc::{self, ListenerJobRule};
 use crate::http::api::{GrpcListenerInfo, ProductVersion, ServerInfo, machine_name};
 use crate::http::{
@@ -44,6 +45,8 @@ const HTTP_STOP_TIMEOUT: Duration = Duration::from_millis(200);
 const AUDIT_STOP_TIMEOUT: Duration = Duration::from_secs(1);
 /// The time that the last traces have.
 const TRACES_STOP_TIMEOUT: Duration = Duration::from_secs(3);
+/// The time that the last snapshot of the journal has.
+const JOURNAL_STOP_TIMEOUT: Duration = Duration::from_secs(10);
 /// The time that the gRPC port has, beyond the stop timeout, to close unfinished connections.
 const GRPC_CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -152,41 +155,52 @@ impl BoundListeners {
     }
 }
 
-/// The observers of the engine.
-struct EngineObservers {
-    counters: Arc<EventCounters>,
+/// The observers that keep a history for pages.
+#[derive(Default)]
+struct ServiceHistories {
     timelines: Arc<Timelines>,
     barriers: Arc<BarrierHistory>,
     states: Arc<StateHistory>,
     activity: Arc<ActivityHistory>,
+}
+
+impl ServiceHistories {
+    fn as_saved_observers(&self) -> Vec<Arc<dyn SavedObserver>> {
+        vec![self.timelines.clone(), self.barriers.clone(), self.states.clone(), self.activity.clone()]
+    }
+}
+
+/// The observers of the engine.
+struct EngineObservers {
+    counters: Arc<EventCounters>,
+    histories: ServiceHistories,
     traces: Option<Arc<Traces>>,
 }
 
 impl EngineObservers {
     /// Starts the observers that `config` requests, before the engine has a job.
-    fn start(config: &Config, engine: &Arc<Engine>) -> Result<Self> {
+    fn start(config: &Config, engine: &Arc<Engine>, histories: ServiceHistories) -> Result<Self> {
         let counters = Arc::new(EventCounters::new(findings::finding_ids()));
-        let timelines = Arc::<Timelines>::default();
-        let barriers = Arc::<BarrierHistory>::default();
-        let states = Arc::<StateHistory>::default();
         let traces = start_traces(config, engine)?;
-        let activity = Arc::<ActivityHistory>::default();
+        let saved = histories.as_saved_observers();
         let mut observers: Vec<Arc<dyn Observer>> =
-            vec![timelines.clone(), barriers.clone(), states.clone(), activity.clone()];
+            saved.into_iter().map(|saved| saved as Arc<dyn Observer>).collect();
         if meter::ENABLED {
             observers.push(counters.clone());
         }
         observers.extend(traces.iter().map(|traces| Arc::clone(traces) as Arc<dyn Observer>));
         engine.set_observers(observers);
-        Ok(Self { counters, timelines, barriers, states, activity, traces })
+        Ok(Self { counters, histories, traces })
     }
 }
 
 impl RunningServer {
     /// Binds every address of `config`, declares its jobs and serves them.
     pub async fn start(config: &Config) -> Result<Self> {
-        let clock = Clock::start();
         let connections = connection_limits::compute_connection_limits(config)?;
+        let histories = ServiceHistories::default();
+        let journal = ServerJournal::open(config, &histories.as_saved_observers())?;
+        let clock = ServerJournal::start_clock(journal.as_ref());
         let audit = Arc::new(open_audit_log(config, clock)?);
         config.check_access_control()?;
         let handshakes = Arc::new(HandshakeFailures::new(clock));
@@ -195,10 +209,13 @@ impl RunningServer {
         let bound = BoundListeners::bind(config, clock, &connections)?;
         let engine = Engine::new(clock);
         engine.set_job_limit(config.server.jobs_max);
-        let observers = EngineObservers::start(config, &engine)?;
-        for job in &config.jobs {
-            engine.declare_job(job.name.clone(), job.settings.clone())?;
+        let observers = EngineObservers::start(config, &engine, histories)?;
+        // Events of an earlier process were logged by that process.
+        let logged = journal.as_ref().map_or(0, ServerJournal::last_event);
+        if let Some(journal) = journal {
+            journal.resume(&engine, observers.histories.as_saved_observers())?;
         }
+        declare_configured_jobs(&engine, &config.jobs)?;
         let mut server = Self {
             about: Arc::new(build_server_info(&bound, &config.jobs)),
             readiness: Arc::default(),
@@ -216,7 +233,8 @@ impl RunningServer {
             engine,
         };
         server.timers.spawn(Arc::clone(&server.engine).run_timers());
-        server.log.tasks.spawn(log_events(Arc::clone(&server.engine), server.log.stop.subscribe()));
+        let log_stop = server.log.stop.subscribe();
+        server.log.tasks.spawn(log_events(Arc::clone(&server.engine), logged, log_stop));
         let edge = server.build_grpc_server(grpc_tls, connections.grpc);
         let site = server.build_http_state(&edge, observers, handshakes, bound.http_listener_states());
         let BoundListeners { grpc, http, metrics, health } = bound;
@@ -253,7 +271,8 @@ impl RunningServer {
         handshakes: Arc<HandshakeFailures>,
         listeners: impl Iterator<Item = Arc<ListenerState>>,
     ) -> AppState {
-        let EngineObservers { counters: tally, timelines, barriers, states, activity, .. } = observers;
+        let EngineObservers { counters: tally, histories, .. } = observers;
+        let ServiceHistories { timelines, barriers, states, activity } = histories;
         let (config, audit) = (&self.config, Arc::clone(&self.audit));
         let mut others: Vec<Arc<dyn MetricSource>> =
             vec![self.readiness.clone(), self.streams.clone(), audit.clone(), Arc::new(LogMetrics)];
@@ -407,6 +426,12 @@ impl RunningServer {
         self.audit.flush_all_pending_refusals(*self.engine.clock());
         self.audit.wait_for_last_lines(AUDIT_STOP_TIMEOUT).await;
         self.log.stop(HTTP_STOP_TIMEOUT).await;
+        // It writes a snapshot to the disk, and so blocks.
+        let engine = Arc::clone(&self.engine);
+        let closed = tokio::task::spawn_blocking(move || engine.close_journal());
+        if tokio::time::timeout(JOURNAL_STOP_TIMEOUT, closed).await.is_err() {
+            tracing::warn!(within = ?JOURNAL_STOP_TIMEOUT, "the last snapshot was not written in time; the next start replays");
+        }
         if let Some(traces) = self.traces.take() {
             // It blocks, and the collector may be slow.
             let stopped = tokio::task::spawn_blocking(move || traces.stop());

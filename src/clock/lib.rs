@@ -29,6 +29,15 @@ impl Clock {
         Self { started: Instant::now(), epoch }
     }
 
+    /// Starts a clock at the current wall time, or at `earliest` if the wall time is before it. Such a clock runs ahead of the
+    /// wall clock, so that a state that was restored sees no time twice.
+    #[must_use]
+    pub fn start_not_before(earliest: Timestamp) -> Self {
+        let mut clock = Self::start();
+        clock.epoch = clock.epoch.max(Duration::from_micros(earliest.0));
+        clock
+    }
+
     /// Returns the current time.
     #[must_use]
     pub fn now(&self) -> Timestamp {

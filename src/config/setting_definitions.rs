@@ -7,6 +7,7 @@
 use std::path::PathBuf;
 
 use crate::coordination::{ErrorDelivery, JobSettings};
+use crate::engine::Durability;
 use crate::http::{AllowedHosts, RedactionPatterns};
 use crate::service::AuditFailurePolicy;
 use crate::telemetry::log::{self, LogFormat};
@@ -87,7 +88,7 @@ macro_rules! tls_mode_setting {
 }
 
 /// The settings of the server.
-pub static SERVER_SETTINGS: [Setting<ServerConfig>; 42] = [
+pub static SERVER_SETTINGS: [Setting<ServerConfig>; 45] = [
     Setting {
         name: "grpc",
         placeholder: "ADDR",
@@ -322,6 +323,37 @@ pub static SERVER_SETTINGS: [Setting<ServerConfig>; 42] = [
         help: "How log lines look: human or json",
         show: |server| text_value(server.log_format),
         set: |server, text| LogFormat::parse(text).map(|value| server.log_format = value),
+    },
+    Setting {
+        name: "data-dir",
+        placeholder: "FOLDER|auto",
+        is_advanced: false,
+        help: "The folder of the journal, by which jobs and runs survive this process; auto: muster/grpc-PORT in the user's \
+               state folder, or none if the gRPC port is 0",
+        show: |server| {
+            server.data_dir.as_ref().map_or_else(|| text_value("auto"), |path| text_value(path.display()))
+        },
+        set: |server, text| {
+            server.data_dir = (text != "auto").then(|| text.into());
+            Ok(())
+        },
+    },
+    Setting {
+        name: "durability",
+        placeholder: "none|process|host",
+        is_advanced: false,
+        help: "What every answer has survived when it leaves: the death of this process (process), the loss of this host, at \
+               the cost of a write to the disk (host), or nothing, without a journal (none)",
+        show: |server| text_value(server.durability),
+        set: |server, text| Durability::parse(text).map(|value| server.durability = value),
+    },
+    Setting {
+        name: "ephemeral",
+        placeholder: "true|false",
+        is_advanced: false,
+        help: "Keep no journal: the end of this process ends all runs",
+        show: |server| SettingValue::Switch(server.ephemeral),
+        set: |server, text| parse_bool(text).map(|value| server.ephemeral = value),
     },
     path_setting!(
         "audit-file",

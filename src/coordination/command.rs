@@ -161,6 +161,9 @@ pub enum CommandRefusal {
     /// The store refuses the operation.
     #[error("{0}")]
     Store(Failure),
+    /// The service cannot record changes now.
+    #[error("{0}")]
+    NotRecordable(String),
 }
 
 impl CommandRefusal {
@@ -183,6 +186,7 @@ impl CommandRefusal {
             Self::BadSetting(_) => "bad-setting",
             Self::TasksConnected(_) => "tasks-connected",
             Self::Store(_) => "store-refused",
+            Self::NotRecordable(_) => "not-recordable",
         }
     }
 }

@@ -284,6 +284,12 @@ impl Coordinator {
         }
     }
 
+    /// Returns whether a connection has made a call to a job before, so that a read on it attaches it to nothing.
+    #[must_use]
+    pub fn is_connection_known_to_job(&self, job: JobId, connection: ConnectionId) -> bool {
+        self.jobs.get(&job).is_some_and(|job| job.has_connection(connection))
+    }
+
     /// Returns every job, by name.
     pub fn jobs(&self) -> impl Iterator<Item = (JobId, &JobName)> {
         self.names.iter().map(|(name, id)| (*id, name))

@@ -261,6 +261,8 @@ pub enum EventKind {
         /// The operator.
         actor: Actor,
     },
+    /// The service started again and restored the job from its journal: connections and waiting calls are gone.
+    ServiceRestarted,
     /// An operator deleted the job.
     JobDeleted {
         /// The operator.
@@ -373,6 +375,7 @@ impl EventKind {
             Self::TaskOwnersForgotten { .. } => "task-owners-forgotten",
             Self::JobDeleted { .. } => "job-deleted",
             Self::PreemptionNoticed => "preemption-noticed",
+            Self::ServiceRestarted => "service-restarted",
             Self::FirstCause { .. } => "first-cause",
             Self::TransferFailed { .. } => "transfer-failed",
             Self::FindingOpened { .. } => "finding-opened",
@@ -447,6 +450,7 @@ impl EventKind {
             | Self::KeyWritten { .. }
             | Self::KeyDeleted { .. }
             | Self::JobDeleted { .. }
+            | Self::ServiceRestarted
             | Self::PreemptionNoticed => EventSubject::default(),
         }
     }
@@ -473,6 +477,7 @@ mod tests {
             EventKind::BarrierPassed { barrier: Arc::clone(&barrier), counter: 0, without: vec![] },
             EventKind::BarrierFailed { barrier, counter: 0 },
             EventKind::PreemptionNoticed,
+            EventKind::ServiceRestarted,
             EventKind::FindingOpened { finding: Arc::from("f"), tasks: vec![] },
             EventKind::FindingClosed { finding: Arc::from("f") },
             EventKind::TaskIdsAssigned { tasks: vec![task] },

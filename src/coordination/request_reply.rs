@@ -11,15 +11,42 @@ use std::fmt;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::failure::Failure;
 use super::ids::{ConnectionId, JobId, ServiceIncarnation, TaskId, TaskIncarnation};
 use super::store_entry::DirectoryListing;
 
 /// A set of task ids in ascending order without repeats, shared between calls that name the same set.
-#[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Hash)]
 pub struct TaskSet(Arc<[TaskId]>);
+
+// The usual set is the whole job, or a few ranges of it. Written as ranges it takes a few bytes, and each task of a large job
+// may name the set in each call.
+impl Serialize for TaskSet {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let ranges = self.0.chunk_by(|a, b| a.0.checked_add(1) == Some(b.0));
+        let ranges: Vec<(i32, u32)> =
+            ranges.filter_map(|range| Some((range.first()?.0, u32::try_from(range.len()).ok()?))).collect();
+        ranges.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for TaskSet {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        const IDS_MAX: usize = 1 << 26;
+        let mut ids = Vec::new();
+        for (first, length) in Vec::<(i32, u32)>::deserialize(deserializer)? {
+            let end = i64::from(first) + i64::from(length);
+            if ids.len() + length as usize > IDS_MAX || end > i64::from(i32::MAX) + 1 {
+                return Err(D::Error::custom("a set of too many tasks"));
+            }
+            ids.extend((i64::from(first)..end).filter_map(|id| i32::try_from(id).ok()).map(TaskId));
+        }
+        Ok(Self::new(ids))
+    }
+}
 
 // Calls that name the same set share its allocation, so a lookup in a table usually compares pointers, not
 // ids.
@@ -257,6 +284,47 @@ impl PeerJobQuery {
 }
 
 impl Request {
+    /// Returns the name of the kind of request.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Register { .. } => "register",
+            Self::Heartbeat { .. } => "heartbeat",
+            Self::PollForError { .. } => "poll-for-error",
+            Self::Shutdown { .. } => "shutdown",
+            Self::Reset { .. } => "reset",
+            Self::ReportError { .. } => "report-error",
+            Self::WaitForAllTasks { .. } => "wait-for-all-tasks",
+            Self::TaskStates { .. } => "task-states",
+            Self::JobState => "job-state",
+            Self::Watch { .. } => "watch",
+            Self::Insert { .. } => "insert",
+            Self::Get { .. } => "get",
+            Self::TryGet { .. } => "try-get",
+            Self::Increment { .. } => "increment",
+            Self::List { .. } => "list",
+            Self::Delete { .. } => "delete",
+            Self::Barrier { .. } => "barrier",
+            Self::CancelBarrier { .. } => "cancel-barrier",
+            Self::LiveSet { .. } => "live-set",
+            Self::FromPeerJob { .. } => "from-peer-job",
+        }
+    }
+
+    /// Returns whether the request changes nothing if it is answered at once, admitted, and not the first call of its
+    /// connection.
+    #[must_use]
+    pub fn is_read(&self) -> bool {
+        matches!(
+            self,
+            Self::Get { .. }
+                | Self::TryGet { .. }
+                | Self::List { .. }
+                | Self::TaskStates { .. }
+                | Self::JobState
+        )
+    }
+
     /// Returns the task that the request names as its caller, if it names one.
     #[must_use]
     pub fn task(&self) -> Option<TaskId> {

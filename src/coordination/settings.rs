@@ -176,6 +176,32 @@ pub struct SettingsChange {
 }
 
 impl SettingsChange {
+    /// Returns the change that gives `after` to each setting that differs from `before`; without `before`, to each setting.
+    #[must_use]
+    pub fn between(before: Option<&JobSettings>, after: &JobSettings) -> Self {
+        fn changed<T: Clone + PartialEq>(
+            before: Option<&JobSettings>,
+            after: &JobSettings,
+            setting: impl Fn(&JobSettings) -> &T,
+        ) -> Option<T> {
+            let new = setting(after);
+            (before.map(&setting) != Some(new)).then(|| new.clone())
+        }
+        Self {
+            tasks: changed(before, after, |it| &it.tasks),
+            recoverable: changed(before, after, |it| &it.recoverable),
+            heartbeat_timeout: changed(before, after, |it| &it.heartbeat_timeout),
+            register_timeout: changed(before, after, |it| &it.register_timeout),
+            shutdown_timeout: changed(before, after, |it| &it.shutdown_timeout),
+            disconnect_grace: changed(before, after, |it| &it.disconnect_grace),
+            error_delivery: changed(before, after, |it| &it.error_delivery),
+            auto_exclude: changed(before, after, |it| &it.auto_exclude),
+            auto_exclude_for: changed(before, after, |it| &it.auto_exclude_for),
+            transfers_with: changed(before, after, |it| &it.transfers_with),
+            bounds: changed(before, after, |it| &it.bounds),
+        }
+    }
+
     /// Returns the settings after the change.
     ///
     /// # Errors

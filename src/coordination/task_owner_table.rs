@@ -143,6 +143,9 @@ pub enum ClaimRefusal {
         /// The number of tasks.
         tasks: usize,
     },
+    /// The service cannot record changes now.
+    #[error("{0}")]
+    NotRecordable(String),
 }
 
 /// The process to which a task id belongs.

@@ -11,10 +11,12 @@
 //! its events, but leaves their numbers in the queue of routine events. Such a number is removed when it is the
 //! oldest.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::ops::Bound;
 use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
 
 use crate::coordination::{EventKind, JobEvent, JobId};
 use crate::cow::CowMap;
@@ -36,11 +38,13 @@ pub struct NumberedEvent {
 }
 
 /// The retained events of one job.
-#[derive(Debug, Default, Clone)]
+#[derive(Debug, Default, Clone, Serialize, Deserialize)]
 pub(super) struct RetainedJobEvents {
     /// The notable events, by number.
+    #[serde(with = "events_as_json")]
     notable: EventsByNumber,
     /// The routine events, by number.
+    #[serde(with = "events_as_json")]
     routine: EventsByNumber,
     /// The greatest number of an evicted event of this job.
     evicted_up_to: u64,
@@ -68,16 +72,46 @@ impl RetainedJobEvents {
 pub(super) type EventsByNumber = CowMap<u64, Arc<JobEvent>>;
 
 /// The retained events. A copy costs one pointer for many of them.
-#[derive(Debug, Default, Clone)]
+#[derive(Debug, Default, Clone, Serialize, Deserialize)]
 pub(super) struct EventHistory {
-    jobs: HashMap<JobId, RetainedJobEvents>,
+    jobs: BTreeMap<JobId, RetainedJobEvents>,
     /// The deletion events of deleted jobs. They count as routine.
+    #[serde(with = "events_as_json")]
     deletions: EventsByNumber,
     /// The numbers of routine events, the oldest first, at most `ROUTINE_EVENTS`. Some belong to deleted
     /// jobs.
     routine: CowMap<u64, JobId>,
     /// The greatest number of an evicted event of any job.
     evicted_up_to: u64,
+}
+
+/// Serialises events as JSON: they name their kind in a field, which only self-describing formats can restore.
+mod events_as_json {
+    use std::sync::Arc;
+
+    use serde::de::Error as _;
+    use serde::ser::Error as _;
+    use serde::{Deserialize as _, Deserializer, Serializer};
+
+    use super::EventsByNumber;
+
+    pub fn serialize<S: Serializer>(events: &EventsByNumber, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(
+            events
+                .iter()
+                .map(|(number, event)| Ok((number, serde_json::to_string(event)?)))
+                .collect::<Result<Vec<(&u64, String)>, serde_json::Error>>()
+                .map_err(S::Error::custom)?,
+        )
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<EventsByNumber, D::Error> {
+        let mut events = EventsByNumber::default();
+        for (number, text) in Vec::<(u64, String)>::deserialize(deserializer)? {
+            events.insert(number, Arc::new(serde_json::from_str(&text).map_err(D::Error::custom)?));
+        }
+        Ok(events)
+    }
 }
 
 /// Some of the retained events.

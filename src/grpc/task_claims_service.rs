@@ -56,5 +56,6 @@ pub(super) fn answer_task_claim(
         Err(refusal @ ClaimRefusal::TooManyClaims { .. }) => {
             refuse(Code::ResourceExhausted, refusal.to_string())
         }
+        Err(refusal @ ClaimRefusal::NotRecordable(_)) => refuse(Code::Unavailable, refusal.to_string()),
     }
 }

@@ -243,6 +243,9 @@ impl Problem {
     }
 }
 
+/// The title of a refusal because the journal cannot be written.
+const NOT_RECORDABLE_TITLE: &str = "The journal cannot be written";
+
 impl From<CommandRefusal> for Problem {
     fn from(refusal: CommandRefusal) -> Self {
         let (status, title) = match &refusal {
@@ -264,6 +267,7 @@ impl From<CommandRefusal> for Problem {
                 (StatusCode::INSUFFICIENT_STORAGE, "No room")
             }
             CommandRefusal::Store(_) => (StatusCode::CONFLICT, "Refused by the store"),
+            CommandRefusal::NotRecordable(_) => (StatusCode::SERVICE_UNAVAILABLE, NOT_RECORDABLE_TITLE),
         };
         Self::new(status, &format!("/problems/{}", refusal.kind()), title, refusal.to_string())
     }
@@ -276,6 +280,9 @@ impl From<ClaimRefusal> for Problem {
             ClaimRefusal::TooManyClaims { .. } => {
                 (StatusCode::CONFLICT, "too-many-claims", "Too many claims")
             }
+            ClaimRefusal::NotRecordable(_) => {
+                (StatusCode::SERVICE_UNAVAILABLE, "not-recordable", NOT_RECORDABLE_TITLE)
+            }
         };
         Self::new(status, &format!("/problems/{kind}"), title, refusal.to_string())
     }
@@ -283,11 +290,14 @@ impl From<ClaimRefusal> for Problem {
 
 impl From<DeclareError> for Problem {
     fn from(refusal: DeclareError) -> Self {
-        let (kind, title) = match refusal {
-            DeclareError::Exists(_) => ("job-exists", "Job exists"),
-            DeclareError::TooMany(_) => ("too-many-jobs", "Too many jobs"),
+        let (status, kind, title) = match refusal {
+            DeclareError::Exists(_) => (StatusCode::CONFLICT, "job-exists", "Job exists"),
+            DeclareError::TooMany(_) => (StatusCode::CONFLICT, "too-many-jobs", "Too many jobs"),
+            DeclareError::NotRecordable(_) => {
+                (StatusCode::SERVICE_UNAVAILABLE, "not-recordable", NOT_RECORDABLE_TITLE)
+            }
         };
-        Self::new(StatusCode::CONFLICT, &format!("/problems/{kind}"), title, refusal.to_string())
+        Self::new(status, &format!("/problems/{kind}"), title, refusal.to_string())
     }
 }
 

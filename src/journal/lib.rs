@@ -32,6 +32,7 @@
 //! | `snapshot.rs` | snapshot files |
 //! | `folder.rs` | the folder: its lock, its identity, the names of files |
 //! | `recovery.rs` | reading a journal |
+//! | `repair.rs` | ending a damaged journal before the damage; beginning a journal with a snapshot |
 //! | `upkeep.rs` | the threads that allocate segments, write to the disk, write snapshots, and delete old files |
 //! | `writer.rs` | appending |
 #![warn(clippy::too_many_lines)]
@@ -39,6 +40,7 @@
 mod folder;
 mod record;
 mod recovery;
+mod repair;
 mod segment;
 mod snapshot;
 #[cfg(test)]
@@ -49,5 +51,6 @@ mod writer;
 pub use folder::{JournalError, JournalFolder};
 pub use record::{JournalRecord, RecordKind};
 pub use recovery::{JournalCut, JournalRecovery, LoadedSnapshot, RecoveryEnd, RecoveryError};
+pub use repair::JournalRepair;
 pub use upkeep::{DurableHook, JournalStatus, SnapshotWriter};
-pub use writer::{AppendError, JournalOptions, JournalWriter};
+pub use writer::{AppendError, JournalOptions, JournalSync, JournalWriter};

@@ -14,7 +14,7 @@
 //! A damaged snapshot is passed over if an older one and the records after it are there. Reading changes no file.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::folder::{JournalError, JournalFolder};
 use crate::record::{Decoded, JournalRecord, decode, intact_records, marked_durable};
@@ -97,8 +97,16 @@ impl JournalFolder {
     /// # Errors
     /// If the folder cannot be listed.
     pub fn recover(&self) -> Result<JournalRecovery<'_>, JournalError> {
+        self.recover_before(u64::MAX)
+    }
+
+    /// Reads the latest intact snapshot of a state whose next record is below `record`.
+    ///
+    /// # Errors
+    /// If the folder cannot be listed.
+    pub fn recover_before(&self, record: u64) -> Result<JournalRecovery<'_>, JournalError> {
         let mut damaged_snapshots = Vec::new();
-        for record in self.snapshot_records()?.into_iter().rev() {
+        for record in self.snapshot_records()?.into_iter().rev().filter(|known| *known < record) {
             let path = self.snapshot_path(record);
             match read_snapshot(&path, self.id(), record) {
                 Ok(state) => {
@@ -383,4 +391,11 @@ pub(crate) fn segments_before(folder: &JournalFolder, record: u64) -> Result<Vec
     let is_needed_from =
         headers.iter().rposition(|(_, header)| header.is_some_and(|header| header.first_record <= record));
     Ok(headers[..is_needed_from.unwrap_or(0)].iter().map(|(index, _)| *index).collect())
+}
+
+/// Returns the segment `first` and those whose records follow, in the order of their records.
+pub(crate) fn segments_from(folder: &JournalFolder, first: &Path) -> Result<Vec<u64>, JournalError> {
+    let headers = read_headers(folder, &folder.segment_indexes()?)?;
+    let from = headers.iter().position(|(index, _)| folder.segment_path(*index) == first);
+    Ok(headers[from.unwrap_or(headers.len())..].iter().map(|(index, _)| *index).collect())
 }

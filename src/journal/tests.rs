@@ -366,7 +366,7 @@ fn what_was_durable_survives_the_loss_of_the_host() {
             });
             if random.bool() {
                 let appended = writer.next_record();
-                writer.request_sync();
+                writer.sync().request_sync();
                 wait_until("a write to the disk", || writer.durable_records() >= appended);
                 (durable, durable_image) = (appended, image_of(&path));
             }
@@ -396,4 +396,47 @@ fn what_was_durable_survives_the_loss_of_the_host() {
         seeds < 100 || (torn > 0 && lost > 0),
         "of {seeds} seeds, {torn} had a cut, {lost} with records behind it"
     );
+}
+
+#[test]
+fn a_repair_ends_the_journal_before_the_damage_and_keeps_the_rest_aside() {
+    let folder = TestFolder::new();
+    let path = folder.0.join("journal");
+    let mut writer = begin(&path, small());
+    (0..200).for_each(|_| {
+        append(&mut writer);
+    });
+    drop(writer);
+    assert_eq!(open(&path).repair().unwrap(), None, "nothing is damaged");
+    let second = path.join("segment-00000002");
+    let mut bytes = fs::read(&second).unwrap();
+    bytes[1000] ^= 1;
+    fs::write(&second, &bytes).unwrap();
+    let journal = open(&path);
+    let repair = journal.repair().unwrap().expect("a repair");
+    assert_eq!(repair.path, second);
+    assert!(repair.removed.len() > 1, "{repair:?}");
+    let kept = fs::read_dir(path.join("removed")).unwrap().count();
+    assert_eq!(kept, repair.removed.len());
+    let contents = read(&journal);
+    assert_eq!((contents.end.next_record, contents.end.cut.clone()), (repair.number, None));
+    let mut writer = JournalWriter::begin(journal, &contents.end, small()).unwrap();
+    append(&mut writer);
+    drop(writer);
+    let again = read(&open(&path));
+    assert_eq!(again.replayed.last(), Some(&repair.number), "the journal goes on");
+}
+
+#[test]
+fn a_journal_can_begin_with_a_snapshot() {
+    let folder = TestFolder::new();
+    let journal = open(&folder.0.join("copy"));
+    journal.begin_with_snapshot(77, Box::new(|out| out.write_all(b"state"))).unwrap();
+    let contents = read(&journal);
+    assert_eq!((contents.snapshot, contents.end.next_record), (Some(77), 77));
+    assert!(journal.begin_with_snapshot(77, Box::new(|_| Ok(()))).is_err(), "only an empty one");
+    let mut writer = JournalWriter::begin(journal, &contents.end, small()).unwrap();
+    append(&mut writer);
+    drop(writer);
+    assert_eq!(read(&open(&folder.0.join("copy"))).replayed, [77]);
 }

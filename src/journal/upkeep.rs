@@ -96,6 +96,7 @@ pub(crate) struct UpkeepShared {
     state: Mutex<UpkeepState>,
     wake: Condvar,
     wake_snapshots: Condvar,
+    durable_changed: Condvar,
     /// The number of the next record.
     pub next_record: AtomicU64,
     pub appended_bytes: AtomicU64,
@@ -133,6 +134,7 @@ impl UpkeepShared {
             state: Mutex::new(state),
             wake: Condvar::new(),
             wake_snapshots: Condvar::new(),
+            durable_changed: Condvar::new(),
             next_record: AtomicU64::new(0),
             appended_bytes: AtomicU64::new(0),
             lost_records: AtomicU64::new(0),
@@ -222,6 +224,15 @@ impl UpkeepShared {
     pub(crate) fn request_sync(&self) {
         self.lock().is_sync_requested = true;
         self.wake.notify_one();
+    }
+
+    /// Waits until all records below `number` are durable, for `within` at most. Returns whether they are.
+    pub(crate) fn wait_until_durable(&self, number: u64, within: Duration) -> bool {
+        self.request_sync();
+        let state = self.lock();
+        let waits = |_: &mut UpkeepState| self.durable.load(Ordering::Acquire) < number;
+        drop(self.durable_changed.wait_timeout_while(state, within, waits));
+        self.durable.load(Ordering::Acquire) >= number
     }
 
     /// Calls `hook` with the number below which all records are durable, each time that it grows.
@@ -336,8 +347,12 @@ impl UpkeepShared {
         let names = names.map_err(io::Error::other);
         match names.and(inherited).and(sealed).and(current) {
             Ok(()) => {
-                self.lock().status.syncs += 1;
-                self.durable.fetch_max(written, Ordering::Release);
+                {
+                    let mut state = self.lock();
+                    state.status.syncs += 1;
+                    self.durable.fetch_max(written, Ordering::Release);
+                }
+                self.durable_changed.notify_all();
                 let hook = self.on_durable.lock().unwrap_or_else(PoisonError::into_inner);
                 if let Some(hook) = hook.as_ref() {
                     hook(written);

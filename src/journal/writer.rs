@@ -6,6 +6,7 @@
 use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use crate::folder::{JournalError, JournalFolder};
 use crate::record::{HEADER_BYTES, RecordKind, occupied_bytes, write_header};
@@ -237,20 +238,44 @@ impl JournalWriter {
         self.shared.durable.load(Ordering::Acquire)
     }
 
-    /// Asks for all records to be written to the disk now.
-    pub fn request_sync(&self) {
-        self.shared.request_sync();
-    }
-
-    /// Calls `hook` each time that more records are durable, on another thread, with the number below which all are.
-    pub fn set_durable_hook(&self, hook: DurableHook) {
-        self.shared.set_durable_hook(hook);
+    /// Returns a handle by which other threads ask for records to be written to the disk.
+    #[must_use]
+    pub fn sync(&self) -> JournalSync {
+        JournalSync(Arc::clone(&self.shared))
     }
 
     /// Returns the description for metrics and pages.
     #[must_use]
     pub fn status(&self) -> JournalStatus {
         self.shared.status()
+    }
+}
+
+/// A handle by which any thread asks for records to be written to the disk, and learns when they are.
+#[derive(Clone)]
+pub struct JournalSync(Arc<UpkeepShared>);
+
+impl JournalSync {
+    /// Asks for all records to be written to the disk now.
+    pub fn request_sync(&self) {
+        self.0.request_sync();
+    }
+
+    /// Returns the number below which all records are on the disk.
+    #[must_use]
+    pub fn durable_records(&self) -> u64 {
+        self.0.durable.load(Ordering::Acquire)
+    }
+
+    /// Asks for all records to be written to the disk, and waits until those below `number` are, for `within` at most.
+    /// Returns whether they are.
+    pub fn wait_until_durable(&self, number: u64, within: Duration) -> bool {
+        self.0.wait_until_durable(number, within)
+    }
+
+    /// Calls `hook` each time that more records are durable, on the thread that writes to the disk.
+    pub fn set_durable_hook(&self, hook: DurableHook) {
+        self.0.set_durable_hook(hook);
     }
 }
 

@@ -68,6 +68,8 @@ pub enum RunMarkKind {
     DrainRequested,
     /// The preemption notice was written: a coordinated save was requested.
     PreemptionNoticed,
+    /// The service started again.
+    ServiceRestarted,
     /// The run ended.
     Ended,
 }
@@ -80,6 +82,7 @@ impl RunMarkKind {
             Self::FirstCause => "first cause",
             Self::DrainRequested => "drain requested",
             Self::PreemptionNoticed => "preemption notice",
+            Self::ServiceRestarted => "service restarted",
             Self::Ended => "run ended",
         }
     }
@@ -188,6 +191,9 @@ impl JobStateHistory {
             EventKind::PreemptionNoticed => {
                 return self.add_mark(event, RunMarkKind::PreemptionNoticed, None);
             }
+            EventKind::ServiceRestarted => {
+                return self.add_mark(event, RunMarkKind::ServiceRestarted, None);
+            }
             EventKind::RunEnded { .. } => return self.add_mark(event, RunMarkKind::Ended, None),
             _ => return,
         };
@@ -225,6 +231,20 @@ impl StateHistory {
             marks: marks.map_or_else(Vec::new, |of_run| of_run.records.iter().cloned().collect()),
             is_truncated,
         }
+    }
+}
+
+impl crate::engine::SavedObserver for StateHistory {
+    fn name(&self) -> &'static str {
+        "states"
+    }
+
+    fn save(&self) -> Vec<u8> {
+        Vec::new()
+    }
+
+    fn restore(&self, _: &[u8]) -> Result<(), String> {
+        Ok(())
     }
 }
 

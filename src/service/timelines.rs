@@ -126,6 +126,7 @@ fn event_tone(what: &EventKind) -> Option<TimelineTone> {
         EventKind::RegistrationWithdrawn { .. }
         | EventKind::DrainRequested { .. }
         | EventKind::PreemptionNoticed
+        | EventKind::ServiceRestarted
         | EventKind::BarrierPassed { .. } => TimelineTone::Info,
         _ => TimelineTone::Calm,
     })
@@ -271,6 +272,20 @@ impl Timelines {
     #[must_use]
     pub fn timeline_of(&self, job: JobId) -> JobTimeline {
         self.lock_timelines().get(&job).cloned().unwrap_or_default()
+    }
+}
+
+impl crate::engine::SavedObserver for Timelines {
+    fn name(&self) -> &'static str {
+        "timelines"
+    }
+
+    fn save(&self) -> Vec<u8> {
+        Vec::new()
+    }
+
+    fn restore(&self, _: &[u8]) -> Result<(), String> {
+        Ok(())
     }
 }
 

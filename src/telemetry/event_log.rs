@@ -17,11 +17,10 @@ use crate::text::escape_to_one_line;
 
 use super::log_rate_limit::{LogRateLimit, REFILL_INTERVAL};
 
-/// Logs every event of `engine` from its first one on. When `stop` becomes true, it logs the events so far
-/// and returns.
-pub async fn log_events(engine: Arc<Engine>, mut stop: watch::Receiver<bool>) {
+/// Logs every event of `engine` after number `last`. When `stop` becomes true, it logs the events so far and
+/// returns.
+pub async fn log_events(engine: Arc<Engine>, mut last: u64, mut stop: watch::Receiver<bool>) {
     let mut lines = EventLogger { names: JobNames::default(), limit: LogRateLimit::default() };
-    let mut last = 0;
     'follow: loop {
         let (past, mut coming) = engine.subscribe_events(last);
         engine.add_to_missed_events(past.complete_after.saturating_sub(last));
@@ -168,6 +167,7 @@ fn log_level_of_event(what: &EventKind) -> Level {
         | EventKind::SettingsChanged { .. }
         | EventKind::KeyWritten { .. }
         | EventKind::KeyDeleted { .. }
+        | EventKind::ServiceRestarted
         | EventKind::PreemptionNoticed => Level::INFO,
         EventKind::TaskRegistering { .. }
         | EventKind::TaskConnected { .. }

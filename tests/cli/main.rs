@@ -8,6 +8,7 @@ mod figures;
 #[path = "../harness/mod.rs"]
 mod harness;
 mod hostile;
+mod journal;
 mod launch;
 mod operations;
 mod runs;

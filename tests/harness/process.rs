@@ -329,7 +329,7 @@ fn watch(pid: Pid, output: Arc<ProcessOutput>) {
 }
 
 /// Returns a command of this build's program with these arguments, without settings from this process's
-/// environment.
+/// environment. A server keeps no journal unless the arguments name its folder: two tests may get the same port.
 pub fn muster<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_muster"));
     command.args(arguments).stdin(Stdio::null());
@@ -337,6 +337,10 @@ pub fn muster<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Comman
         if name.to_string_lossy().starts_with("MUSTER_") {
             command.env_remove(name);
         }
+    }
+    let mut words = command.get_args();
+    if words.next().is_some_and(|word| word == "serve") && !words.any(|word| word == "--data-dir") {
+        command.env("MUSTER_EPHEMERAL", "true");
     }
     command
 }

@@ -26,6 +26,7 @@ mod launch;
 mod line;
 mod process;
 mod release;
+mod restart;
 mod rounds;
 mod server;
 #[path = "../support/skip.rs"]
@@ -72,6 +73,7 @@ fn tests() -> Vec<Test> {
     [
         conformance::TESTS,
         death::TESTS,
+        restart::TESTS,
         rounds::TESTS,
         stopped_process::TESTS,
         duplicate_task::TESTS,

@@ -26,7 +26,13 @@ pub struct Server {
 impl Server {
     /// Starts a server on free ports.
     pub fn start(arguments: &[&str]) -> Self {
-        let all = ["serve"].iter().chain(&ANY_PORTS).chain(arguments);
+        Self::start_at(ANY_PORTS[1], arguments)
+    }
+
+    /// Starts a server at this gRPC address.
+    pub fn start_at(grpc: &str, arguments: &[&str]) -> Self {
+        let ports = [ANY_PORTS[0], grpc, ANY_PORTS[2], ANY_PORTS[3]];
+        let all = ["serve"].iter().chain(&ports).chain(arguments);
         let all: Vec<String> = all.map(|&argument| argument.to_owned()).collect();
         let process = process::start("server".into(), Path::new(env!("CARGO_BIN_EXE_muster")), &all, &[]);
         let line = process.text("  HTTP  http://");

@@ -215,8 +215,26 @@ impl SimulatedCoordinator {
         let call = CallId(self.next_call);
         self.next_call += 1;
         self.asked.insert(call, PendingCall { connection, request: request.clone() });
-        self.apply_input(Input::Call { job: JOB, call, caller: Caller { connection, claim }, request });
+        let caller = Caller { connection, claim };
+        if request.is_read()
+            && !self.core.has_pending_work()
+            && self.core.is_connection_known_to_job(JOB, connection)
+        {
+            self.check_read_changes_nothing(Input::Call { job: JOB, call, caller, request: request.clone() });
+        }
+        self.apply_input(Input::Call { job: JOB, call, caller, request });
         call
+    }
+
+    /// Checks that a read with no other effect than its answer leaves the state as it was. The journal relies on this: it does
+    /// not record such a read.
+    fn check_read_changes_nothing(&self, read: Input) {
+        let Input::Call { call: own, .. } = &read else { return };
+        let (own, mut core, mut effects) = (*own, self.core.clone(), Vec::new());
+        core.apply(self.now, read, &mut effects);
+        if matches!(&effects[..], [Effect::Reply(call, _)] if *call == own) {
+            assert_eq!(core, self.core, "a read changes nothing");
+        }
     }
 
     /// Issues an operator's command; the effects of an exclusion are checked against its preview.

@@ -48,6 +48,7 @@ static CHAPTERS: [(&str, &[GuidePageSource]); 3] = [
             ("findings", "Findings", findings_markdown),
             ("alerts", "Alerts", || include_str!("../../../dashboards/alerts.md").to_owned()),
             ("operations", "Exclude, readmit, drain", markdown!("operations")),
+            ("restarts", "Restart the service", markdown!("restarts")),
             ("security", "Security", markdown!("security")),
         ],
     ),

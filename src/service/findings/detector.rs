@@ -62,6 +62,8 @@ pub struct DetectorInput<'a> {
     pub job: &'a JobObservation,
     /// The clocks that native workers report.
     pub clocks: &'a [(TaskId, ClockReading)],
+    /// The reason for which the journal cannot be written, if it cannot.
+    pub journal_trouble: Option<&'a str>,
 }
 
 /// One number that a finding rests on.

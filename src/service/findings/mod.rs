@@ -26,6 +26,7 @@ mod chronic_straggler;
 mod detector;
 mod finding_store;
 mod heartbeat_gaps;
+mod journal_not_written;
 mod metrics;
 mod missing_at_registration;
 mod repeated_run_failures;
@@ -58,6 +59,7 @@ pub static CATALOGUE: &[&Detector] = &[
     &repeated_run_failures::DETECTOR,
     &bound_nearly_reached::DETECTOR,
     &worker_clock_off::DETECTOR,
+    &journal_not_written::DETECTOR,
 ];
 
 /// Returns the names of every kind of finding, as in events, metrics and addresses.
@@ -97,14 +99,14 @@ pub fn run_detectors_on_all_jobs(
     board: &FindingStore,
 ) -> Vec<AutomaticExclusion> {
     let mut remedies = Vec::new();
+    let trouble = journal_trouble(engine);
     let jobs: Vec<JobId> = engine.read(|core, _| core.jobs().map(|(job, _)| job).collect());
     board.retain_jobs(|job| jobs.contains(&job));
     for job in jobs {
         let Some(seen) = engine.read(|core, now| core.observe_job(job, now)) else { continue };
         let clocks = worker_clocks(engine, reports, &seen);
-        for transition in
-            board.update_with_detections(&seen, run_detectors(DetectorInput { job: &seen, clocks: &clocks }))
-        {
+        let input = DetectorInput { job: &seen, clocks: &clocks, journal_trouble: trouble.as_deref() };
+        for transition in board.update_with_detections(&seen, run_detectors(input)) {
             let (open, finding) = match transition {
                 FindingTransition::Opened(finding) => (true, finding),
                 FindingTransition::Closed(finding) => (false, finding),
@@ -158,8 +160,14 @@ pub fn open_findings_that_hold(
     if !board.has_open_findings(seen.job) {
         return Vec::new();
     }
-    let clocks = worker_clocks(engine, reports, seen);
-    board.open_findings_among(seen, run_detectors(DetectorInput { job: seen, clocks: &clocks }))
+    let (clocks, trouble) = (worker_clocks(engine, reports, seen), journal_trouble(engine));
+    let input = DetectorInput { job: seen, clocks: &clocks, journal_trouble: trouble.as_deref() };
+    board.open_findings_among(seen, run_detectors(input))
+}
+
+/// Returns the reason for which the journal cannot be written, if it cannot.
+fn journal_trouble(engine: &Engine) -> Option<String> {
+    engine.journal_state().and_then(|journal| journal.files.trouble)
 }
 
 /// Returns the clocks that a job's workers report.

@@ -32,7 +32,7 @@ pub(super) static DETECTOR: Detector = Detector {
     detect,
 };
 
-fn detect(DetectorInput { job, clocks }: DetectorInput<'_>) -> Option<Detection> {
+fn detect(DetectorInput { job, clocks, .. }: DetectorInput<'_>) -> Option<Detection> {
     let mut hosts: BTreeMap<Option<IpAddr>, Vec<i64>> = BTreeMap::new();
     for (task, clock) in clocks {
         let host = job.task(*task).and_then(|task| task.peer).map(|peer| peer.ip());

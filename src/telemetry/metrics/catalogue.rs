@@ -320,6 +320,36 @@ catalogue! {
     LOG_DROPPED: Counter "muster_log_lines_dropped_total" [];
     /// Refusals of strangers that are in no line of their own, but in the count of one.
     AUDIT_GATHERED: Counter "muster_audit_refusals_gathered_total" [];
+    /// Whether the server keeps a journal: 1, or 0 if the end of its process ends all runs.
+    JOURNAL_ENABLED: Gauge "muster_journal_enabled" [];
+    /// Records of the journal, over all lives of the server.
+    JOURNAL_RECORDS: Counter "muster_journal_records_total" [];
+    /// Bytes that this process has appended to the journal.
+    JOURNAL_BYTES: Counter "muster_journal_appended_bytes_total" [];
+    /// Records that are not on the disk yet. The loss of the host would lose them; the death of the process does not.
+    JOURNAL_LAG: Gauge "muster_journal_records_not_on_disk" [];
+    /// The space that the journal takes on the disk.
+    JOURNAL_DISK: Gauge "muster_journal_disk_bytes" [];
+    /// Times that records were written to the disk.
+    JOURNAL_SYNCS: Counter "muster_journal_disk_writes_total" [];
+    /// Snapshots that this process has written, by outcome.
+    JOURNAL_SNAPSHOTS: Counter "muster_journal_snapshots_total" ["outcome"];
+    /// The size of the latest snapshot of this process.
+    JOURNAL_SNAPSHOT_BYTES: Gauge "muster_journal_snapshot_bytes" [];
+    /// How long the latest snapshot of this process took.
+    JOURNAL_SNAPSHOT_TIME: Gauge "muster_journal_snapshot_seconds" [];
+    /// Whether changes are refused because the journal cannot be written.
+    JOURNAL_TROUBLE: Gauge "muster_journal_refuses_changes" [];
+    /// Records that could not be written: no room, or the disk fails.
+    JOURNAL_LOST: Counter "muster_journal_records_lost_total" [];
+    /// Calls and commands that were refused because the journal could not be written.
+    JOURNAL_REFUSED: Counter "muster_journal_refused_changes_total" [];
+    /// Starts of the server on this journal that found a state.
+    JOURNAL_RESTARTS: Counter "muster_journal_restarts_total" [];
+    /// Inputs that the start of this process applied again.
+    JOURNAL_REPLAYED: Gauge "muster_journal_replayed_inputs" [];
+    /// How long the start of this process read the journal.
+    JOURNAL_REPLAY_TIME: Gauge "muster_journal_replay_seconds" [];
     /// Scrapes before this one.
     SCRAPES: Counter "muster_scrapes_total" [];
     /// How long the scrape before this one took to put together.

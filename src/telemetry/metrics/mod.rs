@@ -7,6 +7,7 @@
 
 pub mod catalogue;
 mod counters;
+mod journal;
 mod text_format;
 
 use std::sync::Arc;
@@ -136,6 +137,7 @@ impl Metrics {
         page.add_usize_sample(&metric::EVENTS_LIMIT, &[], figures.events_kept_max);
         page.add_integer_sample(&metric::EVENTS_MISSED, &[], figures.events_missed);
         page.add_usize_sample(&metric::FOLLOWERS, &[], figures.followers);
+        self.write_journal_samples(page);
         let locks = self.sources.engine.lock_times();
         for (user, lock) in [("input", &locks.inputs), ("bulk", &locks.bulk), ("look", &locks.reads)] {
             page.add_duration_histogram(&metric::LOCK_WAIT, &[user], &lock.waited.snapshot());

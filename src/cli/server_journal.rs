@@ -1,0 +1,126 @@
+//! The journal of a server: chooses its folder, restores the state from it, and tells what was found.
+//!
+//! `server.rs` assembles the server. Begin at [`ServerJournal::open`].
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result};
+use muster_journal::{JournalFolder, JournalOptions};
+
+use crate::clock::Clock;
+use crate::config::{Config, JobConfig, ServerConfig};
+use crate::engine::{DeclaredJob, Durability, Engine, RestoredState, SavedObserver};
+use crate::text::format_exact_duration;
+
+/// The journal of a server, opened and read.
+pub struct ServerJournal {
+    folder: JournalFolder,
+    restored: RestoredState,
+    durability: Durability,
+}
+
+/// Returns the folder of the journal; `None` if the server has none.
+pub fn journal_folder(server: &ServerConfig) -> Option<PathBuf> {
+    if server.ephemeral || server.durability == Durability::None {
+        return None;
+    }
+    if let Some(folder) = &server.data_dir {
+        return Some(folder.clone());
+    }
+    // A server whose port is chosen at its start has no name by which its journal could be found again.
+    let port = Some(server.grpc.port()).filter(|port| *port != 0)?;
+    let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    // systemd sets the first for a unit with StateDirectory.
+    let state = absolute("STATE_DIRECTORY").or_else(|| {
+        let of_user = absolute("XDG_STATE_HOME").or_else(|| Some(absolute("HOME")?.join(".local/state")));
+        Some(of_user?.join("muster"))
+    })?;
+    Some(state.join(format!("grpc-{port}")))
+}
+
+impl ServerJournal {
+    /// Opens and reads the journal that `config` names. If the default folder cannot be created, the server has no journal.
+    pub fn open(config: &Config, observers: &[Arc<dyn SavedObserver>]) -> Result<Option<Self>> {
+        let server = &config.server;
+        let Some(path) = journal_folder(server) else { return Ok(None) };
+        if server.data_dir.is_none()
+            && let Err(error) = std::fs::create_dir_all(&path)
+        {
+            let path = path.display();
+            tracing::warn!(
+                %error, folder = %path,
+                "no journal is kept, because its folder cannot be created: choose another with --data-dir, or --ephemeral"
+            );
+            return Ok(None);
+        }
+        let holder = format!(
+            "process {} (muster {}, gRPC {}, HTTP {})",
+            std::process::id(),
+            env!("CARGO_PKG_VERSION"),
+            server.grpc,
+            server.http
+        );
+        let way_out = || format!("cannot use the journal in {} (--data-dir, --ephemeral)", path.display());
+        let folder = JournalFolder::open(&path, &holder).with_context(way_out)?;
+        let restored = RestoredState::read(&folder, observers).with_context(way_out)?;
+        Ok(Some(Self { folder, restored, durability: server.durability }))
+    }
+
+    /// Returns a clock that shows no time before the last one in the journal.
+    pub fn start_clock(journal: Option<&Self>) -> Clock {
+        journal
+            .map_or_else(Clock::start, |journal| Clock::start_not_before(journal.restored.report.last_input))
+    }
+
+    /// Returns the number of the last restored event.
+    pub fn last_event(&self) -> u64 {
+        self.restored.last_event()
+    }
+
+    /// Gives the restored state to the engine, which records from now on.
+    pub fn resume(self, engine: &Engine, observers: Vec<Arc<dyn SavedObserver>>) -> Result<()> {
+        let Self { folder, restored, durability } = self;
+        let report = restored.report.clone();
+        let path = folder.path().display().to_string();
+        let jobs = restored.coordinator().jobs().count();
+        for damaged in &report.damaged_snapshots {
+            tracing::error!(
+                snapshot = damaged,
+                "a snapshot of the journal is damaged; an older one was used"
+            );
+        }
+        if let Some(cut) = &report.cut {
+            tracing::warn!(
+                file = %cut.path.display(), byte = cut.offset, record = cut.number, lost_records = cut.lost_records,
+                why = cut.why, "the end of the journal was cut off"
+            );
+        }
+        engine
+            .resume_from_journal(restored, folder, JournalOptions::default(), durability, observers)
+            .with_context(|| format!("cannot write the journal in {path}"))?;
+        tracing::info!(
+            folder = path, %durability, jobs, inputs = report.inputs, bytes = report.bytes, took = format_exact_duration(report.took),
+            "the journal is open"
+        );
+        Ok(())
+    }
+}
+
+/// Declares the jobs of the configuration, unless the journal has restored them.
+pub fn declare_configured_jobs(engine: &Engine, jobs: &[JobConfig]) -> Result<()> {
+    for job in jobs {
+        match engine.declare_configured_job(&job.name, &job.settings)? {
+            DeclaredJob::New | DeclaredJob::Restored => {}
+            DeclaredJob::Changed => {
+                tracing::info!(job = %job.name, "the settings of the restored job have changed as the configuration says");
+            }
+            DeclaredJob::Kept(refusal) => tracing::warn!(
+                job = %job.name, why = %refusal,
+                "the restored job keeps its settings, which differ from the configuration: change them with `muster job set`, \
+                 delete the job, or start with --ephemeral or another --data-dir"
+            ),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,86 @@
+//! Answers that wait until the record of their input is on the disk ([`Durability::Host`](super::Durability)). Begin at
+//! [`HeldAnswers::hold`].
+//!
+//! The thread of the journal that writes to the disk delivers them, all that one write covers together.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use muster_journal::JournalSync;
+
+use super::waiting_calls::WaitingCall;
+use crate::coordination::CallOutcome;
+
+/// The greatest time for which an operator's command waits for the disk. The command is done by then, and its answer says
+/// so; a disk that takes longer is reported as trouble of the journal.
+const COMMAND_WAIT_MAX: Duration = Duration::from_secs(5);
+
+/// An answer, and the number below which all records must be on the disk.
+struct HeldAnswer {
+    until: u64,
+    call: WaitingCall,
+    outcome: CallOutcome,
+}
+
+/// The answers that wait for the disk.
+pub(super) struct HeldAnswers {
+    answers: Mutex<VecDeque<HeldAnswer>>,
+    sync: JournalSync,
+}
+
+impl HeldAnswers {
+    /// Returns an empty list, which is served by `sync`.
+    pub fn new(sync: JournalSync) -> Arc<Self> {
+        let held = Arc::new(Self { answers: Mutex::default(), sync });
+        let weak = Arc::downgrade(&held);
+        held.sync.set_durable_hook(Box::new(move |durable| {
+            if let Some(held) = weak.upgrade() {
+                held.deliver_up_to(durable);
+            }
+        }));
+        held
+    }
+
+    fn lock(&self) -> MutexGuard<'_, VecDeque<HeldAnswer>> {
+        self.answers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Delivers `answers` as soon as all records below `until` are on the disk.
+    pub fn hold(&self, until: u64, answers: impl IntoIterator<Item = (WaitingCall, CallOutcome)>) {
+        let mut held = self.lock();
+        let before = held.len();
+        held.extend(answers.into_iter().map(|(call, outcome)| HeldAnswer { until, call, outcome }));
+        if held.len() == before {
+            return;
+        }
+        drop(held);
+        self.sync.request_sync();
+        // The write may have ended before the answers were in the list.
+        let durable = self.sync.durable_records();
+        if durable >= until {
+            self.deliver_up_to(durable);
+        }
+    }
+
+    fn deliver_up_to(&self, durable: u64) {
+        loop {
+            let next = {
+                let mut held = self.lock();
+                if held.front().is_none_or(|first| first.until > durable) {
+                    return;
+                }
+                held.pop_front()
+            };
+            // Delivered without the lock: the inbox may make the next call.
+            if let Some(HeldAnswer { call, outcome, .. }) = next {
+                call.inbox.deliver(call.slot, outcome);
+            }
+        }
+    }
+
+    /// Waits until all records below `until` are on the disk, for a limited time.
+    pub fn wait(&self, until: u64) {
+        self.sync.wait_until_durable(until, COMMAND_WAIT_MAX);
+    }
+}

@@ -1,0 +1,121 @@
+//! Connects the engine with its journal: restores the state at the start, makes snapshots, and ends the journal in good order.
+//!
+//! `recorder.rs` records inputs, and `replay.rs` reads them. Begin at [`Engine::resume_from_journal`].
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use muster_journal::{JournalError, JournalFolder, JournalOptions, JournalWriter};
+
+use super::held_answers::HeldAnswers;
+use super::recorder::{InputRecorder, JournalState};
+use super::replay::{DurableState, snapshot_writer};
+use super::{Durability, Engine, EngineState, RestoredState, SavedObserver};
+use crate::clock;
+use crate::coordination::{Input, ServiceIncarnation, Timestamp};
+
+impl Engine {
+    /// Takes the restored state in place of the empty one, and records every input from now on. To be called before anybody
+    /// uses the engine, and after [`Engine::set_observers`]. Connections and waiting calls of the former process are gone, and
+    /// the silence since then fails no task. `saved_observers` are part of snapshots.
+    ///
+    /// # Errors
+    /// If the journal cannot be written.
+    pub fn resume_from_journal(
+        &self,
+        restored: RestoredState,
+        folder: JournalFolder,
+        options: JournalOptions,
+        durability: Durability,
+        saved_observers: Vec<Arc<dyn SavedObserver>>,
+    ) -> Result<(), JournalError> {
+        let writer = JournalWriter::begin(folder, &restored.end, options)?;
+        let _ = self.saved_observers.set(saved_observers);
+        if durability == Durability::Host {
+            let _ = self.held_answers.set(HeldAnswers::new(writer.sync()));
+        }
+        let mut locked = self.lock_for_bulk_work();
+        let state = &mut *locked;
+        let DurableState {
+            coordinator,
+            next_call,
+            next_connection,
+            history,
+            next_event,
+            inputs,
+            declared,
+            restarts,
+        } = restored.state;
+        (state.coordinator, state.history, state.declared) = (coordinator, history, declared);
+        (state.next_call, state.next_connection) = (next_call, next_connection);
+        (state.next_event, state.inputs) = (next_event.max(1), inputs);
+        let has_state = restored.report.had_snapshot || restored.report.inputs > 0;
+        let restarts = restarts + u64::from(has_state);
+        state.recorder = Some(InputRecorder::new(writer, durability, restarts, restored.report.clone()));
+        for job in restored.wanted_incarnations {
+            let incarnation = ServiceIncarnation(clock::random_nonzero().get());
+            self.apply(&mut locked, Input::NextIncarnation { job, incarnation }, None);
+        }
+        if has_state {
+            self.apply(&mut locked, Input::Resumed, None);
+            let now = self.clock.now();
+            self.begin_snapshot(&mut locked, now);
+        }
+        let changes = locked.coordinator.jobs().count() as u64;
+        self.job_changes.fetch_add(changes, Ordering::Release);
+        drop(locked);
+        self.rearm.notify_one();
+        Ok(())
+    }
+
+    /// Makes a snapshot on another thread if one is due.
+    pub(super) fn begin_snapshot_if_due(&self, state: &mut EngineState, now: Timestamp) {
+        if state.recorder.as_ref().is_some_and(InputRecorder::is_snapshot_due) {
+            self.begin_snapshot(state, now);
+        }
+    }
+
+    /// Copies the state, which costs one pointer for each job, and some for each connection, and writes it on another thread.
+    fn begin_snapshot(&self, state: &mut EngineState, now: Timestamp) {
+        let durable = DurableState {
+            coordinator: state.coordinator.clone(),
+            next_call: state.next_call,
+            next_connection: state.next_connection,
+            history: state.history.clone(),
+            next_event: state.next_event,
+            inputs: state.inputs,
+            declared: state.declared.clone(),
+            restarts: state.recorder.as_ref().map_or(0, InputRecorder::restarts),
+        };
+        let observers = self.saved_observers.get().map(Vec::as_slice).unwrap_or_default();
+        let saved = observers.iter().map(|observer| (observer.name().to_owned(), observer.save())).collect();
+        if let Some(recorder) = &mut state.recorder {
+            recorder.begin_snapshot(snapshot_writer(now, durable, saved));
+        }
+    }
+
+    /// Returns the description of the journal; `None` if the server has none.
+    #[must_use]
+    pub fn journal_state(&self) -> Option<JournalState> {
+        let state = self.lock_for_read();
+        state.recorder.as_ref().map(InputRecorder::state)
+    }
+
+    /// Returns the reason for which the server refuses changes now: its journal cannot be written.
+    #[must_use]
+    pub fn change_refusal(&self) -> Option<String> {
+        self.lock_for_read().change_refusal()
+    }
+
+    /// Ends the journal with a snapshot, so that the next start, also of another version, needs no replay. Blocks until it is
+    /// on the disk. Later inputs are not recorded.
+    pub fn close_journal(&self) {
+        let mut state = self.lock_for_bulk_work();
+        let now = self.clock.now();
+        self.begin_snapshot(&mut state, now);
+        let recorder = state.recorder.take();
+        drop(state);
+        // The writer ends its threads, which write the snapshot first.
+        drop(recorder);
+    }
+}

@@ -1,0 +1,277 @@
+//! Records the inputs of the state machine in a journal. Begin at [`InputRecorder::record_before`].
+//!
+//! `replay.rs` reads the journal. The same inputs at the same times make the same state, so the journal needs no
+//! other description of a change. Rules:
+//!
+//! - *An input is recorded before it is applied*, under the engine's lock. No answer leaves before the lock is released, so
+//!   whatever was answered is in the journal. With [`Durability::Host`] the answer also waits until its record is on the
+//!   disk (`held_answers.rs`).
+//! - *A read that changes nothing is not recorded.* The recorder decides this after the read was applied: it had one effect,
+//!   its own answer, and no other work was pending before it. If it had other effects, it is recorded then; it was applied
+//!   under the same lock.
+//! - *Checks.* From time to time the recorder appends a few numbers of the state. A replay compares them with its own state,
+//!   so a program that decides otherwise than the one that wrote the journal is noticed.
+//! - *Trouble.* While the journal cannot be written, calls and commands that change the state are refused
+//!   ([`InputRecorder::refusal`]). Heartbeats, reads, ends of connections and ticks are applied all the same.
+
+use std::fmt;
+use std::io::{self, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use muster_journal::{JournalStatus, JournalWriter, RecordKind};
+use serde::{Deserialize, Serialize};
+
+use super::RestoreReport;
+use crate::coordination::{
+    Code, Coordinator, Effect, Failure, Input, JobName, JobSettings, Request, Timestamp,
+};
+
+/// What an answer has survived when it leaves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Durability {
+    /// Nothing: there is no journal, and the death of the process ends all runs.
+    None,
+    /// The death of the process: the kernel has its record.
+    #[default]
+    Process,
+    /// The loss of the host: its record is on the disk.
+    Host,
+}
+
+impl Durability {
+    /// Parses a setting.
+    ///
+    /// # Errors
+    /// The text that explains the syntax.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        match text {
+            "none" => Ok(Self::None),
+            "process" => Ok(Self::Process),
+            "host" => Ok(Self::Host),
+            _ => Err("write none, process or host".to_owned()),
+        }
+    }
+}
+
+impl fmt::Display for Durability {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::None => "none",
+            Self::Process => "process",
+            Self::Host => "host",
+        })
+    }
+}
+
+/// The kinds of records.
+pub(super) mod kind {
+    use super::RecordKind;
+
+    /// An input, with its time.
+    pub const INPUT: RecordKind = RecordKind(1);
+    /// A [`StateCheck`](super::StateCheck).
+    pub const CHECK: RecordKind = RecordKind(2);
+    /// The version of the encoding of the records that follow, and the version of the program that wrote them.
+    pub const ENCODING: RecordKind = RecordKind(3);
+    /// A job's name, and the settings with which the configuration declared it again.
+    pub const DECLARED: RecordKind = RecordKind(4);
+}
+
+/// The version of the encoding of inputs and of the state in snapshots. It grows when a type changes that they contain.
+pub(super) const ENCODING_VERSION: u32 = 1;
+
+/// A check is recorded after so many inputs.
+const CHECK_INTERVAL: u32 = 1024;
+
+/// Some numbers of the state, by which a replay notices that it went another way.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct StateCheck {
+    /// The number of the next event.
+    pub next_event: u64,
+    /// The next deadline.
+    pub next_wakeup: Option<Timestamp>,
+    /// The number of waiting calls.
+    pub waiting_calls: u64,
+}
+
+impl StateCheck {
+    pub fn of(coordinator: &Coordinator, next_event: u64) -> Self {
+        Self {
+            next_event,
+            next_wakeup: coordinator.next_wakeup(),
+            waiting_calls: coordinator.waiting_call_count() as u64,
+        }
+    }
+}
+
+impl fmt::Display for StateCheck {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "next event {}, {} waiting calls, next deadline ", self.next_event, self.waiting_calls)?;
+        match self.next_wakeup {
+            Some(at) => at.fmt(f),
+            None => f.write_str("none"),
+        }
+    }
+}
+
+/// Records inputs.
+pub(super) struct InputRecorder {
+    writer: JournalWriter,
+    durability: Durability,
+    inputs_since_check: u32,
+    restarts: u64,
+    refused_changes: AtomicU64,
+    restored: RestoreReport,
+}
+
+/// A description of the journal for metrics, pages and REST.
+#[derive(Debug, Clone)]
+pub struct JournalState {
+    /// What answers have survived when they leave.
+    pub durability: Durability,
+    /// The number of starts that found a state, over all lives of the server.
+    pub restarts: u64,
+    /// The number of calls and commands that were refused because the journal could not be written.
+    pub refused_changes: u64,
+    /// What the start of this process found.
+    pub restored: RestoreReport,
+    /// The files.
+    pub files: JournalStatus,
+}
+
+/// A read that was not recorded before it was applied.
+pub(super) struct UnrecordedRead(Input);
+
+impl InputRecorder {
+    /// Begins to record after the end of a journal.
+    pub fn new(
+        mut writer: JournalWriter,
+        durability: Durability,
+        restarts: u64,
+        restored: RestoreReport,
+    ) -> Self {
+        let version = (ENCODING_VERSION, env!("CARGO_PKG_VERSION"));
+        append(&mut writer, kind::ENCODING, &version);
+        let refused_changes = AtomicU64::new(0);
+        Self { writer, durability, inputs_since_check: 0, restarts, refused_changes, restored }
+    }
+
+    /// Records an input that is about to be applied at `now`. Returns a read that need not be recorded if it changes nothing:
+    /// pass it to [`Self::record_after`].
+    pub fn record_before(
+        &mut self,
+        now: Timestamp,
+        input: &Input,
+        coordinator: &Coordinator,
+        next_event: u64,
+    ) -> Option<UnrecordedRead> {
+        if let Input::Call { job, caller, request, .. } = input
+            && request.is_read()
+            && !coordinator.has_pending_work()
+            && coordinator.is_connection_known_to_job(*job, caller.connection)
+        {
+            return Some(UnrecordedRead(input.clone()));
+        }
+        self.inputs_since_check += 1;
+        if self.inputs_since_check >= CHECK_INTERVAL {
+            self.inputs_since_check = 0;
+            append(&mut self.writer, kind::CHECK, &StateCheck::of(coordinator, next_event));
+        }
+        append(&mut self.writer, kind::INPUT, &(now, input));
+        None
+    }
+
+    /// Records a read after it was applied, if it had other effects than its answer. Returns whether it did.
+    pub fn record_after(&mut self, now: Timestamp, read: UnrecordedRead, effects: &[Effect]) -> bool {
+        let UnrecordedRead(input) = read;
+        let Input::Call { call: own, .. } = &input else { return false };
+        let has_changed = !matches!(effects, [Effect::Reply(call, _)] if call == own);
+        if has_changed {
+            append(&mut self.writer, kind::INPUT, &(now, &input));
+        }
+        has_changed
+    }
+
+    /// Records that the configuration declares a job with other settings than before.
+    pub fn record_declaration(&mut self, name: &JobName, settings: &JobSettings) {
+        append(&mut self.writer, kind::DECLARED, &(name, settings));
+    }
+
+    /// Returns the reason for which changes are refused now.
+    pub fn refusal(&self) -> Option<String> {
+        if !self.writer.is_in_trouble() {
+            return None;
+        }
+        self.refused_changes.fetch_add(1, Ordering::Relaxed);
+        let why = self.writer.status().trouble.unwrap_or_else(|| "it cannot be written".to_owned());
+        Some(format!(
+            "The coordination service makes no changes now, because it cannot record them in its journal: {why}. It goes on by \
+             itself when the journal can be written again."
+        ))
+    }
+
+    /// Returns the failure of a call that is refused now.
+    pub fn refusal_of_call(&self, request: &Request) -> Option<Arc<Failure>> {
+        if !self.writer.is_in_trouble() || !is_refusable(request) {
+            return None;
+        }
+        // Without the service's mark: registering clients take it for a transport failure and retry.
+        self.refusal().map(|why| Arc::new(Failure::without_details(Code::Unavailable, why)))
+    }
+
+    /// Returns whether a snapshot should be made now.
+    pub fn is_snapshot_due(&self) -> bool {
+        self.writer.is_snapshot_due()
+    }
+
+    /// Makes a snapshot on another thread.
+    pub fn begin_snapshot(&mut self, write: impl FnOnce(&mut dyn Write) -> io::Result<()> + Send + 'static) {
+        self.writer.begin_snapshot(Box::new(write));
+    }
+
+    /// Returns the number of the next record.
+    pub fn next_record(&self) -> u64 {
+        self.writer.next_record()
+    }
+
+    /// Returns what answers must have survived when they leave.
+    pub fn durability(&self) -> Durability {
+        self.durability
+    }
+
+    /// Returns the number of starts that found a state.
+    pub fn restarts(&self) -> u64 {
+        self.restarts
+    }
+
+    /// Returns the description for metrics and pages.
+    pub fn state(&self) -> JournalState {
+        JournalState {
+            durability: self.durability,
+            restarts: self.restarts,
+            refused_changes: self.refused_changes.load(Ordering::Relaxed),
+            restored: self.restored.clone(),
+            files: self.writer.status(),
+        }
+    }
+}
+
+/// Appends a record. If it is lost, the journal is in trouble, and says so itself.
+fn append(writer: &mut JournalWriter, kind: RecordKind, value: &impl Serialize) {
+    let _ = writer.append(kind, |space| postcard::to_slice(value, space).ok().map(|used| used.len()));
+}
+
+/// Returns whether a request is refused while the journal cannot be written. The others change nothing that their caller
+/// could rely on after a restart.
+fn is_refusable(request: &Request) -> bool {
+    !request.is_read()
+        && !matches!(
+            request,
+            Request::Heartbeat { .. }
+                | Request::PollForError { .. }
+                | Request::Watch { .. }
+                | Request::FromPeerJob { .. }
+        )
+}

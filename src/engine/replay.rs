@@ -1,0 +1,341 @@
+//! Restores the state of the engine from a journal. Begin at [`RestoredState::read`].
+//!
+//! The latest snapshot is the state to begin from; the inputs after it are applied at their recorded times. Events and ended
+//! barriers go to the event history and to the observers that keep a history, and nowhere else: nobody is answered. If a
+//! [`StateCheck`] differs from the restored state, the journal is refused.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, Write};
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_journal::{JournalCut, JournalError, JournalFolder, JournalRecord, RecoveryEnd, RecoveryError};
+use serde::{Deserialize, Serialize};
+
+use super::SavedObserver;
+use super::event_history::{EventHistory, NumberedEvent};
+use super::recorder::{ENCODING_VERSION, StateCheck, kind};
+use crate::clock;
+use crate::coordination::{Coordinator, Effect, Input, JobId, JobName, JobSettings, Timestamp};
+
+/// The reason for which the state cannot be restored.
+#[derive(Debug, thiserror::Error)]
+pub enum RestoreError {
+    /// The journal cannot be read.
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+    /// The journal was written by a program with another encoding.
+    #[error(
+        "the journal has records of encoding {found} (written by version {by}); this program has encoding {ENCODING_VERSION}. \
+             Start the version that wrote it, stop it with SIGTERM, and start this program again"
+    )]
+    OtherEncoding {
+        /// The encoding of the journal.
+        found: u32,
+        /// The version of the program that wrote it.
+        by: String,
+    },
+    /// A snapshot or a record does not decode, or the replay went another way.
+    #[error(
+        "{what}: {why}. Start the version of the program that wrote the journal and stop it with SIGTERM, which leaves a \
+             snapshot, or end the journal earlier with: muster journal repair"
+    )]
+    Replay {
+        /// The record or the snapshot.
+        what: String,
+        /// The reason.
+        why: String,
+    },
+}
+
+/// What a restart found in the journal.
+#[derive(Debug, Clone, Default)]
+pub struct RestoreReport {
+    /// The number of inputs that were applied again.
+    pub inputs: u64,
+    /// Whether there was a snapshot to begin from.
+    pub had_snapshot: bool,
+    /// The bytes of the segments that were read.
+    pub bytes: u64,
+    /// The time that it took.
+    pub took: Duration,
+    /// The time of the last input.
+    pub last_input: Timestamp,
+    /// Damaged snapshots that were passed over.
+    pub damaged_snapshots: Vec<String>,
+    /// What was cut off the end.
+    pub cut: Option<JournalCut>,
+}
+
+/// The state of the engine as a snapshot has it.
+#[derive(Serialize)]
+struct SnapshotToWrite<'a> {
+    encoding: u32,
+    program: &'a str,
+    at: Timestamp,
+    state: &'a DurableState,
+    observers: &'a [(String, Vec<u8>)],
+}
+
+/// The part of the engine's state that survives the process.
+#[derive(Debug, Default, Clone, Serialize, Deserialize)]
+pub(super) struct DurableState {
+    pub coordinator: Coordinator,
+    pub next_call: u64,
+    pub next_connection: u64,
+    pub history: EventHistory,
+    pub next_event: u64,
+    pub inputs: u64,
+    pub declared: BTreeMap<JobName, JobSettings>,
+    /// The number of starts that found a state.
+    pub restarts: u64,
+}
+
+/// The state that was restored, and the end of the journal.
+pub struct RestoredState {
+    pub(super) state: DurableState,
+    pub(super) end: RecoveryEnd,
+    /// The jobs that wait for the incarnation of their next run.
+    pub(super) wanted_incarnations: BTreeSet<JobId>,
+    /// What was found.
+    pub report: RestoreReport,
+}
+
+/// Returns a function that writes a snapshot of `state`.
+pub(super) fn snapshot_writer(
+    at: Timestamp,
+    state: DurableState,
+    observers: Vec<(String, Vec<u8>)>,
+) -> impl FnOnce(&mut dyn Write) -> io::Result<()> + Send {
+    move |out| {
+        let program = env!("CARGO_PKG_VERSION");
+        let snapshot =
+            SnapshotToWrite { encoding: ENCODING_VERSION, program, at, state: &state, observers: &observers };
+        postcard::to_io(&snapshot, out).map_err(io::Error::other).map(drop)
+    }
+}
+
+impl RestoredState {
+    /// Restores the state from a journal, and passes events to `observers`.
+    ///
+    /// # Errors
+    /// If the journal is damaged, or was written by a program that decides otherwise.
+    pub fn read(folder: &JournalFolder, observers: &[Arc<dyn SavedObserver>]) -> Result<Self, RestoreError> {
+        Self::read_until(folder, observers, Timestamp(u64::MAX), |_, _| {})
+    }
+
+    /// Restores the state as it was at `until`, and passes each record that it comes to, and its length, to `visit`.
+    ///
+    /// # Errors
+    /// As [`Self::read`]; also if the journal no longer has what was before `until`.
+    pub fn read_until(
+        folder: &JournalFolder,
+        observers: &[Arc<dyn SavedObserver>],
+        until: Timestamp,
+        mut visit: impl FnMut(Visited<'_>, usize),
+    ) -> Result<Self, RestoreError> {
+        let began = clock::monotonic();
+        let mut recovery = folder.recover()?;
+        let mut replay = Replay { until, ..Replay::default() };
+        while let Some(snapshot) = recovery.snapshot() {
+            let what = || format!("the snapshot before record {}", snapshot.record);
+            replay.restore_snapshot(&snapshot.state, what, observers)?;
+            if replay.last_input <= until {
+                break;
+            }
+            let earlier = folder.recover_before(snapshot.record)?;
+            replay = Replay { until, ..Replay::default() };
+            recovery = earlier;
+        }
+        let replayed = recovery.replay(|record| {
+            replay.apply_record(record, observers, &mut |visited| visit(visited, record.payload.len()))
+        });
+        let end = replayed.map_err(|error| match error {
+            RecoveryError::Journal(error) => error.into(),
+            RecoveryError::Record { error, .. } => error,
+        })?;
+        let report = RestoreReport {
+            inputs: replay.inputs,
+            had_snapshot: recovery.snapshot().is_some(),
+            bytes: end.bytes,
+            took: began.elapsed(),
+            last_input: replay.last_input,
+            damaged_snapshots: recovery.damaged_snapshots().to_vec(),
+            cut: end.cut.clone(),
+        };
+        Ok(Self { state: replay.state, end, wanted_incarnations: replay.wanted_incarnations, report })
+    }
+
+    /// Returns the jobs and their state.
+    #[must_use]
+    pub fn coordinator(&self) -> &Coordinator {
+        &self.state.coordinator
+    }
+
+    /// Returns the number of the last event; 0 if there was none.
+    #[must_use]
+    pub fn last_event(&self) -> u64 {
+        self.state.next_event.saturating_sub(1)
+    }
+
+    /// Begins another journal with this state.
+    ///
+    /// # Errors
+    /// If the other journal is not empty, or cannot be written.
+    pub fn export(&self, target: &JournalFolder) -> Result<u64, JournalError> {
+        let write = snapshot_writer(self.report.last_input, self.state.clone(), Vec::new());
+        target.begin_with_snapshot(self.end.next_record, Box::new(write))
+    }
+}
+
+/// A record that a replay has come to.
+#[derive(Debug, Clone, Copy)]
+pub enum Visited<'a> {
+    /// An input.
+    Input(&'a Input),
+    /// Another record; the number is its kind.
+    Other(u8),
+}
+
+#[derive(Default)]
+struct Replay {
+    /// Later inputs are not applied.
+    until: Timestamp,
+    state: DurableState,
+    is_past_until: bool,
+    wanted_incarnations: BTreeSet<JobId>,
+    inputs: u64,
+    last_input: Timestamp,
+    effects: Vec<Effect>,
+}
+
+impl Replay {
+    fn restore_snapshot(
+        &mut self,
+        bytes: &[u8],
+        what: impl Fn() -> String,
+        observers: &[Arc<dyn SavedObserver>],
+    ) -> Result<(), RestoreError> {
+        let undecodable =
+            |error: postcard::Error| RestoreError::Replay { what: what(), why: error.to_string() };
+        let (encoding, rest) = postcard::take_from_bytes::<u32>(bytes).map_err(undecodable)?;
+        let (program, rest) = postcard::take_from_bytes::<String>(rest).map_err(undecodable)?;
+        check_encoding(encoding, &program)?;
+        let (at, rest) = postcard::take_from_bytes::<Timestamp>(rest).map_err(undecodable)?;
+        let (state, rest) = postcard::take_from_bytes::<DurableState>(rest).map_err(undecodable)?;
+        let saved: Vec<(String, Vec<u8>)> = postcard::from_bytes(rest).map_err(undecodable)?;
+        for (name, contents) in &saved {
+            // A history of another version is not worth refusing the jobs.
+            if let Some(observer) = observers.iter().find(|observer| observer.name() == name)
+                && let Err(why) = observer.restore(contents)
+            {
+                tracing::warn!(
+                    history = name,
+                    why,
+                    "a history in the snapshot cannot be restored; it begins anew"
+                );
+            }
+        }
+        (self.state, self.last_input) = (state, at);
+        Ok(())
+    }
+
+    fn apply_record(
+        &mut self,
+        record: JournalRecord<'_>,
+        observers: &[Arc<dyn SavedObserver>],
+        visit: &mut dyn FnMut(Visited<'_>),
+    ) -> Result<(), RestoreError> {
+        let what = || format!("record {}", record.number);
+        let undecodable =
+            |error: postcard::Error| RestoreError::Replay { what: what(), why: error.to_string() };
+        match record.kind {
+            kind::INPUT => {
+                let (now, input): (Timestamp, Input) =
+                    postcard::from_bytes(record.payload).map_err(undecodable)?;
+                visit(Visited::Input(&input));
+                if now <= self.until {
+                    self.apply_input(now, input, observers);
+                } else {
+                    self.is_past_until = true;
+                }
+                return Ok(());
+            }
+            kind::CHECK if self.is_past_until => {}
+            kind::CHECK => {
+                let expected: StateCheck = postcard::from_bytes(record.payload).map_err(undecodable)?;
+                let found = StateCheck::of(&self.state.coordinator, self.state.next_event.max(1));
+                if found != expected {
+                    let why = format!(
+                        "the inputs before it lead this program to another state than the program that recorded them ({found} \
+                         in place of {expected})"
+                    );
+                    return Err(RestoreError::Replay { what: what(), why });
+                }
+            }
+            kind::DECLARED => {
+                let (name, settings) = postcard::from_bytes(record.payload).map_err(undecodable)?;
+                self.state.declared.insert(name, settings);
+            }
+            kind::ENCODING => {
+                let (encoding, program): (u32, String) =
+                    postcard::from_bytes(record.payload).map_err(undecodable)?;
+                check_encoding(encoding, &program)?;
+            }
+            other => {
+                let why = format!("its kind {} is unknown", other.0);
+                return Err(RestoreError::Replay { what: what(), why });
+            }
+        }
+        visit(Visited::Other(record.kind.0));
+        Ok(())
+    }
+
+    fn apply_input(&mut self, now: Timestamp, input: Input, observers: &[Arc<dyn SavedObserver>]) {
+        let state = &mut self.state;
+        match &input {
+            Input::Call { call, .. } => state.next_call = state.next_call.max(call.0 + 1),
+            Input::ConnectionOpened { connection, .. } => {
+                state.next_connection = state.next_connection.max(connection.0 + 1);
+            }
+            Input::Resumed => state.restarts += 1,
+            Input::DeclareJob { name, settings, actor: None, .. } => {
+                state.declared.insert(name.clone(), JobSettings::clone(settings));
+            }
+            Input::NextIncarnation { job, .. } => {
+                self.wanted_incarnations.remove(job);
+            }
+            _ => {}
+        }
+        (self.inputs, state.inputs) = (self.inputs + 1, state.inputs + 1);
+        self.last_input = self.last_input.max(now);
+        state.coordinator.apply(now, input, &mut self.effects);
+        for effect in self.effects.drain(..) {
+            match effect {
+                Effect::Event(event) => {
+                    observers.iter().for_each(|observer| observer.on_event(&event));
+                    let number = state.next_event.max(1);
+                    state.history.push(NumberedEvent { number, event: Arc::new(event) }, &mut Vec::new());
+                    state.next_event = number + 1;
+                }
+                Effect::BarrierEnded(ending) => {
+                    observers.iter().for_each(|observer| observer.on_barrier_ended(&ending));
+                }
+                Effect::RequestIncarnation(job) => {
+                    self.wanted_incarnations.insert(job);
+                }
+                Effect::Reply(..)
+                | Effect::CommandDone(_)
+                | Effect::ClaimAnswered(_)
+                | Effect::FreeLater(_) => {}
+            }
+        }
+    }
+}
+
+fn check_encoding(encoding: u32, program: &str) -> Result<(), RestoreError> {
+    if encoding == ENCODING_VERSION {
+        return Ok(());
+    }
+    Err(RestoreError::OtherEncoding { found: encoding, by: program.to_owned() })
+}
