@@ -128,6 +128,8 @@ struct JournalContents {
     records: BTreeMap<&'static str, RecordTotals>,
     /// Damaged snapshots that are passed over.
     damaged_snapshots: Vec<String>,
+    /// Records whose inputs make this program panic, so that a start does not apply them.
+    set_aside: Vec<u64>,
     /// What a start cuts off the end, in a sentence.
     cut: Option<String>,
 }
@@ -155,6 +157,7 @@ fn check(arguments: &FolderArguments) -> Result<ExitCode> {
         has_snapshot: report.had_snapshot,
         records,
         damaged_snapshots: report.damaged_snapshots.clone(),
+        set_aside: report.set_aside.clone(),
         cut: report.cut.as_ref().map(|cut| {
             format!(
                 "{} ends at byte {}, before record {}: {}. {} intact record(s) behind it are lost",
@@ -189,6 +192,9 @@ fn check(arguments: &FolderArguments) -> Result<ExitCode> {
     }
     for damaged in &contents.damaged_snapshots {
         text.add_line(format_args!("damaged snapshot, passed over: {damaged}"));
+    }
+    for record in &contents.set_aside {
+        text.add_line(format_args!("record {record} is set aside: its input makes this program panic"));
     }
     let end = contents.cut.as_ref().map_or_else(
         || "The journal is whole.".to_owned(),

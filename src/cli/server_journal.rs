@@ -96,6 +96,12 @@ impl ServerJournal {
                 why = cut.why, "the end of the journal was cut off"
             );
         }
+        for record in &report.set_aside {
+            tracing::error!(
+                record,
+                "this input of the journal was not applied, because it makes the service panic: report it"
+            );
+        }
         engine
             .resume_from_journal(restored, folder, JournalOptions::default(), durability, observers)
             .with_context(|| format!("cannot write the journal in {path}"))?;

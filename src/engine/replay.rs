@@ -3,13 +3,19 @@
 //! The latest snapshot is the state to begin from; the inputs after it are applied at their recorded times. Events and ended
 //! barriers go to the event history and to the observers that keep a history, and nowhere else: nobody is answered. If a
 //! [`StateCheck`] differs from the restored state, the journal is refused.
+//!
+//! An input that made the former process panic would end each later process in the same way. So if an input panics here, it
+//! is *set aside*: the replay begins again without it, and the report names it. Nobody had an answer to it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
+use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_journal::{JournalCut, JournalError, JournalFolder, JournalRecord, RecoveryEnd, RecoveryError};
+use muster_journal::{
+    JournalCut, JournalError, JournalFolder, JournalRecord, JournalRecovery, RecoveryEnd, RecoveryError,
+};
 use serde::{Deserialize, Serialize};
 
 use super::SavedObserver;
@@ -65,6 +71,8 @@ pub struct RestoreReport {
     pub damaged_snapshots: Vec<String>,
     /// What was cut off the end.
     pub cut: Option<JournalCut>,
+    /// The records of inputs that made this program panic. They were not applied.
+    pub set_aside: Vec<u64>,
 }
 
 /// The state of the engine as a snapshot has it.
@@ -135,21 +143,24 @@ impl RestoredState {
         mut visit: impl FnMut(Visited<'_>, usize),
     ) -> Result<Self, RestoreError> {
         let began = clock::monotonic();
-        let mut recovery = folder.recover()?;
-        let mut replay = Replay { until, ..Replay::default() };
-        while let Some(snapshot) = recovery.snapshot() {
-            let what = || format!("the snapshot before record {}", snapshot.record);
-            replay.restore_snapshot(&snapshot.state, what, observers)?;
-            if replay.last_input <= until {
-                break;
+        let contents: Vec<Vec<u8>> = observers.iter().map(|observer| observer.save()).collect();
+        let mut set_aside = BTreeSet::new();
+        let (recovery, replay, replayed) = loop {
+            let attempt = Attempt { folder, observers, until, set_aside: &set_aside };
+            match attempt.run(&mut visit)? {
+                Ok(done) => break done,
+                Err(record) => {
+                    tracing::error!(
+                        record,
+                        "an input of the journal makes this program panic, and is set aside"
+                    );
+                    set_aside.insert(record);
+                    for (observer, contents) in observers.iter().zip(&contents) {
+                        let _ = observer.restore(contents);
+                    }
+                }
             }
-            let earlier = folder.recover_before(snapshot.record)?;
-            replay = Replay { until, ..Replay::default() };
-            recovery = earlier;
-        }
-        let replayed = recovery.replay(|record| {
-            replay.apply_record(record, observers, &mut |visited| visit(visited, record.payload.len()))
-        });
+        };
         let end = replayed.map_err(|error| match error {
             RecoveryError::Journal(error) => error.into(),
             RecoveryError::Record { error, .. } => error,
@@ -162,6 +173,7 @@ impl RestoredState {
             last_input: replay.last_input,
             damaged_snapshots: recovery.damaged_snapshots().to_vec(),
             cut: end.cut.clone(),
+            set_aside: set_aside.into_iter().collect(),
         };
         Ok(Self { state: replay.state, end, wanted_incarnations: replay.wanted_incarnations, report })
     }
@@ -185,6 +197,53 @@ impl RestoredState {
     pub fn export(&self, target: &JournalFolder) -> Result<u64, JournalError> {
         let write = snapshot_writer(self.report.last_input, self.state.clone(), Vec::new());
         target.begin_with_snapshot(self.end.next_record, Box::new(write))
+    }
+}
+
+/// One replay of a journal.
+struct Attempt<'a> {
+    folder: &'a JournalFolder,
+    observers: &'a [Arc<dyn SavedObserver>],
+    until: Timestamp,
+    set_aside: &'a BTreeSet<u64>,
+}
+
+/// The result of a replay: the snapshot that it began from, the state, and the end of the journal.
+type Replayed<'a> = (JournalRecovery<'a>, Replay, Result<RecoveryEnd, RecoveryError<RestoreError>>);
+
+impl<'a> Attempt<'a> {
+    /// Replays the journal. Returns the number of the record whose input panics, if one does.
+    fn run(
+        &self,
+        visit: &mut dyn FnMut(Visited<'_>, usize),
+    ) -> Result<Result<Replayed<'a>, u64>, RestoreError> {
+        let mut recovery = self.folder.recover()?;
+        let mut replay = Replay { until: self.until, ..Replay::default() };
+        while let Some(snapshot) = recovery.snapshot() {
+            let what = || format!("the snapshot before record {}", snapshot.record);
+            replay.restore_snapshot(&snapshot.state, what, self.observers)?;
+            if replay.last_input <= self.until {
+                break;
+            }
+            let earlier = self.folder.recover_before(snapshot.record)?;
+            replay = Replay { until: self.until, ..Replay::default() };
+            recovery = earlier;
+        }
+        let mut present = 0;
+        let replayed = panic::catch_unwind(AssertUnwindSafe(|| {
+            recovery.replay(|record| {
+                present = record.number;
+                if self.set_aside.contains(&record.number) {
+                    return Ok(());
+                }
+                replay
+                    .apply_record(record, self.observers, &mut |visited| visit(visited, record.payload.len()))
+            })
+        }));
+        match replayed {
+            Ok(replayed) => Ok(Ok((recovery, replay, replayed))),
+            Err(_) => Ok(Err(present)),
+        }
     }
 }
 

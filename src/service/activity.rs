@@ -138,20 +138,6 @@ impl ActivityHistory {
     }
 }
 
-impl crate::engine::SavedObserver for ActivityHistory {
-    fn name(&self) -> &'static str {
-        "activity"
-    }
-
-    fn save(&self) -> Vec<u8> {
-        Vec::new()
-    }
-
-    fn restore(&self, _: &[u8]) -> Result<(), String> {
-        Ok(())
-    }
-}
-
 impl Observer for ActivityHistory {
     fn on_event(&self, event: &JobEvent) {
         match event.what {

@@ -43,20 +43,6 @@ impl BarrierHistory {
     }
 }
 
-impl crate::engine::SavedObserver for BarrierHistory {
-    fn name(&self) -> &'static str {
-        "barriers"
-    }
-
-    fn save(&self) -> Vec<u8> {
-        Vec::new()
-    }
-
-    fn restore(&self, _: &[u8]) -> Result<(), String> {
-        Ok(())
-    }
-}
-
 impl Observer for BarrierHistory {
     fn on_event(&self, event: &JobEvent) {
         match event.what {

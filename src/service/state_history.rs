@@ -234,20 +234,6 @@ impl StateHistory {
     }
 }
 
-impl crate::engine::SavedObserver for StateHistory {
-    fn name(&self) -> &'static str {
-        "states"
-    }
-
-    fn save(&self) -> Vec<u8> {
-        Vec::new()
-    }
-
-    fn restore(&self, _: &[u8]) -> Result<(), String> {
-        Ok(())
-    }
-}
-
 impl Observer for StateHistory {
     fn on_event(&self, event: &JobEvent) {
         match event.what {

@@ -275,20 +275,6 @@ impl Timelines {
     }
 }
 
-impl crate::engine::SavedObserver for Timelines {
-    fn name(&self) -> &'static str {
-        "timelines"
-    }
-
-    fn save(&self) -> Vec<u8> {
-        Vec::new()
-    }
-
-    fn restore(&self, _: &[u8]) -> Result<(), String> {
-        Ok(())
-    }
-}
-
 impl Observer for Timelines {
     fn on_event(&self, event: &JobEvent) {
         if matches!(event.what, EventKind::JobDeleted { .. }) {

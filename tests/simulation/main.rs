@@ -8,6 +8,7 @@ mod coordinator;
 mod elastic_programs;
 mod exclusions;
 mod hosts;
+mod journal;
 mod measurements;
 mod peer_jobs;
 mod random_schedules;

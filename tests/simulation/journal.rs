@@ -1,0 +1,297 @@
+//! The engine with a journal: what another process restores is what the engine had, after any sequence of calls, and at any
+//! moment.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use fastrand::Rng;
+use muster::clock::Clock;
+use muster::coordination::{
+    Actor, ActorOrigin, BarrierRecordWithArrivals, CallId, CallOutcome, Caller, CommandReason, ConnectionEnd,
+    ConnectionId, Coordinator, EventKind, ExclusionTarget, JobEvent, JobId, JobName, JobSettings,
+    OperatorCommand, Request, TaskId, TaskIncarnation, TaskSet,
+};
+use muster::engine::{
+    AnswerInbox, AnsweredOrWaiting, Durability, Engine, Observer, RestoredState, SavedObserver,
+};
+use muster_journal::{JournalFolder, JournalOptions};
+
+const TASKS: u32 = 5;
+
+/// A folder of a test, which is deleted at its end.
+struct TestFolder(PathBuf);
+
+impl TestFolder {
+    fn new() -> Self {
+        let path =
+            std::env::temp_dir().join(format!("muster-simulation-{:016x}", muster::clock::random_u64()));
+        fs::create_dir(&path).expect("a folder for a test");
+        Self(path)
+    }
+
+    fn journal(&self) -> PathBuf {
+        self.0.join("journal")
+    }
+}
+
+impl Drop for TestFolder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Counts answers.
+#[derive(Default)]
+struct CountingInbox(Mutex<Vec<u64>>);
+
+impl AnswerInbox for CountingInbox {
+    fn deliver(&self, slot: u64, _: CallOutcome) {
+        self.0.lock().unwrap().push(slot);
+    }
+}
+
+fn open(path: &Path) -> JournalFolder {
+    JournalFolder::open(path, "a test").expect("a journal")
+}
+
+/// Starts an engine on the journal in `path`.
+fn start(path: &Path, durability: Durability) -> Arc<Engine> {
+    let folder = open(path);
+    let restored = RestoredState::read(&folder, &[]).unwrap_or_else(|error| panic!("{error}"));
+    let engine = Engine::new(Clock::start_not_before(restored.report.last_input));
+    let options = JournalOptions { segment_bytes: 1 << 16, snapshot_after_bytes: 1 << 15 };
+    engine.resume_from_journal(restored, folder, options, durability, Vec::new()).expect("it can be written");
+    engine
+}
+
+/// What another process finds if this one dies now.
+fn restored_now(folder: &TestFolder) -> Coordinator {
+    let copy = folder.0.join("copy");
+    let _ = fs::remove_dir_all(&copy);
+    fs::create_dir(&copy).unwrap();
+    // A snapshot that is being written has another name, and old files may go meanwhile.
+    for entry in fs::read_dir(folder.journal()).unwrap().flatten() {
+        let _ = fs::copy(entry.path(), copy.join(entry.file_name()));
+    }
+    let journal = open(&copy);
+    let restored = RestoredState::read(&journal, &[]).unwrap_or_else(|error| panic!("{error}"));
+    restored.coordinator().snapshot()
+}
+
+fn random_request(random: &mut Rng, task: TaskId, incarnation: TaskIncarnation) -> Request {
+    let key = |random: &mut Rng| Bytes::from(format!("k{}/{}", random.u8(..3), random.u8(..4)));
+    match random.u8(..18) {
+        0 | 1 => Request::Register { task, incarnation, recoverable: true },
+        2..=4 => Request::Heartbeat { task, incarnation },
+        5 => Request::Insert {
+            key: key(random),
+            value: Bytes::from(vec![7; random.usize(..300)]),
+            overwrite: random.bool(),
+        },
+        6 => Request::Get { key: key(random) },
+        7 => Request::TryGet { key: key(random) },
+        8 => Request::Increment { key: Bytes::from_static(b"count"), by: random.i64(-3..4) },
+        9 => Request::List { directory: Bytes::from_static(b"k1") },
+        10 => Request::Delete { key: key(random) },
+        11 | 12 => Request::Barrier {
+            id: format!("b{}", random.u8(..3)),
+            counter: -1,
+            timeout_ms: 60_000,
+            members: None,
+            task,
+        },
+        13 => Request::LiveSet { task, tasks: TaskSet::new((0..TASKS.cast_signed()).map(TaskId).collect()) },
+        14 => Request::PollForError { task },
+        15 => Request::JobState,
+        16 => Request::Watch { version: random.i64(-1..40) },
+        _ => Request::ReportError { task, code: 13, message: "it broke".to_owned() },
+    }
+}
+
+fn operator() -> (Actor, CommandReason) {
+    let actor = Actor { who: "ops".into(), address: None, means: ActorOrigin::Cli };
+    (actor, CommandReason::try_from("a test".to_owned()).expect("a reason"))
+}
+
+/// Makes random calls, commands and ends of connections.
+struct RandomClients {
+    random: Rng,
+    job: JobId,
+    inbox: Arc<CountingInbox>,
+    connections: Vec<(ConnectionId, Vec<CallId>)>,
+    calls: u64,
+    answered: u64,
+}
+
+impl RandomClients {
+    fn step(&mut self, engine: &Engine) {
+        let random = &mut self.random;
+        if self.connections.len() < 6 || random.u8(..40) == 0 {
+            let connection = engine.register_connection("10.0.0.7:4000".parse().expect("an address"));
+            self.connections.push((connection, Vec::new()));
+        }
+        let at = random.usize(..self.connections.len());
+        match random.u8(..60) {
+            0 => {
+                let (connection, calls) = self.connections.swap_remove(at);
+                engine.report_connection_closed(connection, ConnectionEnd::Reset, calls);
+            }
+            1 => {
+                if let Some(call) = self.connections[at].1.pop() {
+                    engine.cancel_waiting_call(self.job, call);
+                }
+            }
+            2 => {
+                let (actor, reason) = operator();
+                let target = ExclusionTarget::Task(TaskId(random.i32(..TASKS.cast_signed())));
+                let act = match random.u8(..3) {
+                    0 => OperatorCommand::Exclude {
+                        target,
+                        expires_in: Some(Duration::from_millis(5)),
+                        end_run: false,
+                    },
+                    1 => OperatorCommand::PutKey { key: "k0/0".into(), value: "v".into(), overwrite: true },
+                    _ => OperatorCommand::DeleteKey { key: "k1".into() },
+                };
+                let _ = engine.perform_command(self.job, actor, reason, act);
+            }
+            _ => {
+                let task = TaskId(random.i32(..TASKS.cast_signed()));
+                let incarnation =
+                    TaskIncarnation(1000 + task.0.unsigned_abs() as u64 + random.u64(..20) / 19 * 100);
+                let request = random_request(random, task, incarnation);
+                let (connection, calls) = &mut self.connections[at];
+                let caller = Caller { connection: *connection, claim: None };
+                self.calls += 1;
+                let inbox: Arc<dyn AnswerInbox> = self.inbox.clone();
+                match engine.call(self.job, caller, request, &inbox, self.calls) {
+                    AnsweredOrWaiting::Now(_) => self.answered += 1,
+                    AnsweredOrWaiting::Waiting(call) => calls.push(call),
+                }
+            }
+        }
+    }
+}
+
+fn clients(engine: &Engine, seed: u64) -> RandomClients {
+    let name: JobName = "train".parse().expect("a name");
+    let job = engine.read_under_lock(|core| core.job_named("train"));
+    let job = job.unwrap_or_else(|| {
+        let settings = JobSettings { recoverable: true, ..JobSettings::new(TASKS) };
+        engine.declare_job(name, settings).expect("a new job")
+    });
+    RandomClients {
+        random: Rng::with_seed(seed),
+        job,
+        inbox: Arc::default(),
+        connections: Vec::new(),
+        calls: 0,
+        answered: 0,
+    }
+}
+
+fn check_seed(seed: u64) {
+    let folder = TestFolder::new();
+    for life in 0..4 {
+        let engine = start(&folder.journal(), Durability::Process);
+        let mut clients = clients(&engine, seed * 10 + life);
+        for _ in 0..3 {
+            (0..clients.random.usize(1..250)).for_each(|_| clients.step(&engine));
+            let (restored, present) = (restored_now(&folder), engine.read(|core, _| core.snapshot()));
+            assert_eq!(restored, present, "seed {seed}, life {life}");
+        }
+        if life == 2 {
+            engine.close_journal();
+        } else {
+            // The next life begins from a copy of the folder, as after a kill.
+            restored_now(&folder);
+            drop(engine);
+            fs::remove_dir_all(folder.journal()).unwrap();
+            fs::rename(folder.0.join("copy"), folder.journal()).unwrap();
+        }
+    }
+}
+
+#[test]
+fn another_process_restores_the_state_that_the_engine_had() {
+    crate::for_every_seed("another_process_restores", 50, check_seed);
+}
+
+#[test]
+fn answers_that_wait_for_the_disk_all_arrive_once() {
+    let folder = TestFolder::new();
+    let engine = start(&folder.journal(), Durability::Host);
+    let mut clients = clients(&engine, 7);
+    (0..600).for_each(|_| clients.step(&engine));
+    // Stopping answers every waiting call.
+    engine.stop();
+    let of_open: usize = clients.connections.iter().map(|(_, calls)| calls.len()).sum();
+    for _ in 0..2000 {
+        if clients.inbox.0.lock().unwrap().len() >= of_open.min(1) && engine.waiting_call_count() == 0 {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let mut slots = clients.inbox.0.lock().unwrap().clone();
+    let arrived = slots.len();
+    slots.sort_unstable();
+    slots.dedup();
+    assert_eq!(slots.len(), arrived, "no answer arrives twice");
+    let state = engine.journal_state().expect("a journal");
+    assert!(clients.answered > 0, "heartbeats and reads do not wait for the disk");
+    assert!(state.files.syncs > 0 && state.files.durable_records > 1, "{state:?}");
+    assert_eq!(restored_now(&folder), engine.read(|core, _| core.snapshot()));
+}
+
+/// An observer that panics at one event.
+struct PanickingObserver;
+
+impl Observer for PanickingObserver {
+    fn on_event(&self, event: &JobEvent) {
+        assert!(!matches!(event.what, EventKind::KeyWritten { .. }), "a defect");
+    }
+
+    fn on_barrier_ended(&self, _: &Arc<BarrierRecordWithArrivals>) {}
+}
+
+impl SavedObserver for PanickingObserver {
+    fn name(&self) -> &'static str {
+        "panicking"
+    }
+
+    fn save(&self) -> Vec<u8> {
+        Vec::new()
+    }
+
+    fn restore(&self, _: &[u8]) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+#[test]
+fn an_input_that_panics_is_set_aside_and_the_others_are_applied() {
+    let folder = TestFolder::new();
+    let engine = start(&folder.journal(), Durability::Process);
+    let clients = clients(&engine, 1);
+    let put = |key: &'static str| {
+        let (actor, reason) = operator();
+        let act = OperatorCommand::PutKey { key: key.into(), value: "v".into(), overwrite: true };
+        engine.perform_command(clients.job, actor, reason, act).expect("it is written");
+    };
+    put("a");
+    let (actor, reason) = operator();
+    let act = OperatorCommand::DeleteKey { key: "b".into() };
+    let _ = engine.perform_command(clients.job, actor, reason, act);
+    drop(engine);
+    let journal = open(&folder.journal());
+    let restored = RestoredState::read(&journal, &[Arc::new(PanickingObserver)]).expect("it can be read");
+    assert_eq!(restored.report.set_aside.len(), 1, "{:?}", restored.report);
+    let value = |state: &RestoredState| {
+        state.coordinator().job(clients.job).and_then(|job| job.stored_value(b"a")).is_some()
+    };
+    assert!(!value(&restored));
+    assert!(value(&RestoredState::read(&journal, &[]).expect("it can be read")));
+}
