@@ -2,7 +2,7 @@
 //!
 //! The rules of jobs are in `coordination`, and the protocols in `grpc` and `http`. Begin at [`Engine::call`]. Only
 //! `Engine::apply` applies inputs. `engine/` has the parts of the driver: `jobs.rs` (declarations and commands),
-//! `lock.rs`, `waiting_calls.rs`, `event_history.rs`, `drop_thread.rs`.
+//! `lock.rs`, `observer.rs`, `waiting_calls.rs`, `event_history.rs`, `drop_thread.rs`.
 //!
 //! - *One lock, on the caller's thread.* Each caller applies its input on its own thread, under a lock that is held
 //!   only for the transition. A transition takes about a microsecond. If one thread owned the state, a queue to it
@@ -17,7 +17,8 @@
 //! - *Freeing.* Memory that the state machine no longer needs is freed after the lock is released, large amounts on a
 //!   separate thread (`drop_thread.rs`).
 //! - *Observers* (counters, traces, timelines) receive each event and each ended barrier under the lock. So they must
-//!   be quick, and must neither block nor call the driver.
+//!   be quick, and must neither block nor call the driver. A [`PersistentObserver`] keeps a history, which is saved
+//!   with the state.
 //! - *Measurement.* Only one in 64 of the inputs that concern one task or one key is timed under the lock. Every
 //!   other input and every read is timed.
 
@@ -25,6 +26,7 @@ mod drop_thread;
 mod event_history;
 mod jobs;
 mod lock;
+mod observer;
 mod waiting_calls;
 
 use std::net::SocketAddr;
@@ -36,9 +38,9 @@ use tokio::sync::{Notify, broadcast};
 
 use crate::clock::{self, Clock};
 use crate::coordination::{
-    BarrierRecordWithArrivals, CallId, CallOutcome, Caller, ClaimAnswer, ClaimRefusal, CommandOutcome,
-    CommandRefusal, ConnectionEnd, ConnectionId, Coordinator, DeferredFree, Effect, FindingChange, Input,
-    JobEvent, JobId, Request, ServiceIncarnation, TaskClaim, Timestamp, TransferFailure,
+    CallId, CallOutcome, Caller, ClaimAnswer, ClaimRefusal, CommandOutcome, CommandRefusal, ConnectionEnd,
+    ConnectionId, Coordinator, DeferredFree, Effect, FindingChange, Input, JobId, Request,
+    ServiceIncarnation, TaskClaim, Timestamp, TransferFailure,
 };
 
 use drop_thread::DropThread;
@@ -47,6 +49,7 @@ pub use event_history::{EventHistoryExcerpt, NumberedEvent};
 pub use jobs::DeclareError;
 pub use lock::EngineLockTimes;
 use lock::{ReadLockedState, StateLock, WriteLockedState};
+pub use observer::{ContentsSerialiser, Observer, PersistentObserver};
 pub use waiting_calls::AnswerInbox;
 use waiting_calls::{WaitingCall, WaitingCalls, WaitingTable};
 
@@ -56,15 +59,6 @@ pub enum AnsweredOrWaiting {
     Now(CallOutcome),
     /// The call waits; its answer will be delivered to the inbox, unless the call is cancelled before.
     Waiting(CallId),
-}
-
-/// An observer of every effect, such as a counter. It is called under the engine's lock: it must be quick,
-/// and must not block or call the engine.
-pub trait Observer: Send + Sync {
-    /// Receives an event.
-    fn on_event(&self, event: &JobEvent);
-    /// Receives an ended barrier.
-    fn on_barrier_ended(&self, ending: &Arc<BarrierRecordWithArrivals>);
 }
 
 /// The counters of the engine.
