@@ -2,8 +2,8 @@
 //!
 //! The rules of jobs are in `coordination`, and the protocols in `grpc` and `http`. Begin at [`Engine::call`]. Only
 //! `Engine::apply` applies inputs. `engine/` has the parts of the driver: `jobs.rs` (declarations and commands),
-//! `lock.rs`, `waiting_calls.rs`, `event_history.rs`, `drop_thread.rs`; and `journaling.rs`, `recorder.rs`, `replay.rs`,
-//! `held_answers.rs`, by which the state survives the process.
+//! `lock.rs`, `observer.rs`, `waiting_calls.rs`, `event_history.rs`, `drop_thread.rs`; and `journaling.rs`, `recorder.rs`,
+//! `replay.rs`, `held_answers.rs`, by which the state survives the process.
 //!
 //! - *One lock, on the caller's thread.* Each caller applies its input on its own thread, under a lock that is held
 //!   only for the transition. A transition takes about a microsecond. If one thread owned the state, a queue to it
@@ -18,7 +18,8 @@
 //! - *Freeing.* Memory that the state machine no longer needs is freed after the lock is released, large amounts on a
 //!   separate thread (`drop_thread.rs`).
 //! - *Observers* (counters, traces, timelines) receive each event and each ended barrier under the lock. So they must
-//!   be quick, and must neither block nor call the driver.
+//!   be quick, and must neither block nor call the driver. A [`PersistentObserver`] keeps a history, which is saved
+//!   with the state.
 //! - *Measurement.* Only one in 64 of the inputs that concern one task or one key is timed under the lock. Every
 //!   other input and every read is timed.
 
@@ -29,6 +30,7 @@ mod held_answers;
 mod jobs;
 mod journaling;
 mod lock;
+mod observer;
 mod recorder;
 mod replay;
 mod waiting_calls;
@@ -43,9 +45,9 @@ use tokio::sync::{Notify, broadcast};
 
 use crate::clock::{self, Clock};
 use crate::coordination::{
-    BarrierRecordWithArrivals, CallId, CallOutcome, Caller, ClaimAnswer, ClaimRefusal, CommandOutcome,
-    CommandRefusal, ConnectionEnd, ConnectionId, Coordinator, DeferredFree, Effect, Input, JobEvent, JobId,
-    JobName, JobSettings, Request, ServiceIncarnation, Timestamp,
+    CallId, CallOutcome, Caller, ClaimAnswer, ClaimRefusal, CommandOutcome, CommandRefusal, ConnectionEnd,
+    ConnectionId, Coordinator, DeferredFree, Effect, Input, JobId, JobName, JobSettings, Request,
+    ServiceIncarnation, Timestamp,
 };
 
 pub use counters::EngineCounters;
@@ -56,6 +58,7 @@ use held_answers::HeldAnswers;
 pub use jobs::{DeclareError, DeclaredJob};
 pub use lock::EngineLockTimes;
 use lock::{ReadLockedState, StateLock, WriteLockedState};
+pub use observer::{ContentsSerialiser, Observer, PersistentObserver};
 use recorder::InputRecorder;
 pub use recorder::{Durability, JournalState};
 pub use replay::{RestoreError, RestoreReport, RestoredState, Visited};
@@ -70,26 +73,6 @@ pub enum AnsweredOrWaiting {
     Waiting(CallId),
 }
 
-/// An observer of every effect, such as a counter. It is called under the engine's lock: it must be quick,
-/// and must not block or call the engine.
-pub trait Observer: Send + Sync {
-    /// Receives an event.
-    fn on_event(&self, event: &JobEvent);
-    /// Receives an ended barrier.
-    fn on_barrier_ended(&self, ending: &Arc<BarrierRecordWithArrivals>);
-}
-
-/// An observer whose contents survive the process: a snapshot of the journal has them.
-pub trait SavedObserver: Observer {
-    /// Returns the name under which the contents are stored. It never changes.
-    fn name(&self) -> &'static str;
-    /// Returns the contents. It is called under the engine's lock.
-    fn save(&self) -> Vec<u8>;
-    /// Replaces the contents by stored ones.
-    ///
-    /// # Errors
-    /// In words, if they cannot be decoded. The contents are then as before.
-    fn restore(&self, contents: &[u8]) -> Result<(), String>;
 }
 
 struct EngineState {
@@ -179,7 +162,7 @@ pub struct Engine {
     /// The number of times that a job was created or deleted.
     job_changes: AtomicU64,
     observers: OnceLock<Vec<Arc<dyn Observer>>>,
-    saved_observers: OnceLock<Vec<Arc<dyn SavedObserver>>>,
+    persistent_observers: OnceLock<Vec<Arc<dyn PersistentObserver>>>,
     held_answers: OnceLock<Arc<HeldAnswers>>,
     missed: AtomicU64,
     reaper: DropThread,
@@ -214,7 +197,7 @@ impl Engine {
             jobs_max: AtomicUsize::new(Self::JOBS_MAX),
             job_changes: AtomicU64::new(0),
             observers: OnceLock::new(),
-            saved_observers: OnceLock::new(),
+            persistent_observers: OnceLock::new(),
             held_answers: OnceLock::new(),
             missed: AtomicU64::new(0),
             reaper: DropThread::default(),

@@ -18,7 +18,7 @@ use super::server_journal::{ServerJournal, declare_configured_jobs};
 use crate::clock::Clock;
 use crate::config::{Config, JobConfig, TlsConfig};
 use crate::coordination::JobName;
-use crate::engine::{Engine, Observer, SavedObserver};
+use crate::engine::{Engine, Observer, PersistentObserver};
 use crate::grpc::{self, ListenerJobRule};
 use crate::http::api::{GrpcListenerInfo, ProductVersion, ServerInfo, machine_name};
 use crate::http::{
@@ -155,9 +155,9 @@ impl BoundListeners {
     }
 }
 
-/// The observers that keep a history for pages.
-#[derive(Default)]
+/// The observers whose contents are in the journal.
 struct ServiceHistories {
+    audit: Arc<AuditLog>,
     timelines: Arc<Timelines>,
     barriers: Arc<BarrierHistory>,
     states: Arc<StateHistory>,
@@ -165,8 +165,14 @@ struct ServiceHistories {
 }
 
 impl ServiceHistories {
-    fn as_saved_observers(&self) -> Vec<Arc<dyn SavedObserver>> {
-        vec![self.timelines.clone(), self.barriers.clone(), self.states.clone(), self.activity.clone()]
+    fn new(audit: Arc<AuditLog>) -> Self {
+        let (timelines, barriers) = (Arc::default(), Arc::default());
+        Self { audit, timelines, barriers, states: Arc::default(), activity: Arc::default() }
+    }
+
+    fn as_persistent_observers(&self) -> Vec<Arc<dyn PersistentObserver>> {
+        let Self { audit, timelines, barriers, states, activity } = self;
+        vec![audit.clone(), timelines.clone(), barriers.clone(), states.clone(), activity.clone()]
     }
 }
 
@@ -182,7 +188,7 @@ impl EngineObservers {
     fn start(config: &Config, engine: &Arc<Engine>, histories: ServiceHistories) -> Result<Self> {
         let counters = Arc::new(EventCounters::new(findings::finding_ids()));
         let traces = start_traces(config, engine)?;
-        let saved = histories.as_saved_observers();
+        let saved = histories.as_persistent_observers();
         let mut observers: Vec<Arc<dyn Observer>> =
             saved.into_iter().map(|saved| saved as Arc<dyn Observer>).collect();
         if meter::ENABLED {
@@ -198,10 +204,11 @@ impl RunningServer {
     /// Binds every address of `config`, declares its jobs and serves them.
     pub async fn start(config: &Config) -> Result<Self> {
         let connections = connection_limits::compute_connection_limits(config)?;
-        let histories = ServiceHistories::default();
-        let journal = ServerJournal::open(config, &histories.as_saved_observers())?;
+        // The clock of the server begins after the last time in the journal, and the lines of the audit are in the journal too.
+        let audit = Arc::new(open_audit_log(config, Clock::start())?);
+        let histories = ServiceHistories::new(Arc::clone(&audit));
+        let journal = ServerJournal::open(config, &histories.as_persistent_observers())?;
         let clock = ServerJournal::start_clock(journal.as_ref());
-        let audit = Arc::new(open_audit_log(config, clock)?);
         config.check_access_control()?;
         let handshakes = Arc::new(HandshakeFailures::new(clock));
         let [grpc_tls, http_tls] = build_transport_policies(config, clock, &handshakes)?;
@@ -213,8 +220,9 @@ impl RunningServer {
         // Events of an earlier process were logged by that process.
         let logged = journal.as_ref().map_or(0, ServerJournal::last_event);
         if let Some(journal) = journal {
-            journal.resume(&engine, observers.histories.as_saved_observers())?;
+            journal.resume(&engine, observers.histories.as_persistent_observers())?;
         }
+        audit.record_lines_in_journal(&engine);
         declare_configured_jobs(&engine, &config.jobs)?;
         let mut server = Self {
             about: Arc::new(build_server_info(&bound, &config.jobs)),
@@ -272,7 +280,7 @@ impl RunningServer {
         listeners: impl Iterator<Item = Arc<ListenerState>>,
     ) -> AppState {
         let EngineObservers { counters: tally, histories, .. } = observers;
-        let ServiceHistories { timelines, barriers, states, activity } = histories;
+        let ServiceHistories { timelines, barriers, states, activity, .. } = histories;
         let (config, audit) = (&self.config, Arc::clone(&self.audit));
         let mut others: Vec<Arc<dyn MetricSource>> =
             vec![self.readiness.clone(), self.streams.clone(), audit.clone(), Arc::new(LogMetrics)];

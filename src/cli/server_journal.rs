@@ -10,7 +10,7 @@ use muster_journal::{JournalFolder, JournalOptions};
 
 use crate::clock::Clock;
 use crate::config::{Config, JobConfig, ServerConfig};
-use crate::engine::{DeclaredJob, Durability, Engine, RestoredState, SavedObserver};
+use crate::engine::{DeclaredJob, Durability, Engine, RestoredState, PersistentObserver};
 use crate::text::format_exact_duration;
 
 /// The journal of a server, opened and read.
@@ -41,7 +41,7 @@ pub fn journal_folder(server: &ServerConfig) -> Option<PathBuf> {
 
 impl ServerJournal {
     /// Opens and reads the journal that `config` names. If the default folder cannot be created, the server has no journal.
-    pub fn open(config: &Config, observers: &[Arc<dyn SavedObserver>]) -> Result<Option<Self>> {
+    pub fn open(config: &Config, observers: &[Arc<dyn PersistentObserver>]) -> Result<Option<Self>> {
         let server = &config.server;
         let Some(path) = journal_folder(server) else { return Ok(None) };
         if server.data_dir.is_none()
@@ -79,7 +79,7 @@ impl ServerJournal {
     }
 
     /// Gives the restored state to the engine, which records from now on.
-    pub fn resume(self, engine: &Engine, observers: Vec<Arc<dyn SavedObserver>>) -> Result<()> {
+    pub fn resume(self, engine: &Engine, observers: Vec<Arc<dyn PersistentObserver>>) -> Result<()> {
         let Self { folder, restored, durability } = self;
         let report = restored.report.clone();
         let path = folder.path().display().to_string();

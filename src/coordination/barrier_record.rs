@@ -114,6 +114,9 @@ pub struct BarrierRecord {
 }
 
 impl BarrierRecord {
+    /// The greatest number of latest arrivals, and of absent members, in a record.
+    pub const LISTED_MAX: usize = 8;
+
     /// Returns how long after the first arrival this one of [`Self::latest`] was, in microseconds.
     #[must_use]
     pub fn lateness_us(&self, arrival: &BarrierArrival) -> u64 {

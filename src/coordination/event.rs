@@ -346,6 +346,41 @@ pub struct EventSubject<'a> {
 }
 
 impl EventKind {
+    /// The names of all kinds, as [`Self::kind`] returns them.
+    pub const NAMES: [&'static str; 31] = [
+        "job-declared",
+        "run-opened",
+        "task-registering",
+        "registration-withdrawn",
+        "task-connected",
+        "task-superseded",
+        "task-suspected",
+        "task-returned",
+        "task-disconnected",
+        "task-failed",
+        "fenced",
+        "barrier-started",
+        "barrier-passed",
+        "barrier-failed",
+        "preemption-noticed",
+        "excluded",
+        "readmitted",
+        "registration-refused",
+        "drain-requested",
+        "settings-changed",
+        "service-restarted",
+        "job-deleted",
+        "key-written",
+        "key-deleted",
+        "task-ids-assigned",
+        "task-owners-forgotten",
+        "first-cause",
+        "finding-opened",
+        "finding-closed",
+        "transfer-failed",
+        "run-ended",
+    ];
+
     /// Returns the kind of the event, by its name in JSON.
     #[must_use]
     pub fn kind(&self) -> &'static str {
@@ -486,6 +521,15 @@ mod tests {
             EventKind::RunEnded { outcome: RunOutcome::Failed },
         ] {
             assert_eq!(serde_json::to_value(&change).unwrap()["kind"], change.kind());
+            assert!(EventKind::NAMES.contains(&change.kind()), "{change:?}");
         }
+    }
+
+    #[test]
+    fn the_names_are_those_of_all_kinds() {
+        // The error lists every name that is known.
+        let refused = serde_json::from_str::<EventKind>(r#"{"kind":"unknown"}"#).unwrap_err().to_string();
+        let names = EventKind::NAMES.map(|name| format!("`{name}`")).join(", ");
+        assert!(refused.contains(&format!("expected one of {names}")), "{refused}");
     }
 }

@@ -13,9 +13,6 @@ use super::barrier_table::{BarrierInstance, BarrierKey};
 use super::ids::{TaskId, Timestamp};
 use super::straggler_stats::{MemberTiming, SCORE_ONE};
 
-/// The greatest number of latest arrivals, and of absent members, in a record.
-const LISTED: usize = 8;
-
 /// An ended instance to be measured: first as a whole, then its members, a few at a time.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct UnmeasuredBarrier {
@@ -90,7 +87,7 @@ impl UnmeasuredBarrier {
             skew_us,
             waited_us: arrivals.iter().map(|a| self.ended.0.saturating_sub(a.at.0)).sum(),
             outcome: if self.passed { BarrierOutcome::Passed } else { BarrierOutcome::Failed },
-            without: instance.not_arrived_tasks().take(LISTED).collect(),
+            without: instance.not_arrived_tasks().take(BarrierRecord::LISTED_MAX).collect(),
             latest,
         };
         (record, arrivals, spread)
@@ -110,7 +107,7 @@ impl ArrivalSpread {
 
 /// Returns the latest arrivals, the last one first. It changes the order of the others.
 fn select_latest_arrivals(order: &mut [(Timestamp, TaskId)]) -> Vec<BarrierArrival> {
-    let from = order.len().saturating_sub(LISTED);
+    let from = order.len().saturating_sub(BarrierRecord::LISTED_MAX);
     let tail = if from > 0 { order.select_nth_unstable(from - 1).2 } else { order };
     tail.sort_unstable_by(|a, b| b.cmp(a));
     tail.iter().map(|(at, task)| BarrierArrival { task: *task, at: *at }).collect()

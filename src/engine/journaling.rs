@@ -10,14 +10,14 @@ use muster_journal::{JournalError, JournalFolder, JournalOptions, JournalWriter}
 use super::held_answers::HeldAnswers;
 use super::recorder::{InputRecorder, JournalState};
 use super::replay::{DurableState, snapshot_writer};
-use super::{Durability, Engine, EngineState, RestoredState, SavedObserver};
+use super::{Durability, Engine, EngineState, RestoredState, PersistentObserver};
 use crate::clock;
 use crate::coordination::{Input, ServiceIncarnation, Timestamp};
 
 impl Engine {
     /// Takes the restored state in place of the empty one, and records every input from now on. To be called before anybody
     /// uses the engine, and after [`Engine::set_observers`]. Connections and waiting calls of the former process are gone, and
-    /// the silence since then fails no task. `saved_observers` are part of snapshots.
+    /// the silence since then fails no task. `persistent_observers` are part of snapshots.
     ///
     /// # Errors
     /// If the journal cannot be written.
@@ -27,10 +27,10 @@ impl Engine {
         folder: JournalFolder,
         options: JournalOptions,
         durability: Durability,
-        saved_observers: Vec<Arc<dyn SavedObserver>>,
+        persistent_observers: Vec<Arc<dyn PersistentObserver>>,
     ) -> Result<(), JournalError> {
         let writer = JournalWriter::begin(folder, &restored.end, options)?;
-        let _ = self.saved_observers.set(saved_observers);
+        let _ = self.persistent_observers.set(persistent_observers);
         if durability == Durability::Host {
             let _ = self.held_answers.set(HeldAnswers::new(writer.sync()));
         }
@@ -87,10 +87,17 @@ impl Engine {
             declared: state.declared.clone(),
             restarts: state.recorder.as_ref().map_or(0, InputRecorder::restarts),
         };
-        let observers = self.saved_observers.get().map(Vec::as_slice).unwrap_or_default();
-        let saved = observers.iter().map(|observer| (observer.name().to_owned(), observer.save())).collect();
+        let observers = self.persistent_observers.get().map(Vec::as_slice).unwrap_or_default();
+        let saved = observers.iter().map(|observer| (observer.name(), observer.copy_contents())).collect();
         if let Some(recorder) = &mut state.recorder {
             recorder.begin_snapshot(snapshot_writer(now, durable, saved));
+        }
+    }
+
+    /// Records contents that a persistent observer has added by itself, not from an event, so that they survive the process.
+    pub fn record_note(&self, observer: &'static str, contents: &[u8]) {
+        if let Some(recorder) = &mut self.lock().recorder {
+            recorder.record_note(observer, contents);
         }
     }
 

@@ -77,6 +77,8 @@ pub(super) mod kind {
     pub const ENCODING: RecordKind = RecordKind(3);
     /// A job's name, and the settings with which the configuration declared it again.
     pub const DECLARED: RecordKind = RecordKind(4);
+    /// The name of a persistent observer, and contents that it added by itself.
+    pub const NOTE: RecordKind = RecordKind(5);
 }
 
 /// The version of the encoding of inputs and of the state in snapshots. It grows when a type changes that they contain.
@@ -197,6 +199,11 @@ impl InputRecorder {
     /// Records that the configuration declares a job with other settings than before.
     pub fn record_declaration(&mut self, name: &JobName, settings: &JobSettings) {
         append(&mut self.writer, kind::DECLARED, &(name, settings));
+    }
+
+    /// Records what a persistent observer added by itself.
+    pub fn record_note(&mut self, observer: &str, contents: &[u8]) {
+        append(&mut self.writer, kind::NOTE, &(observer, contents));
     }
 
     /// Returns the reason for which changes are refused now.

@@ -18,7 +18,7 @@ use muster_journal::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::SavedObserver;
+use super::{ContentsSerialiser, PersistentObserver};
 use super::event_history::{EventHistory, NumberedEvent};
 use super::recorder::{ENCODING_VERSION, StateCheck, kind};
 use crate::clock;
@@ -82,7 +82,7 @@ struct SnapshotToWrite<'a> {
     program: &'a str,
     at: Timestamp,
     state: &'a DurableState,
-    observers: &'a [(String, Vec<u8>)],
+    observers: &'a [(&'static str, Vec<u8>)],
 }
 
 /// The part of the engine's state that survives the process.
@@ -113,10 +113,12 @@ pub struct RestoredState {
 pub(super) fn snapshot_writer(
     at: Timestamp,
     state: DurableState,
-    observers: Vec<(String, Vec<u8>)>,
+    observers: Vec<(&'static str, ContentsSerialiser)>,
 ) -> impl FnOnce(&mut dyn Write) -> io::Result<()> + Send {
     move |out| {
         let program = env!("CARGO_PKG_VERSION");
+        let observers: Vec<_> =
+            observers.into_iter().map(|(name, serialise)| (name, serialise())).collect();
         let snapshot =
             SnapshotToWrite { encoding: ENCODING_VERSION, program, at, state: &state, observers: &observers };
         postcard::to_io(&snapshot, out).map_err(io::Error::other).map(drop)
@@ -128,7 +130,7 @@ impl RestoredState {
     ///
     /// # Errors
     /// If the journal is damaged, or was written by a program that decides otherwise.
-    pub fn read(folder: &JournalFolder, observers: &[Arc<dyn SavedObserver>]) -> Result<Self, RestoreError> {
+    pub fn read(folder: &JournalFolder, observers: &[Arc<dyn PersistentObserver>]) -> Result<Self, RestoreError> {
         Self::read_until(folder, observers, Timestamp(u64::MAX), |_, _| {})
     }
 
@@ -138,7 +140,7 @@ impl RestoredState {
     /// As [`Self::read`]; also if the journal no longer has what was before `until`.
     pub fn read_until(
         folder: &JournalFolder,
-        observers: &[Arc<dyn SavedObserver>],
+        observers: &[Arc<dyn PersistentObserver>],
         until: Timestamp,
         mut visit: impl FnMut(Visited<'_>, usize),
     ) -> Result<Self, RestoreError> {
@@ -203,7 +205,7 @@ impl RestoredState {
 /// One replay of a journal.
 struct Attempt<'a> {
     folder: &'a JournalFolder,
-    observers: &'a [Arc<dyn SavedObserver>],
+    observers: &'a [Arc<dyn PersistentObserver>],
     until: Timestamp,
     set_aside: &'a BTreeSet<u64>,
 }
@@ -273,7 +275,7 @@ impl Replay {
         &mut self,
         bytes: &[u8],
         what: impl Fn() -> String,
-        observers: &[Arc<dyn SavedObserver>],
+        observers: &[Arc<dyn PersistentObserver>],
     ) -> Result<(), RestoreError> {
         let undecodable =
             |error: postcard::Error| RestoreError::Replay { what: what(), why: error.to_string() };
@@ -302,7 +304,7 @@ impl Replay {
     fn apply_record(
         &mut self,
         record: JournalRecord<'_>,
-        observers: &[Arc<dyn SavedObserver>],
+        observers: &[Arc<dyn PersistentObserver>],
         visit: &mut dyn FnMut(Visited<'_>),
     ) -> Result<(), RestoreError> {
         let what = || format!("record {}", record.number);
@@ -332,6 +334,15 @@ impl Replay {
                     return Err(RestoreError::Replay { what: what(), why });
                 }
             }
+            kind::NOTE => {
+                let (name, contents): (String, Vec<u8>) =
+                    postcard::from_bytes(record.payload).map_err(undecodable)?;
+                if let Some(observer) = observers.iter().find(|observer| observer.name() == name)
+                    && let Err(why) = observer.restore_note(&contents)
+                {
+                    tracing::warn!(history = name, record = record.number, why, "a note cannot be restored");
+                }
+            }
             kind::DECLARED => {
                 let (name, settings) = postcard::from_bytes(record.payload).map_err(undecodable)?;
                 self.state.declared.insert(name, settings);
@@ -350,7 +361,7 @@ impl Replay {
         Ok(())
     }
 
-    fn apply_input(&mut self, now: Timestamp, input: Input, observers: &[Arc<dyn SavedObserver>]) {
+    fn apply_input(&mut self, now: Timestamp, input: Input, observers: &[Arc<dyn PersistentObserver>]) {
         let state = &mut self.state;
         match &input {
             Input::Call { call, .. } => state.next_call = state.next_call.max(call.0 + 1),

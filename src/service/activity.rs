@@ -4,7 +4,7 @@
 //! The rates of transfers come from `reports/`, which keep their bytes by second. Begin at
 //! [`ActivityHistory::recent_activity`].
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -15,8 +15,9 @@ use crate::coordination::{
     BarrierKind, BarrierOutcome, BarrierRecordWithArrivals, EventKind, JobEvent, JobId, TaskIncarnations,
     Timestamp,
 };
-use crate::engine::{Engine, Observer};
+use crate::engine::{ContentsSerialiser, Engine, Observer, PersistentObserver};
 use crate::service::reports::TransferReportStore;
+use crate::service::saved_contents;
 
 /// The number of steps that are shown: ten minutes. The step in progress is kept besides.
 pub const ACTIVITY_STEPS: usize = 60;
@@ -53,10 +54,17 @@ pub struct ActivityStep {
 }
 
 /// The steps of one job, the newest last. The begins are multiples of the length of a step.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone, Serialize, Deserialize)]
 struct JobSteps(VecDeque<ActivityStep>);
 
 impl JobSteps {
+    /// Returns whether restored steps keep their bounds and their order.
+    fn is_valid(&self) -> bool {
+        self.0.len() <= ACTIVITY_STEPS + 1
+            && self.0.iter().all(|step| step.at.0.is_multiple_of(STEP_US))
+            && self.0.iter().is_sorted_by(|older, newer| older.at < newer.at)
+    }
+
     /// Returns the step of a time. Adds it if it is the newest; returns nothing for an older one that is not kept.
     fn step_of(&mut self, at: Timestamp) -> Option<&mut ActivityStep> {
         let begin = Timestamp(at.0 - at.0 % STEP_US);
@@ -86,11 +94,13 @@ impl JobSteps {
 }
 
 /// What all jobs did over the last minutes.
+///
+/// As saved contents, the steps of a job take about 1 KiB.
 #[derive(Debug, Default)]
-pub struct ActivityHistory(Mutex<HashMap<JobId, JobSteps>>);
+pub struct ActivityHistory(Mutex<BTreeMap<JobId, JobSteps>>);
 
 impl ActivityHistory {
-    fn lock_jobs(&self) -> MutexGuard<'_, HashMap<JobId, JobSteps>> {
+    fn lock_jobs(&self) -> MutexGuard<'_, BTreeMap<JobId, JobSteps>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -160,9 +170,26 @@ impl Observer for ActivityHistory {
         if let Some(step) =
             self.lock_jobs().get_mut(&ending.job).and_then(|steps| steps.step_of(record.ended))
         {
-            step.barriers += 1;
+            // A restored count may be any number.
+            step.barriers = step.barriers.saturating_add(1);
             step.skew_us = Some(step.skew_us.unwrap_or_default().max(record.skew_us));
         }
+    }
+}
+
+impl PersistentObserver for ActivityHistory {
+    fn name(&self) -> &'static str {
+        "activity"
+    }
+
+    fn copy_contents(&self) -> ContentsSerialiser {
+        saved_contents::serialise_later(self.lock_jobs().clone())
+    }
+
+    fn restore(&self, bytes: &[u8]) -> Result<(), String> {
+        let jobs = saved_contents::restore_jobs(bytes, |_, steps: &JobSteps| steps.is_valid())?;
+        *self.lock_jobs() = jobs;
+        Ok(())
     }
 }
 
@@ -196,5 +223,20 @@ mod tests {
         let shown = steps.finished_steps(seconds(2999));
         assert_eq!((shown.len(), shown[0].at, shown[59].at), (60, seconds(2390), seconds(2980)));
         assert!(steps.finished_steps(seconds(9000)).iter().all(|step| step.live.is_none()));
+    }
+
+    #[test]
+    fn restored_steps_are_whole_steps_in_order_and_no_more_than_are_kept() {
+        let restore = |begins: Vec<u64>| {
+            let step = |at| ActivityStep { at: seconds(at), live: Some(4), ..ActivityStep::default() };
+            let steps = JobSteps(begins.into_iter().map(step).collect());
+            let bytes = postcard::to_stdvec(&BTreeMap::from([(JobId(0), steps)])).unwrap();
+            let history = ActivityHistory::default();
+            history.restore(&bytes).map(|()| assert_eq!(history.save(), bytes))
+        };
+        assert_eq!(restore((1..62).map(|step| step * 10).collect()), Ok(()));
+        assert!(restore((1..63).map(|step| step * 10).collect()).is_err(), "too many");
+        assert!(restore(vec![10, 25]).is_err(), "not the begin of a step");
+        assert!(restore(vec![20, 10]).is_err(), "not in order");
     }
 }

@@ -5,25 +5,41 @@
 //! [`BarrierHistory`] is an [`Observer`]: the driver passes each ended barrier to it, in shared memory. Begin at
 //! [`BarrierHistory::latest_first`].
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::records_by_run::{RecordBounds, RecordsByRun};
-use crate::coordination::{BarrierRecordWithArrivals, EventKind, JobEvent, JobId, RunNumber};
-use crate::engine::Observer;
-
-/// The bounds of a job's ended barriers. A barrier weighs as much as its arrivals, of 16 bytes each, and its record, which
-/// takes as much as 16 of them.
-const BOUNDS: RecordBounds = RecordBounds { records_of_run: 64, weight: 1 << 16 };
+use super::records_by_run::{BoundedRecord, RecordBounds, RecordsByRun};
+use super::saved_contents;
+use crate::coordination::{BarrierRecord, BarrierRecordWithArrivals, EventKind, JobEvent, JobId, RunNumber};
+use crate::engine::{ContentsSerialiser, Observer, PersistentObserver};
 
 type EndedBarriers = RecordsByRun<Arc<BarrierRecordWithArrivals>>;
 
+impl BoundedRecord for Arc<BarrierRecordWithArrivals> {
+    const BOUNDS: RecordBounds = RecordBounds { records_of_run: 64, weight: 1 << 16 };
+
+    /// A barrier weighs as much as its arrivals, of 16 bytes each, and its record, which takes as much as 16 of them.
+    fn weight(&self) -> usize {
+        16 + self.arrivals.len()
+    }
+}
+
+/// Returns whether a restored record is one that the state machine can have made.
+fn is_valid_record(job: JobId, run: RunNumber, ended: &BarrierRecordWithArrivals) -> bool {
+    let record = &ended.record;
+    let listed = record.without.len().max(record.latest.len());
+    (ended.job, ended.run) == (job, run) && listed <= BarrierRecord::LISTED_MAX
+}
+
 /// The ended barriers of all jobs.
+///
+/// As saved contents, the barriers of a job take up to 0.7 MiB for their arrivals, and up to 200 bytes and the id for
+/// each barrier.
 #[derive(Debug, Default)]
-pub struct BarrierHistory(Mutex<HashMap<JobId, EndedBarriers>>);
+pub struct BarrierHistory(Mutex<BTreeMap<JobId, EndedBarriers>>);
 
 impl BarrierHistory {
-    fn lock_barriers(&self) -> MutexGuard<'_, HashMap<JobId, EndedBarriers>> {
+    fn lock_barriers(&self) -> MutexGuard<'_, BTreeMap<JobId, EndedBarriers>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -47,8 +63,7 @@ impl Observer for BarrierHistory {
     fn on_event(&self, event: &JobEvent) {
         match event.what {
             EventKind::JobDeclared { .. } => {
-                let fresh = || EndedBarriers::new(|ended| 16 + ended.arrivals.len());
-                self.lock_barriers().entry(event.job).or_insert_with(fresh);
+                self.lock_barriers().entry(event.job).or_default();
             }
             EventKind::JobDeleted { .. } => {
                 self.lock_barriers().remove(&event.job);
@@ -60,8 +75,27 @@ impl Observer for BarrierHistory {
     fn on_barrier_ended(&self, ending: &Arc<BarrierRecordWithArrivals>) {
         // The barriers of a deleted job may be measured after its deletion.
         if let Some(ended) = self.lock_barriers().get_mut(&ending.job) {
-            ended.add(ending.run, Arc::clone(ending), BOUNDS);
+            ended.add(ending.run, Arc::clone(ending));
         }
+    }
+}
+
+impl PersistentObserver for BarrierHistory {
+    fn name(&self) -> &'static str {
+        "barriers"
+    }
+
+    fn copy_contents(&self) -> ContentsSerialiser {
+        saved_contents::serialise_later(self.lock_barriers().clone())
+    }
+
+    fn restore(&self, bytes: &[u8]) -> Result<(), String> {
+        let is_valid = |job, barriers: &EndedBarriers| {
+            barriers.with_runs().all(|(run, ended)| is_valid_record(job, run, ended))
+        };
+        let jobs = saved_contents::restore_jobs(bytes, is_valid)?;
+        *self.lock_barriers() = jobs;
+        Ok(())
     }
 }
 
@@ -69,8 +103,10 @@ impl Observer for BarrierHistory {
 mod tests {
     use super::*;
     use crate::coordination::{
-        Actor, ActorOrigin, BarrierArrival, BarrierKind, BarrierOutcome, BarrierRecord, TaskId, Timestamp,
+        Actor, ActorOrigin, BarrierArrival, BarrierKind, BarrierOutcome, TaskId, Timestamp,
     };
+
+    const WEIGHT_MAX: usize = <Arc<BarrierRecordWithArrivals> as BoundedRecord>::BOUNDS.weight;
 
     fn ended_barrier(counter: i64, arrivals: usize) -> Arc<BarrierRecordWithArrivals> {
         let arrival = BarrierArrival { task: TaskId(0), at: Timestamp(1) };
@@ -111,14 +147,30 @@ mod tests {
             history.on_barrier_ended(&ended_barrier(counter, 2));
         }
         assert_eq!(counters(), (36..100).rev().collect::<Vec<_>>());
-        history.on_barrier_ended(&ended_barrier(100, BOUNDS.weight / 2 - 16));
-        history.on_barrier_ended(&ended_barrier(101, BOUNDS.weight / 2 - 16));
+        history.on_barrier_ended(&ended_barrier(100, WEIGHT_MAX / 2 - 16));
+        history.on_barrier_ended(&ended_barrier(101, WEIGHT_MAX / 2 - 16));
         assert_eq!(counters(), [101, 100]);
-        history.on_barrier_ended(&ended_barrier(102, 2 * BOUNDS.weight));
+        history.on_barrier_ended(&ended_barrier(102, 2 * WEIGHT_MAX));
         assert_eq!(counters(), [102], "one is kept, however large");
         let actor = Actor { who: "ops".into(), address: None, means: ActorOrigin::Cli };
         history.on_event(&event(EventKind::JobDeleted { actor }));
         history.on_barrier_ended(&ended_barrier(103, 2));
         assert_eq!(counters(), [0; 0], "its last barriers are measured after the deletion of a job");
+    }
+
+    #[test]
+    fn restored_barriers_are_those_of_their_job_and_run() {
+        let restore = |job, run, ended| {
+            let mut barriers = EndedBarriers::default();
+            barriers.add(RunNumber(run), ended);
+            let bytes = postcard::to_stdvec(&BTreeMap::from([(JobId(job), barriers)])).unwrap();
+            BarrierHistory::default().restore(&bytes)
+        };
+        assert_eq!(restore(3, 1, ended_barrier(0, 2)), Ok(()));
+        assert!(restore(4, 1, ended_barrier(0, 2)).is_err(), "another job");
+        assert!(restore(3, 2, ended_barrier(0, 2)).is_err(), "another run");
+        let mut ended = ended_barrier(0, 2);
+        Arc::make_mut(&mut ended).record.without = vec![TaskId(0); BarrierRecord::LISTED_MAX + 1];
+        assert!(restore(3, 1, ended).is_err(), "too many absent members");
     }
 }

@@ -17,6 +17,7 @@
 //! | `state_history.rs` | the states of each task over time, recorded from the same events |
 //! | `state_periods.rs` | the periods of each task of a run, computed from these states |
 //! | `records_by_run.rs` | a bounded list of records of a job's latest runs, which these three use |
+//! | `saved_contents.rs` | the form in which the four histories are saved |
 //! | `reports/` | transfer reports of native workers, outside of the state machine |
 //! | `stacks/` | requests for the stacks of tasks, and their answers, grouped by equal stacks |
 //! | `stack_requests.rs` | these requests with their audit, by operators and for findings |
@@ -30,6 +31,7 @@ mod operations;
 mod records_by_run;
 pub mod reports;
 mod role;
+mod saved_contents;
 mod stack_requests;
 pub mod stacks;
 mod state_history;

@@ -11,20 +11,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::records_by_run::{RecordBounds, RecordsByRun};
+use super::records_by_run::{BoundedRecord, RecordBounds, RecordsByRun};
+use super::saved_contents;
 use crate::coordination::{
     BarrierRecordWithArrivals, EventKind, ExclusionId, ExclusionTarget, FailureClass, JobEvent, JobId,
     REGISTRATION_BARRIER_ID, RunNumber, TaskId, Timestamp,
 };
-use crate::engine::Observer;
+use crate::engine::{ContentsSerialiser, Observer, PersistentObserver};
 
 /// The number of changes in a chunk. A view shares all chunks; adding a change copies at most the last one.
 const CHANGES_OF_CHUNK: usize = 1 << 10;
-/// The bounds of a job's chunks: at most 65,536 changes, of 16 bytes each. Each run begins a chunk, and so the latest 64
-/// runs are kept at most.
-const CHUNK_BOUNDS: RecordBounds = RecordBounds { records_of_run: 64, weight: 64 };
-/// The bounds of the marks of a job's runs.
-const MARK_BOUNDS: RecordBounds = RecordBounds { records_of_run: 32, weight: 256 };
 /// The most tasks of exclusions in force that are remembered, to know which tasks a readmission is about.
 const EXCLUDED_TASKS_KEPT: usize = 1 << 16;
 
@@ -32,7 +28,7 @@ const EXCLUDED_TASKS_KEPT: usize = 1 << 16;
 const NO_TASK: TaskId = TaskId(-1);
 
 /// A change of a task.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum StateChange {
     Registering,
     /// Its registration was withdrawn.
@@ -51,11 +47,18 @@ pub(super) enum StateChange {
 }
 
 /// A change of a task, with its time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct StateChangeRecord {
     pub at: Timestamp,
     pub task: TaskId,
     pub change: StateChange,
+}
+
+type Chunk = Arc<Vec<StateChangeRecord>>;
+
+impl BoundedRecord for Chunk {
+    /// At most 65,536 changes, of 16 bytes each. Each run begins a chunk, and so the latest 64 runs are kept at most.
+    const BOUNDS: RecordBounds = RecordBounds { records_of_run: 64, weight: 64 };
 }
 
 /// The kinds of marks of a run.
@@ -99,10 +102,14 @@ pub struct RunMark {
     pub task: Option<TaskId>,
 }
 
+impl BoundedRecord for RunMark {
+    const BOUNDS: RecordBounds = RecordBounds { records_of_run: 32, weight: 256 };
+}
+
 /// The changes in one run.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunStateHistory {
-    pub(super) chunks: Vec<Arc<Vec<StateChangeRecord>>>,
+    pub(super) chunks: Vec<Chunk>,
     pub(super) marks: Vec<RunMark>,
     /// The oldest changes were dropped.
     pub(super) is_truncated: bool,
@@ -116,21 +123,27 @@ impl RunStateHistory {
 }
 
 /// The changes in a job's latest runs.
-#[derive(Debug)]
+#[derive(Debug, Default, Clone, Serialize, Deserialize)]
 struct JobStateHistory {
-    chunks: RecordsByRun<Arc<Vec<StateChangeRecord>>>,
+    chunks: RecordsByRun<Chunk>,
     marks: RecordsByRun<RunMark>,
-    /// The tasks of exclusions in force.
+    /// The tasks of exclusions in force. Each exclusion has a task.
     excluded: BTreeMap<ExclusionId, Vec<TaskId>>,
 }
 
-impl Default for JobStateHistory {
-    fn default() -> Self {
-        Self { chunks: RecordsByRun::new(|_| 1), marks: RecordsByRun::new(|_| 1), excluded: BTreeMap::new() }
-    }
-}
-
 impl JobStateHistory {
+    /// Returns whether a restored history keeps its bounds.
+    fn is_valid(&self) -> bool {
+        let lengths = 1..=CHANGES_OF_CHUNK;
+        self.chunks.latest_first().all(|chunk| lengths.contains(&chunk.len()))
+            && self.excluded.values().all(|tasks| !tasks.is_empty())
+            && self.excluded_tasks() <= EXCLUDED_TASKS_KEPT
+    }
+
+    fn excluded_tasks(&self) -> usize {
+        self.excluded.values().map(Vec::len).sum()
+    }
+
     fn add_change(&mut self, run: RunNumber, at: Timestamp, task: TaskId, change: StateChange) {
         let record = StateChangeRecord { at, task, change };
         match self.chunks.newest_mut(run).filter(|chunk| chunk.len() < CHANGES_OF_CHUNK) {
@@ -140,7 +153,7 @@ impl JobStateHistory {
                 let is_first = self.chunks.of_run(run).is_none();
                 let mut chunk = Vec::with_capacity(if is_first { 16 } else { CHANGES_OF_CHUNK });
                 chunk.push(record);
-                self.chunks.add(run, Arc::new(chunk), CHUNK_BOUNDS);
+                self.chunks.add(run, Arc::new(chunk));
             }
         }
     }
@@ -174,8 +187,7 @@ impl JobStateHistory {
                     tasks.push(*task);
                 }
                 self.add_changes(run, at, &tasks, StateChange::Excluded);
-                let kept: usize = self.excluded.values().map(Vec::len).sum();
-                if kept + tasks.len() <= EXCLUDED_TASKS_KEPT {
+                if !tasks.is_empty() && self.excluded_tasks() + tasks.len() <= EXCLUDED_TASKS_KEPT {
                     self.excluded.insert(*exclusion, tasks);
                 }
                 return;
@@ -201,11 +213,13 @@ impl JobStateHistory {
     }
 
     fn add_mark(&mut self, event: &JobEvent, kind: RunMarkKind, task: Option<TaskId>) {
-        self.marks.add(event.run, RunMark { at: event.at, kind, task }, MARK_BOUNDS);
+        self.marks.add(event.run, RunMark { at: event.at, kind, task });
     }
 }
 
 /// The changes of all jobs.
+///
+/// As saved contents, those of a job take up to 1 MiB: 13 bytes for each change, and 3 for each task of an exclusion.
 #[derive(Debug, Default)]
 pub struct StateHistory(Mutex<BTreeMap<JobId, JobStateHistory>>);
 
@@ -245,4 +259,44 @@ impl Observer for StateHistory {
     }
 
     fn on_barrier_ended(&self, _ending: &Arc<BarrierRecordWithArrivals>) {}
+}
+
+impl PersistentObserver for StateHistory {
+    fn name(&self) -> &'static str {
+        "states"
+    }
+
+    fn copy_contents(&self) -> ContentsSerialiser {
+        saved_contents::serialise_later(self.lock_jobs().clone())
+    }
+
+    fn restore(&self, bytes: &[u8]) -> Result<(), String> {
+        let jobs = saved_contents::restore_jobs(bytes, |_, history: &JobStateHistory| history.is_valid())?;
+        *self.lock_jobs() = jobs;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn restored_chunks_and_exclusions_keep_their_bounds() {
+        let restore = |changes: usize, excluded: &[usize]| {
+            let record =
+                StateChangeRecord { at: Timestamp(1), task: TaskId(0), change: StateChange::Connected };
+            let mut history = JobStateHistory::default();
+            history.chunks.add(RunNumber(1), Arc::new(vec![record; changes]));
+            let exclusions = (0..).map(ExclusionId).zip(excluded.iter().map(|many| vec![TaskId(0); *many]));
+            history.excluded = exclusions.collect();
+            let bytes = postcard::to_stdvec(&BTreeMap::from([(JobId(0), history)])).unwrap();
+            StateHistory::default().restore(&bytes)
+        };
+        assert_eq!(restore(CHANGES_OF_CHUNK, &[EXCLUDED_TASKS_KEPT - 1, 1]), Ok(()));
+        assert!(restore(CHANGES_OF_CHUNK + 1, &[]).is_err());
+        assert!(restore(0, &[]).is_err());
+        assert!(restore(1, &[EXCLUDED_TASKS_KEPT, 1]).is_err());
+        assert!(restore(1, &[0]).is_err());
+    }
 }

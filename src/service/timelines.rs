@@ -5,21 +5,31 @@
 //! barriers displace older events there. In a timeline, a barrier has an entry only if it fails, or if it passes
 //! while a member is missing. Begin at [`Timelines`].
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::records_by_run::{RecordBounds, RecordsByRun};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
+
+use super::records_by_run::{BoundedRecord, RecordBounds, RecordsByRun};
+use super::saved_contents;
 use crate::coordination::{
     BarrierRecordWithArrivals, EventKind, FailureClass, JobEvent, JobId, RunNumber, RunOutcome, TaskId,
     Timestamp, barrier_label,
 };
-use crate::engine::Observer;
+use crate::engine::{ContentsSerialiser, Observer, PersistentObserver};
 use crate::text::{escape_to_one_line, truncate_text};
 
 /// The maximum number of entries of a run.
 pub const TIMELINE_ENTRIES_MAX: usize = 400;
-/// The bounds of the entries of a job.
-const BOUNDS: RecordBounds = RecordBounds { records_of_run: TIMELINE_ENTRIES_MAX, weight: 1_600 };
+/// The maximum weight of the entries of a job. An entry weighs [`ENTRY_WEIGHT`] and as much as its tasks, of four bytes
+/// each. So a job has at most 1,600 entries, and all tasks of all its entries take at most 16 MB.
+const WEIGHT_MAX: usize = 4_000_000;
+const ENTRY_WEIGHT: usize = 2_500;
+/// The maximum number of tasks of a merged entry: as many as the largest job has.
+const MERGED_TASKS_MAX: usize = 1_000_000;
+/// More entries than any job can have had.
+const ADDED_MAX: u64 = 1 << 62;
 /// The maximum number of characters of a barrier's name.
 const BARRIER_NAME_CHARS: usize = 120;
 /// Consecutive changes of many tasks are one entry if they are no further apart than this, in microseconds:
@@ -28,7 +38,7 @@ const MERGE_WITHIN_US: u64 = 60_000_000;
 const MERGE_TROUBLE_WITHIN_US: u64 = 1_000_000;
 
 /// The relation of an entry to the failure of its run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CausalRole {
     /// The first cause.
     Cause,
@@ -39,7 +49,7 @@ pub enum CausalRole {
 }
 
 /// How serious a change is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TimelineTone {
     /// A normal change.
     Calm,
@@ -51,8 +61,20 @@ pub enum TimelineTone {
     Bad,
 }
 
+/// The kind of an entry, as in [`EventKind::kind`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+struct EntryKind(&'static str);
+
+impl<'de> Deserialize<'de> for EntryKind {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let name = String::deserialize(deserializer)?;
+        let known = EventKind::NAMES.into_iter().find(|known| *known == name);
+        known.map(Self).ok_or_else(|| D::Error::custom("an unknown kind of event"))
+    }
+}
+
 /// A change of one task, or of many tasks at once.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TimelineEntry {
     /// Its number among all entries of the job.
     pub number: u64,
@@ -61,8 +83,7 @@ pub struct TimelineEntry {
     last_at: Timestamp,
     /// The run of the changes.
     pub run: RunNumber,
-    /// The kind of the changes, as in [`EventKind::kind`].
-    pub kind: &'static str,
+    kind: EntryKind,
     /// The relation to the failure of the run.
     pub role: CausalRole,
     /// How serious the changes are.
@@ -87,7 +108,7 @@ impl TimelineEntry {
             at: event.at,
             last_at: event.at,
             run: event.run,
-            kind: event.what.kind(),
+            kind: EntryKind(event.what.kind()),
             role: if matches!(event.what, EventKind::FirstCause { .. }) {
                 CausalRole::Cause
             } else {
@@ -100,6 +121,39 @@ impl TimelineEntry {
             latest: None,
             merge_key: merge_key(event),
         })
+    }
+
+    /// Returns the kind of the changes, as in [`EventKind::kind`].
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        self.kind.0
+    }
+
+    /// Returns whether a later change is of the same kind, soon enough after this one, to be merged with it.
+    fn can_be_merged_with(&self, later: &Self) -> bool {
+        let Some(shared) = &later.merge_key else { return false };
+        let within = if shared.is_empty() { MERGE_WITHIN_US } else { MERGE_TROUBLE_WITHIN_US };
+        (&self.merge_key, self.kind, self.role) == (&later.merge_key, later.kind, later.role)
+            && later.at.0.saturating_sub(self.last_at.0) < within
+            && self.tasks.len() + later.tasks.len() <= MERGED_TASKS_MAX
+    }
+
+    fn merge(&mut self, later: Self) {
+        self.last_at = later.at;
+        // The merged text must hold for all tasks; otherwise it names the latest one.
+        if self.text != later.text {
+            self.latest = later.tasks.first().copied();
+            self.text = later.text;
+        }
+        self.tasks.extend(later.tasks);
+    }
+}
+
+impl BoundedRecord for Arc<TimelineEntry> {
+    const BOUNDS: RecordBounds = RecordBounds { records_of_run: TIMELINE_ENTRIES_MAX, weight: WEIGHT_MAX };
+
+    fn weight(&self) -> usize {
+        ENTRY_WEIGHT + self.tasks.len()
     }
 }
 
@@ -186,7 +240,7 @@ fn event_tasks(what: &EventKind) -> Vec<TaskId> {
 }
 
 /// The timeline of one job, over its latest runs.
-#[derive(Debug, Clone)]
+#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobTimeline {
     entries: RecordsByRun<Arc<TimelineEntry>>,
     /// The run whose first cause is in the timeline.
@@ -195,13 +249,13 @@ pub struct JobTimeline {
     added: u64,
 }
 
-impl Default for JobTimeline {
-    fn default() -> Self {
-        Self { entries: RecordsByRun::new(|_| 1), run_with_cause: None, added: 0 }
-    }
-}
-
 impl JobTimeline {
+    /// Returns whether a restored timeline can be continued.
+    fn is_valid(&self) -> bool {
+        self.added <= ADDED_MAX
+            && self.entries.with_runs().all(|(run, entry)| entry.run == run && entry.number <= self.added)
+    }
+
     fn add_or_merge(&mut self, mut entry: TimelineEntry) {
         if entry.role == CausalRole::Cause {
             self.run_with_cause = Some(entry.run);
@@ -209,26 +263,14 @@ impl JobTimeline {
         } else if self.run_with_cause == Some(entry.run) && entry.is_trouble {
             entry.role = CausalRole::Consequence;
         }
-        if let Some(last) = self.entries.newest_mut(entry.run)
-            && let Some(shared) = &entry.merge_key
-            && last.merge_key.as_ref() == Some(shared)
-            && (last.kind, last.role) == (entry.kind, entry.role)
-            && entry.at.0.saturating_sub(last.last_at.0)
-                < if shared.is_empty() { MERGE_WITHIN_US } else { MERGE_TROUBLE_WITHIN_US }
-        {
-            let last = Arc::make_mut(last);
-            last.last_at = entry.at;
-            // The merged text must hold for all tasks; otherwise it names the latest one.
-            if last.text != entry.text {
-                last.latest = entry.tasks.first().copied();
-                last.text = entry.text;
-            }
-            last.tasks.extend(entry.tasks);
+        let newest = self.entries.of_run(entry.run).and_then(|of_run| of_run.records.back());
+        if newest.is_some_and(|newest| newest.can_be_merged_with(&entry)) {
+            self.entries.change_newest(entry.run, |newest| Arc::make_mut(newest).merge(entry));
             return;
         }
         self.added += 1;
         entry.number = self.added;
-        self.entries.add(entry.run, Arc::new(entry), BOUNDS);
+        self.entries.add(entry.run, Arc::new(entry));
     }
 
     /// Marks failures at the very time of a first cause as its consequences, although their events came
@@ -260,11 +302,14 @@ impl JobTimeline {
 }
 
 /// The timelines of all jobs.
+///
+/// As saved contents, an entry takes about 50 bytes, its text and up to 3 bytes for each of its tasks; the entries of a
+/// job take up to 12 MB for their tasks.
 #[derive(Debug, Default)]
-pub struct Timelines(Mutex<HashMap<JobId, JobTimeline>>);
+pub struct Timelines(Mutex<BTreeMap<JobId, JobTimeline>>);
 
 impl Timelines {
-    fn lock_timelines(&self) -> MutexGuard<'_, HashMap<JobId, JobTimeline>> {
+    fn lock_timelines(&self) -> MutexGuard<'_, BTreeMap<JobId, JobTimeline>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -287,6 +332,22 @@ impl Observer for Timelines {
     fn on_barrier_ended(&self, _ending: &Arc<BarrierRecordWithArrivals>) {}
 }
 
+impl PersistentObserver for Timelines {
+    fn name(&self) -> &'static str {
+        "timelines"
+    }
+
+    fn copy_contents(&self) -> ContentsSerialiser {
+        saved_contents::serialise_later(self.lock_timelines().clone())
+    }
+
+    fn restore(&self, bytes: &[u8]) -> Result<(), String> {
+        let jobs = saved_contents::restore_jobs(bytes, |_, timeline: &JobTimeline| timeline.is_valid())?;
+        *self.lock_timelines() = jobs;
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -300,7 +361,7 @@ mod tests {
             at,
             last_at: at,
             run,
-            kind,
+            kind: EntryKind(kind),
             role,
             tone,
             is_trouble,
@@ -378,7 +439,7 @@ mod tests {
             happened.add_or_merge(timeline_entry("task-failed", task, TimelineTone::Bad, CausalRole::Plain));
         }
         let all: Vec<TaskId> = (0..3).map(TaskId).collect();
-        let told: Vec<_> = happened.latest_first().map(|m| (m.kind, m.role, m.tasks.clone())).collect();
+        let told: Vec<_> = happened.latest_first().map(|m| (m.kind(), m.role, m.tasks.clone())).collect();
         assert_eq!(
             told,
             [
@@ -387,5 +448,36 @@ mod tests {
                 ("task-connected", CausalRole::Plain, all.clone()),
             ]
         );
+    }
+
+    #[test]
+    fn the_tasks_of_all_entries_are_bounded() {
+        let mut timeline = JobTimeline::default();
+        // Changes of the same kind are merged for as long as they follow one another.
+        for task in 0..100 {
+            let mut entry = timeline_entry("task-connected", task, TimelineTone::Calm, CausalRole::Plain);
+            entry.tasks = vec![TaskId(task); WEIGHT_MAX / 50];
+            entry.merge_key = (task < 40).then(String::new);
+            timeline.add_or_merge(entry);
+        }
+        let kept: usize = timeline.latest_first().map(|entry| entry.tasks.len()).sum();
+        assert!((WEIGHT_MAX - WEIGHT_MAX / 20..=WEIGHT_MAX).contains(&kept), "{kept}");
+        assert!(timeline.is_truncated());
+    }
+
+    #[test]
+    fn restored_entries_have_known_kinds_and_numbers() {
+        let restore = |kind: &'static str, added: u64| {
+            let mut timeline = JobTimeline::default();
+            timeline.add_or_merge(timeline_entry(kind, 1, TimelineTone::Calm, CausalRole::Plain));
+            timeline.added = added;
+            let bytes = postcard::to_stdvec(&BTreeMap::from([(JobId(0), timeline.clone())])).unwrap();
+            let timelines = Timelines::default();
+            timelines.restore(&bytes).map(|()| assert_eq!(timelines.timeline_of(JobId(0)), timeline))
+        };
+        assert_eq!(restore("task-connected", 1), Ok(()));
+        assert!(restore("task-exploded", 1).is_err());
+        assert!(restore("task-connected", 0).is_err());
+        assert!(restore("task-connected", u64::MAX).is_err());
     }
 }

@@ -12,8 +12,9 @@ use muster::coordination::{
     JobSettings, JobView, LiveSet, OperatorCommand, ProcessIdentity, Reply, Request, ServiceIncarnation,
     StatedIncarnations, TaskClaim, TaskId, TaskIncarnation, TaskSet, TaskView, Timestamp,
 };
-use muster::engine::Observer as _;
-use muster::service::{RunStates, StateHistory};
+use muster::service::RunStates;
+
+use crate::histories::Histories;
 
 /// The only job of the simulation.
 pub const JOB: JobId = JobId(0);
@@ -38,15 +39,23 @@ struct ModeledTask {
     excused: bool,
 }
 
+/// What a replay begins with.
+struct Snapshot {
+    /// The number of inputs before the snapshot.
+    inputs: usize,
+    state: Vec<u8>,
+    histories: [Vec<u8>; 4],
+}
+
 pub struct SimulatedCoordinator {
     pub core: Coordinator,
     pub now: Timestamp,
     pub asked: BTreeMap<CallId, PendingCall>,
     pub answers: BTreeMap<CallId, CallOutcome>,
     pub events: Vec<JobEvent>,
-    states: StateHistory,
+    histories: Histories,
     inputs: Vec<(Timestamp, Input)>,
-    snapshot: Option<(usize, Vec<u8>)>,
+    snapshot: Option<Snapshot>,
     effects_seen: Vec<String>,
     next_call: u64,
     next_connection: u64,
@@ -121,7 +130,7 @@ impl SimulatedCoordinator {
             asked: BTreeMap::new(),
             answers: BTreeMap::new(),
             events: Vec::new(),
-            states: StateHistory::default(),
+            histories: Histories::default(),
             inputs: Vec::new(),
             snapshot: None,
             effects_seen: Vec::new(),
@@ -396,7 +405,7 @@ impl SimulatedCoordinator {
         let Some(job) = self.core.job(JOB).filter(|_| !self.core.has_pending_work()) else { return };
         let (run, opened_at, ended_at) = job.run_interval();
         let tasks = job.tasks();
-        let history = self.states.of_run(JOB, run);
+        let history = self.histories.states.of_run(JOB, run);
         let phases: Vec<_> = tasks.iter().map(|task| (task.standing, task.since)).collect();
         let states = RunStates::new(&history, run, &phases, (opened_at, ended_at), self.now);
         for (task, states) in tasks.iter().zip(&states.tasks) {
@@ -414,6 +423,7 @@ impl SimulatedCoordinator {
         }
         let mut wanted = false;
         for effect in effects {
+            self.histories.on_effect(&effect);
             match effect {
                 Effect::Reply(call, outcome) => {
                     if self.gone.contains_key(&call) {
@@ -437,7 +447,6 @@ impl SimulatedCoordinator {
                         _ => {}
                     }
                     self.update_model_by_event(&event);
-                    self.states.on_event(&event);
                     self.events.push(event);
                 }
                 Effect::BarrierEnded(ending) => {
@@ -594,16 +603,17 @@ impl SimulatedCoordinator {
         }
     }
 
-    /// Takes a snapshot of the state, from which [`SimulatedCoordinator::check_replay`] replays.
+    /// Takes a snapshot of the state and of the histories, from which [`SimulatedCoordinator::check_replay`] replays.
     pub fn record_start_of_replay(&mut self) {
-        let bytes = postcard::to_stdvec(&self.core).expect("the state can be serialised");
-        self.snapshot = Some((self.inputs.len(), bytes));
+        let state = postcard::to_stdvec(&self.core).expect("the state can be serialised");
+        self.snapshot = Some(Snapshot { inputs: self.inputs.len(), state, histories: self.histories.save() });
         self.effects_seen.clear();
     }
 
-    /// Replays every input since the snapshot, and checks for the same effects and the same bytes.
+    /// Replays every input since the snapshot, and checks for the same effects, the same bytes and the same histories.
     pub fn check_replay(&self) {
-        let Some((from, bytes)) = &self.snapshot else { return };
+        let Some(Snapshot { inputs: from, state: bytes, histories }) = &self.snapshot else { return };
+        let histories = Histories::restored(histories);
         let mut core: Coordinator = postcard::from_bytes(bytes).expect("the state can be restored");
         assert_eq!(&postcard::to_stdvec(&core).expect("serialises"), bytes, "a restored state is the same");
         let mut seen = self.effects_seen.iter();
@@ -614,6 +624,7 @@ impl SimulatedCoordinator {
             let mut effects = Vec::new();
             core.apply(now, input, &mut effects);
             assert_eq!(seen.next(), Some(&format!("{effects:?}")), "a replay has the same effects");
+            effects.iter().for_each(|effect| histories.on_effect(effect));
         }
         let end = postcard::to_stdvec(&core).expect("serialises");
         assert_eq!(
@@ -621,6 +632,8 @@ impl SimulatedCoordinator {
             postcard::to_stdvec(&self.core).expect("serialises"),
             "a replay ends in the same state"
         );
+        let newest = self.events.iter().map(|event| event.run).max().expect("a job begins with an event");
+        self.histories.check_same_answers(&histories, JOB, newest, self.now);
     }
 
     /// Ends every connection; no call may remain waiting.

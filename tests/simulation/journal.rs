@@ -15,7 +15,8 @@ use muster::coordination::{
     OperatorCommand, Request, TaskId, TaskIncarnation, TaskSet,
 };
 use muster::engine::{
-    AnswerInbox, AnsweredOrWaiting, Durability, Engine, Observer, RestoredState, SavedObserver,
+    AnswerInbox, AnsweredOrWaiting, ContentsSerialiser, Durability, Engine, Observer, PersistentObserver,
+    RestoredState,
 };
 use muster_journal::{JournalFolder, JournalOptions};
 
@@ -257,13 +258,13 @@ impl Observer for PanickingObserver {
     fn on_barrier_ended(&self, _: &Arc<BarrierRecordWithArrivals>) {}
 }
 
-impl SavedObserver for PanickingObserver {
+impl PersistentObserver for PanickingObserver {
     fn name(&self) -> &'static str {
         "panicking"
     }
 
-    fn save(&self) -> Vec<u8> {
-        Vec::new()
+    fn copy_contents(&self) -> ContentsSerialiser {
+        Box::new(Vec::new)
     }
 
     fn restore(&self, _: &[u8]) -> Result<(), String> {

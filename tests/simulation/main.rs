@@ -7,6 +7,7 @@
 mod coordinator;
 mod elastic_programs;
 mod exclusions;
+mod histories;
 mod hosts;
 mod journal;
 mod measurements;

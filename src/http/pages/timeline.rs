@@ -61,7 +61,7 @@ impl TimelineRow<'_> {
 
     /// Returns the kind of the change in words.
     fn kind_text(&self) -> String {
-        self.entry.kind.replace('-', " ")
+        self.entry.kind().replace('-', " ")
     }
 
     /// Returns the tasks as ranges.

@@ -1,20 +1,21 @@
 //! The audit log: a numbered line for every change, done or refused, with its actor, reason, address and outcome.
 //! Lines in the audit file are never changed or removed.
 //!
-//! The last lines are kept in memory. With `--audit-file`, a separate thread also writes the lines to a file
+//! The last lines are kept in memory, and in the journal if the server has one (`persistence.rs`). With `--audit-file`, a separate thread also writes the lines to a file
 //! (`writer.rs`). The answer to a change then waits until its line is on the disk, but at most [`DISK_TIMEOUT`].
 //! [`AuditFailurePolicy`] decides whether changes are refused while the file cannot be written. Refused requests of
 //! unidentified clients share lines (`refusal_aggregation.rs`). Begin at [`AuditLog::record`].
 
 mod line;
 mod metrics;
+mod persistence;
 mod refusal_aggregation;
 mod writer;
 
 use std::collections::VecDeque;
 use std::fmt;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -23,6 +24,7 @@ use utoipa::ToSchema;
 
 use crate::clock::Clock;
 use crate::coordination::{JobName, Timestamp};
+use crate::engine::Engine;
 pub(crate) use line::AuditEntry;
 pub use line::{AuditLine, AuditOutcome};
 use writer::{AuditFileSink, AuditWriter};
@@ -82,6 +84,16 @@ struct AuditBuffer {
     counts: [u64; 2],
 }
 
+impl AuditBuffer {
+    /// Adds a line, and drops the oldest ones beyond `capacity`.
+    fn keep(&mut self, line: AuditLine, capacity: usize) {
+        self.kept.push_back(line);
+        while self.kept.len() > capacity {
+            self.kept.pop_front();
+        }
+    }
+}
+
 /// The audit log of a server.
 pub struct AuditLog {
     lines: Mutex<AuditBuffer>,
@@ -92,6 +104,8 @@ pub struct AuditLog {
     on_failure: AuditFailurePolicy,
     /// The number of lines so far, for readers that follow the log.
     appended: watch::Sender<u64>,
+    /// The engine, which records the lines in its journal.
+    engine: OnceLock<Weak<Engine>>,
 }
 
 impl Default for AuditLog {
@@ -131,7 +145,13 @@ impl AuditLog {
             file: None,
             on_failure: AuditFailurePolicy::default(),
             appended: watch::Sender::default(),
+            engine: OnceLock::new(),
         }
+    }
+
+    /// Records every line in the journal of `engine` from now on.
+    pub fn record_lines_in_journal(&self, engine: &Arc<Engine>) {
+        let _ = self.engine.set(Arc::downgrade(engine));
     }
 
     /// Also appends every line to the file at `path`.
@@ -240,11 +260,15 @@ impl AuditLog {
         if let Some(file) = &self.file {
             file.queue_line(&line);
         }
-        lines.kept.push_back(line);
-        if lines.kept.len() > self.capacity {
-            lines.kept.pop_front();
-        }
+        let engine = self.engine.get().and_then(Weak::upgrade);
+        let note = engine.as_ref().and_then(|_| serde_json::to_vec(&line).ok());
+        lines.keep(line, self.capacity);
         self.appended.send_replace(number);
+        // A snapshot copies the lines under the engine's lock. So that lock must not be taken while the lines are locked.
+        drop(lines);
+        if let (Some(engine), Some(note)) = (engine, note) {
+            engine.record_note(Self::NAME, &note);
+        }
     }
 
     /// Audits a refusal: the first one of a key at once, further ones as one line a minute. It must be called
