@@ -73,8 +73,6 @@ pub enum AnsweredOrWaiting {
     Waiting(CallId),
 }
 
-}
-
 struct EngineState {
     coordinator: Coordinator,
     waiting: WaitingCalls,

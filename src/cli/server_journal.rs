@@ -10,7 +10,7 @@ use muster_journal::{JournalFolder, JournalOptions};
 
 use crate::clock::Clock;
 use crate::config::{Config, JobConfig, ServerConfig};
-use crate::engine::{DeclaredJob, Durability, Engine, RestoredState, PersistentObserver};
+use crate::engine::{DeclaredJob, Durability, Engine, PersistentObserver, RestoredState};
 use crate::text::format_exact_duration;
 
 /// The journal of a server, opened and read.

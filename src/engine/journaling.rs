@@ -10,7 +10,7 @@ use muster_journal::{JournalError, JournalFolder, JournalOptions, JournalWriter}
 use super::held_answers::HeldAnswers;
 use super::recorder::{InputRecorder, JournalState};
 use super::replay::{DurableState, snapshot_writer};
-use super::{Durability, Engine, EngineState, RestoredState, PersistentObserver};
+use super::{Durability, Engine, EngineState, PersistentObserver, RestoredState};
 use crate::clock;
 use crate::coordination::{Input, ServiceIncarnation, Timestamp};
 

@@ -18,9 +18,9 @@ use muster_journal::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{ContentsSerialiser, PersistentObserver};
 use super::event_history::{EventHistory, NumberedEvent};
 use super::recorder::{ENCODING_VERSION, StateCheck, kind};
+use super::{ContentsSerialiser, PersistentObserver};
 use crate::clock;
 use crate::coordination::{Coordinator, Effect, Input, JobId, JobName, JobSettings, Timestamp};
 
@@ -117,8 +117,7 @@ pub(super) fn snapshot_writer(
 ) -> impl FnOnce(&mut dyn Write) -> io::Result<()> + Send {
     move |out| {
         let program = env!("CARGO_PKG_VERSION");
-        let observers: Vec<_> =
-            observers.into_iter().map(|(name, serialise)| (name, serialise())).collect();
+        let observers: Vec<_> = observers.into_iter().map(|(name, serialise)| (name, serialise())).collect();
         let snapshot =
             SnapshotToWrite { encoding: ENCODING_VERSION, program, at, state: &state, observers: &observers };
         postcard::to_io(&snapshot, out).map_err(io::Error::other).map(drop)
@@ -130,7 +129,10 @@ impl RestoredState {
     ///
     /// # Errors
     /// If the journal is damaged, or was written by a program that decides otherwise.
-    pub fn read(folder: &JournalFolder, observers: &[Arc<dyn PersistentObserver>]) -> Result<Self, RestoreError> {
+    pub fn read(
+        folder: &JournalFolder,
+        observers: &[Arc<dyn PersistentObserver>],
+    ) -> Result<Self, RestoreError> {
         Self::read_until(folder, observers, Timestamp(u64::MAX), |_, _| {})
     }
 

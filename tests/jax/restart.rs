@@ -44,14 +44,14 @@ fn train(scene: &JaxFixture, settings: &[&str]) {
         server = Server::start_at(&address, &further);
         let after = server.view("default").run;
         assert_eq!(
-            (after.number, after.incarnation),
-            (before.number, before.incarnation),
+            (after.number, &after.incarnation),
+            (before.number, &before.incarnation),
             "after kill {kill}"
         );
         for (after, before) in after.tasks.iter().zip(&before.tasks) {
             assert_eq!(
-                after.lives.last().map(|life| life.incarnation),
-                before.lives.last().map(|life| life.incarnation)
+                after.lives.last().map(|life| &life.incarnation),
+                before.lives.last().map(|life| &life.incarnation)
             );
         }
         std::thread::sleep(Duration::from_millis(random.u64(100..700)));

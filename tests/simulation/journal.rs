@@ -296,3 +296,67 @@ fn an_input_that_panics_is_set_aside_and_the_others_are_applied() {
     assert!(!value(&restored));
     assert!(value(&RestoredState::read(&journal, &[]).expect("it can be read")));
 }
+
+/// The journals of all encodings so far. Their folders are named by the version of the encoding.
+fn kept_journals() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/simulation/journals")
+}
+
+/// Returns facts of a restored state that a later program finds in it as well.
+fn facts(restored: &RestoredState) -> String {
+    let core = restored.coordinator();
+    let mut facts = format!("last event {}\n", restored.last_event());
+    for (job, name) in core.jobs() {
+        let Some(reader) = core.job(job) else { continue };
+        facts += &format!("job {name}: run {}, {} tasks\n", reader.run_interval().0, reader.task_count());
+        for task in reader.tasks() {
+            let lives: Vec<&str> = task.lives.iter().map(|life| life.incarnation.as_str()).collect();
+            facts += &format!("  task {}: {lives:?}\n", task.task);
+        }
+        for key in reader.list_keys(b"", b"", true, 100) {
+            facts += &format!("  key {}: {:?} bytes\n", key.key.escape_ascii(), key.value_bytes);
+        }
+        facts += &format!("  {} exclusions\n", reader.exclusions().len());
+    }
+    facts
+}
+
+#[test]
+fn journals_of_all_encodings_can_be_read() {
+    let mut read = 0;
+    for kept in fs::read_dir(kept_journals()).expect("kept journals").flatten() {
+        let folder = TestFolder::new();
+        // A journal that is opened is changed.
+        fs::create_dir(folder.journal()).unwrap();
+        for file in fs::read_dir(kept.path()).unwrap().flatten() {
+            fs::copy(file.path(), folder.journal().join(file.file_name())).unwrap();
+        }
+        let expected = fs::read_to_string(folder.journal().join("facts.txt")).expect("what it contains");
+        let restored = RestoredState::read(&open(&folder.journal()), &[])
+            .unwrap_or_else(|error| panic!("{}: {error}", kept.path().display()));
+        assert!(restored.report.had_snapshot && restored.report.inputs > 100, "{:?}", restored.report);
+        assert_eq!(facts(&restored), expected, "{}", kept.path().display());
+        read += 1;
+    }
+    assert!(read > 0);
+}
+
+/// Writes a journal of the present encoding: run it when the encoding has a new version, and keep the folder.
+#[test]
+#[ignore = "writes a journal to be kept: cargo test --test simulation -- --ignored write_a_journal"]
+fn write_a_journal_of_this_encoding() {
+    let folder = TestFolder::new();
+    for life in 0..2 {
+        let engine = start(&folder.journal(), Durability::Process);
+        let mut clients = clients(&engine, life);
+        (0..400).for_each(|_| clients.step(&engine));
+    }
+    let restored = RestoredState::read(&open(&folder.journal()), &[]).expect("it can be read");
+    let target = kept_journals().join("1");
+    fs::create_dir_all(&target).unwrap();
+    for file in fs::read_dir(folder.journal()).unwrap().flatten() {
+        fs::copy(file.path(), target.join(file.file_name())).unwrap();
+    }
+    let _ = fs::remove_file(target.join("lock"));
+    fs::write(target.join("facts.txt"), facts(&restored)).unwrap();
+}

@@ -7,13 +7,15 @@ use std::path::{Path, PathBuf};
 
 /// The reasons for which a test may be ignored. A test that a machine cannot run is not ignored: it says so
 /// when it runs, and is counted (tests/support/skip.rs).
-const REASONS: [&str; 3] = [
+const REASONS: [&str; 4] = [
     // The body runs in a process that another test starts.
     "a process of another test",
     // Not a test: it prints figures for BENCHMARKS.md.
     "measures for some minutes",
     // Not a test: it makes the pictures of the README.
     "takes pictures: cargo test --test browser -- --ignored pictures",
+    // Not a test: it makes the journal of a new encoding.
+    "writes a journal to be kept: cargo test --test simulation -- --ignored write_a_journal",
 ];
 
 #[test]

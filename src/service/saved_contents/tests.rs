@@ -309,7 +309,15 @@ fn tmp_measure() {
     let world = RandomJobs::new(1, 1);
     let job = JobId(0);
     let at0 = world.now.0;
-    let ev = |n: u64, what, reason: &str| Observed::Event(JobEvent { at: Timestamp(at0 + n), job, run: RunNumber(1 + n / 400), what, reason: reason.to_owned() });
+    let ev = |n: u64, what, reason: &str| {
+        Observed::Event(JobEvent {
+            at: Timestamp(at0 + n),
+            job,
+            run: RunNumber(1 + n / 400),
+            what,
+            reason: reason.to_owned(),
+        })
+    };
     let time = |label: &str, history: &dyn PersistentObserver| {
         let t = std::time::Instant::now();
         let f = history.copy_contents();
@@ -321,7 +329,12 @@ fn tmp_measure() {
         let fresh = Histories::default();
         let place = h.all().iter().position(|it| it.name() == history.name()).unwrap();
         fresh.all()[place].restore(&bytes).unwrap();
-        println!("MEASURE {label} {}: {} bytes, copy {copy:?}, serialise {ser:?}, restore {:?}", history.name(), bytes.len(), t.elapsed());
+        println!(
+            "MEASURE {label} {}: {} bytes, copy {copy:?}, serialise {ser:?}, restore {:?}",
+            history.name(),
+            bytes.len(),
+            t.elapsed()
+        );
     };
     h.feed(&[ev(0, EventKind::JobDeclared { actor: None }, "")]);
     // 1600 entries with texts of 100 bytes, one task each.
@@ -335,13 +348,41 @@ fn tmp_measure() {
     }
     time("4M tasks", &h.timelines);
     for n in 0..70_000u64 {
-        h.states.lock_for_measure(&ev(n / 70_000, EventKind::TaskFailed { task: TaskId(i32::try_from(900_000 + n).unwrap()), class: FailureClass::Reported }, ""));
+        h.states.lock_for_measure(&ev(
+            n / 70_000,
+            EventKind::TaskFailed {
+                task: TaskId(i32::try_from(900_000 + n).unwrap()),
+                class: FailureClass::Reported,
+            },
+            "",
+        ));
     }
     time("65536 changes", &h.states);
     for n in 0..64u64 {
-        let arrivals: Vec<BarrierArrival> = (0..1_008).map(|t| BarrierArrival { task: TaskId(900_000 + t), at: world.now }).collect();
-        let record = BarrierRecord { id: "train/step/barrier".into(), counter: n.cast_signed(), kind: BarrierKind::Client, began: world.now, ended: world.now, members: 1_008, arrived: 1_008, first: Some(TaskId(1)), last: Some(TaskId(2)), skew_us: 1_000_000, waited_us: 1 << 40, outcome: BarrierOutcome::Passed, without: vec![], latest: arrivals[..8].to_vec() };
-        h.feed(&[Observed::BarrierEnded(Arc::new(BarrierRecordWithArrivals { job, run: RunNumber(1), record: BarrierRecord { ended: Timestamp(world.now.0 + n * 10_000_000), ..record }, arrivals }))]);
+        let arrivals: Vec<BarrierArrival> =
+            (0..1_008).map(|t| BarrierArrival { task: TaskId(900_000 + t), at: world.now }).collect();
+        let record = BarrierRecord {
+            id: "train/step/barrier".into(),
+            counter: n.cast_signed(),
+            kind: BarrierKind::Client,
+            began: world.now,
+            ended: world.now,
+            members: 1_008,
+            arrived: 1_008,
+            first: Some(TaskId(1)),
+            last: Some(TaskId(2)),
+            skew_us: 1_000_000,
+            waited_us: 1 << 40,
+            outcome: BarrierOutcome::Passed,
+            without: vec![],
+            latest: arrivals[..8].to_vec(),
+        };
+        h.feed(&[Observed::BarrierEnded(Arc::new(BarrierRecordWithArrivals {
+            job,
+            run: RunNumber(1),
+            record: BarrierRecord { ended: Timestamp(world.now.0 + n * 10_000_000), ..record },
+            arrivals,
+        }))]);
     }
     time("64 x 1008 arrivals", &h.barriers);
     time("61 steps", &h.activity);
