@@ -68,18 +68,20 @@ impl JobReader<'_> {
     /// Returns a run as a whole; `None` if it is not known.
     #[must_use]
     pub fn run_detail(&self, run: RunNumber) -> Option<RunDetail> {
-        self.run_detail_from(run, self.in_run(run).as_ref())
+        let counts = self.in_run(run).map(|in_run| {
+            let (view, hosts, _) = in_run.view_with_hosts(Timestamp::default());
+            (view.run.counts, hosts.len())
+        });
+        self.run_detail_with_counts(run, counts)
     }
 
-    /// Returns a run as a whole, with the counts of the job in it if its tasks are kept.
-    pub(super) fn run_detail_from(&self, run: RunNumber, in_run: Option<&JobInRun>) -> Option<RunDetail> {
-        let (counts, hosts) = match in_run {
-            Some(it) => {
-                let (view, hosts, _) = it.view_with_hosts(Timestamp::default());
-                (Some(view.run.counts), Some(hosts.len()))
-            }
-            None => (None, None),
-        };
+    /// Returns a run as a whole, with the counts of its tasks and its number of hosts if its tasks are kept.
+    pub(super) fn run_detail_with_counts(
+        &self,
+        run: RunNumber,
+        counts: Option<(TaskCounts, usize)>,
+    ) -> Option<RunDetail> {
+        let (counts, hosts) = counts.unzip();
         let job = self.job_state();
         if run == job.run.number {
             let (run, end_reason) = (job.run.list_item(), job.run.ended.map(|_| job.run.end_reason.clone()));

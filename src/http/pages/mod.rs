@@ -27,6 +27,7 @@
 //! | `job_head.rs` | the head of every page of a job |
 //! | `issues.rs`, `named_tasks.rs`, `task_grid.rs`, `task_table.rs` | parts of the page of a job |
 //! | `host_map.rs`, `waterfall.rs`, `state_chart.rs`, `transfer_map.rs`, `sparkline.rs` | the pictures of hosts, of barriers, of the states of tasks over time, of transfers, and of the last minutes |
+//! | `picture_rows.rs` | the measures that pictures with rows share |
 //! | `live_page.rs` | the pages that receive live updates, and the addresses of their streams |
 //! | `job_page_fragments.rs` | the function that renders the fragments of each of these pages |
 //! | `live.rs`, `fragment_patch.rs` | live updates, and line patches between two versions of a fragment |
@@ -57,6 +58,7 @@ mod live;
 mod live_page;
 mod named_tasks;
 mod overview;
+mod picture_rows;
 mod run;
 mod run_comparison;
 mod search;

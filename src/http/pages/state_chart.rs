@@ -10,6 +10,7 @@ use std::fmt::Write as _;
 
 use super::links::{host_page_path, short_host_name, task_page_path, task_ranges_text};
 use super::live_page::TimelinePageQuery;
+use super::picture_rows::{AREA_HEIGHT, ROW_HEIGHT};
 use super::snapshot::JobSnapshot;
 use crate::coordination::{HostId, TaskId, TaskPhase, Timestamp};
 use crate::service::{RunStates, TaskMarkKind, TaskPeriods};
@@ -19,10 +20,8 @@ use crate::text::{format_grouped, format_micros};
 const ROWS_OF_PAGE: usize = 40;
 /// The number of columns in which states are counted.
 const COLUMNS: usize = 500;
-/// The width of a column, and the height of a row and of its area, in units of the picture.
+/// The width of a column, in units of the picture.
 const COLUMN_WIDTH: usize = 2;
-pub(super) const ROW_HEIGHT: usize = 22;
-const AREA_HEIGHT: usize = 16;
 /// The maximum number of marks of one kind in a row.
 const MARKS_MAX: usize = 60;
 /// The number of steps in which a run that goes on grows over the picture.
