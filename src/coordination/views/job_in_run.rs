@@ -115,12 +115,17 @@ impl JobInRun {
         self.past.as_ref()
     }
 
+    /// Returns the time of the state of the run: its end, if the next one has opened, and otherwise now.
+    #[must_use]
+    pub fn seen_at(&self, now: Timestamp) -> Timestamp {
+        self.past.as_ref().map_or(now, |past| past.ended_at)
+    }
+
     /// Returns the view of the job in this run, and its hosts with the host of each task. The time of the view of an ended
     /// run is that of its end.
     #[must_use]
     pub fn view_with_hosts(&self, now: Timestamp) -> (JobView, Vec<HostView>, HostAssignment) {
-        let seen_at = self.past.as_ref().map_or(now, |past| past.ended_at);
-        let (mut view, hosts, assigned) = self.reader().view_with_hosts(seen_at);
+        let (mut view, hosts, assigned) = self.reader().view_with_hosts(self.seen_at(now));
         if let Some(past) = &self.past {
             (view.run.keys, view.run.store_bytes) = (past.keys, past.store_bytes);
         }

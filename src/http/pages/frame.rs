@@ -18,7 +18,7 @@ use super::live_page::LivePage;
 use super::snapshot::JobSnapshot;
 use crate::coordination::{Actor, JobName, RunNumber, Timestamp};
 use crate::http::access::CsrfProof;
-use crate::http::page_times::{PageWithoutTimes, TimeStyle};
+use crate::http::page_times::{PageClock, PageWithoutTimes, TimeStyle};
 use crate::http::{AuthMethod, Principal, Problem};
 use crate::service::AccessRole;
 
@@ -152,11 +152,16 @@ pub(super) struct PageFrame {
     pub error: Option<(u16, String)>,
     /// The fragments of the page.
     pub parts: FragmentSet,
-    pub now: Timestamp,
+    pub clock: PageClock,
 }
 
 impl PageFrame {
-    pub fn new(user: PageUser, place: NavEntry, title: impl Into<String>, now: Timestamp) -> Self {
+    pub fn new(
+        user: PageUser,
+        place: NavEntry,
+        title: impl Into<String>,
+        clock: impl Into<PageClock>,
+    ) -> Self {
         let (live, parts) = (None, FragmentSet::default());
         Self {
             title: title.into(),
@@ -169,7 +174,7 @@ impl PageFrame {
             notice: None,
             error: None,
             parts,
-            now,
+            clock: clock.into(),
         }
     }
 
@@ -192,7 +197,7 @@ impl PageFrame {
                 None
             }
         };
-        let frame = Self::new(user, place, title, snapshot.page_time).with_job(job);
+        let frame = Self::new(user, place, title, snapshot.page_clock()).with_job(job);
         Self { run: *run, live, parts: FragmentSet(parts), ..frame }
     }
 
@@ -258,13 +263,13 @@ impl PageFrame {
 }
 
 /// Renders a page, whose times `page_times.rs` writes.
-pub(super) fn render_page(page: &impl Template, now: Timestamp) -> Result<Response, Problem> {
+pub(super) fn render_page(page: &impl Template, clock: impl Into<PageClock>) -> Result<Response, Problem> {
     let html = page.render().map_err(|error| {
         tracing::error!(%error, "a page cannot be rendered");
         Problem::internal_error()
     })?;
     let mut response = Html("").into_response();
-    response.extensions_mut().insert(PageWithoutTimes { html: html.into(), now });
+    response.extensions_mut().insert(PageWithoutTimes { html: html.into(), clock: clock.into() });
     Ok(response)
 }
 
@@ -272,9 +277,9 @@ pub(super) fn render_page(page: &impl Template, now: Timestamp) -> Result<Respon
 pub(super) fn render_page_with_status(
     status: u16,
     page: &impl Template,
-    now: Timestamp,
+    clock: impl Into<PageClock>,
 ) -> Result<Response, Problem> {
-    let mut response = render_page(page, now)?;
+    let mut response = render_page(page, clock)?;
     *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     Ok(response)
 }
