@@ -141,8 +141,11 @@ pub(super) fn fill_times(html: &str, clock: impl Into<PageClock>, style: TimeSty
 /// Returns the text of a time: its form, a colon, and the time in microseconds since 1970. `muster.js` has the same
 /// rules.
 fn time_text(what: &str, page: PageClock, style: TimeStyle) -> String {
-    let Some((form, at)) = what.split_once(':') else { return String::new() };
-    let (at, now) = (Timestamp(at.parse().unwrap_or_default()), page.now);
+    let mut parts = what.split(':');
+    let form = parts.next().unwrap_or_default();
+    let mut time = || parts.next().and_then(|at| at.parse().ok()).map(Timestamp);
+    let Some(at) = time() else { return String::new() };
+    let (other, now) = (time(), page.now);
     // Whole seconds, from which the script counts on.
     let whole = |duration: Duration| match duration.as_secs() {
         seconds @ 0..10 => format!("{seconds} s"),
@@ -150,7 +153,7 @@ fn time_text(what: &str, page: PageClock, style: TimeStyle) -> String {
     };
     let clock = || utc_text(at, now);
     match (form, style) {
-        ("clock", _) => clock_text(at),
+        ("clock" | "minute", _) => clock_text(form, at, other),
         ("ago", TimeStyle::Relative) if now.since(at).as_secs() == 0 => "just now".into(),
         ("ago", TimeStyle::Relative) => format!("{} ago", whole(now.since(at))),
         ("ago", _) => clock(),
@@ -169,9 +172,17 @@ fn utc_text(at: Timestamp, now: Timestamp) -> String {
     if now.to_string().starts_with(date) { format!("{time} UTC") } else { format!("{date} {time} UTC") }
 }
 
-/// Returns the time of day in UTC, to the second.
-fn clock_text(at: Timestamp) -> String {
-    at.to_string().split_once('T').map_or_else(String::new, |(_, time)| time.trim_end_matches('Z').to_owned())
+/// Returns the time of day in UTC, to the second or to the minute. If `other` is a time of another date, the text begins
+/// with the date, which has no year before a time to the minute: that is for the narrow marks of an axis.
+fn clock_text(form: &str, at: Timestamp, other: Option<Timestamp>) -> String {
+    let text = at.to_string();
+    let Some((date, time)) = text.trim_end_matches('Z').split_once('T') else { return text };
+    let is_other_date = other.is_some_and(|other| !other.to_string().starts_with(date));
+    let (date, time) = match form {
+        "minute" => (date.split_once('-').map_or(date, |(_, day)| day), time.get(..5).unwrap_or(time)),
+        _ => (date, time),
+    };
+    if is_other_date { format!("{date} {time}") } else { time.to_owned() }
 }
 
 #[cfg(test)]
@@ -201,6 +212,13 @@ mod tests {
         }
         for style in TimeStyle::ALL {
             assert_eq!(text_after("clock", 3, style), "03:12:07");
+            assert_eq!(time_text(&format!("clock:{AT}:{AT}"), Timestamp(0).into(), style), "03:12:07");
+            assert_eq!(
+                time_text(&format!("clock:{AT}:0"), Timestamp(0).into(), style),
+                "2026-03-01 03:12:07"
+            );
+            assert_eq!(time_text(&format!("minute:{AT}:{AT}"), Timestamp(0).into(), style), "03:12");
+            assert_eq!(time_text(&format!("minute:{AT}:0"), Timestamp(0).into(), style), "03-01 03:12");
         }
         assert_eq!(fill_times("nothing here", Timestamp(1), TimeStyle::Utc), "nothing here");
     }

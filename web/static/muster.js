@@ -39,12 +39,19 @@ const absolute = (ms) => {
   return `${date === inZone(serverNow() * 1000).date ? '' : `${date} `}${time} ${zone}`;
 };
 
+// Returns the time of day, after its date if that is not the date of the other time. Before a time to the minute, the date has no year.
+const timeOfDay = (form, ms, otherMs) => {
+  const { date, time } = inZone(ms);
+  const shown = form === 'minute' ? [date.slice(5), time.slice(0, 5)] : [date, time.slice(0, 8)];
+  return otherMs !== undefined && inZone(otherMs).date !== date ? shown.join(' ') : shown[1];
+};
+
 const words = (relation) => {
-  const [form, at] = relation.split(':');
+  const [form, at, other] = relation.split(':');
   const ms = Math.floor(Number(at) / 1000);
   const since = serverNow() - Number(at) / 1e6;
   const lasted = Math.min(serverNow(), endOfRun) - Number(at) / 1e6;
-  if (form === 'clock') return inZone(ms).time.slice(0, 8);
+  if (form === 'clock' || form === 'minute') return timeOfDay(form, ms, other && Math.floor(Number(other) / 1000));
   if (body.dataset.times !== 'relative') {
     if (form === 'ago') return absolute(ms);
     return form === 'in' ? `at ${absolute(ms)}` : `${span(lasted)}, since ${absolute(ms)}`;
