@@ -189,6 +189,9 @@ fn group_text(group: &StackGroupView, full: bool) -> String {
     if let Some(since) = group.since {
         let _ = write!(text, ", since {}", format_time(since));
     }
+    if !group.of_earlier_process.is_empty() {
+        let _ = write!(text, "; of an earlier process: {}", tasks_text(&group.of_earlier_process));
+    }
     if !group.main {
         let _ = write!(text, " [{}]", group.thread_names.join(", "));
     }
@@ -242,6 +245,7 @@ mod tests {
             frames_left_out: 0,
             tasks: vec![tasks],
             task_count: TaskRange::count(&[tasks]),
+            of_earlier_process: Vec::new(),
             threads: 1,
             thread_names: vec!["MainThread".into()],
             since: None,
@@ -272,7 +276,10 @@ mod tests {
             without_helper: vec![range(8, 8)],
             groups: vec![
                 group(range(0, 4), &waits),
-                group(range(5, 5), &[("load\n\u{1b}[2J", "/home/u/data.py", 3)]),
+                StackGroupView {
+                    of_earlier_process: vec![range(5, 5)],
+                    ..group(range(5, 5), &[("load\n\u{1b}[2J", "/home/u/data.py", 3)])
+                },
             ],
             ..StacksView::default()
         };
@@ -283,6 +290,7 @@ mod tests {
         );
         assert!(text.contains("5 tasks (0-4): step (train.py:41), in wait (b.py:8)\n"), "{text}");
         assert!(text.contains("    step (/home/u/train.py:41)\n    … 1 frame\n    wait ("), "{text}");
+        assert!(text.contains("(data.py:3); of an earlier process: task 5\n"), "{text}");
         assert!(text.contains("    load | \\u{1b}[2J (/home/u/data.py:3)"), "{text}");
         assert!(!text.ends_with('\n'));
         let full = stacks_text(&view, true);
