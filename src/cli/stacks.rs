@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use http::Method;
 
@@ -64,6 +64,10 @@ Examples:
 
 /// The interval between two looks at the answers.
 const PAUSE: Duration = Duration::from_millis(250);
+/// The number of times that the pages are read from the first one on if they change meanwhile.
+const ATTEMPTS: u32 = 20;
+/// The message if the answers belong to another request.
+const REPLACED: &str = "another request has replaced this one, and its answers are dropped; see the new ones with: muster stacks --latest";
 /// The number of groups in a page.
 const PAGE: usize = 200;
 /// The maximum number of ranges of tasks of a group.
@@ -74,12 +78,14 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     block_on_requests(async {
         let client = arguments.server_args.connect().await?;
         let path = format!("{}/stacks", arguments.job_arg.resolve_job_path(&client).await?);
-        let mut view = if arguments.latest {
-            client.get(&format!("{path}?limit=1")).await?
-        } else {
-            ask_and_wait(arguments, &client, &path).await?
+        let number =
+            if arguments.latest { None } else { Some(ask_and_wait(arguments, &client, &path).await?) };
+        let fetch_page = |after| {
+            let path = format!("{path}?limit={PAGE}&after={after}");
+            let client = &client;
+            async move { anyhow::Ok(client.get(&path).await?) }
         };
-        fetch_all_groups(&client, &path, &mut view).await?;
+        let view = fetch_all_groups(number, fetch_page).await?;
         let is_answered = view.awaited.is_empty() && view.without_helper.is_empty();
         arguments.server_args.print_answer(&view, |view| {
             TerminalText::from_escaped_text(&stacks_text(view, arguments.full))
@@ -88,18 +94,18 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     })
 }
 
-/// Asks, and waits until all tasks that can answer have answered.
-async fn ask_and_wait(arguments: &Arguments, client: &Client, path: &str) -> Result<StacksView> {
+/// Asks, and waits until all tasks that can answer have answered. Returns the number of the request.
+async fn ask_and_wait(arguments: &Arguments, client: &Client, path: &str) -> Result<u64> {
     let reason = CommandReason::try_from(arguments.reason.clone())?;
     let body = NewStackRequestBody { tasks: arguments.tasks.clone(), reason };
     let mut view: StacksView = send_json(client, Method::POST, path, &body).await?;
-    let number = view.request.as_ref().map(|request| request.number);
+    let number = request_number(&view).context("the server has not named the request")?;
     let answered = async {
         while !view.awaited.is_empty() {
             tokio::time::sleep(PAUSE).await;
             view = client.get(&format!("{path}?limit=1")).await?;
-            if view.request.as_ref().map(|request| request.number) != number {
-                bail!("another request has replaced this one; see its answers with: muster stacks --latest");
+            if request_number(&view) != Some(number) {
+                bail!(REPLACED);
             }
         }
         Ok(())
@@ -108,27 +114,41 @@ async fn ask_and_wait(arguments: &Arguments, client: &Client, path: &str) -> Res
     if let Ok(done) = tokio::time::timeout(arguments.wait, answered).await {
         done?;
     }
-    Ok(view)
+    Ok(number)
 }
 
-/// Fetches the groups of all pages.
-async fn fetch_all_groups(client: &Client, path: &str, view: &mut StacksView) -> Result<()> {
-    let mut groups = Vec::new();
-    let mut after = 0;
-    loop {
-        let page: StacksView = client.get(&format!("{path}?limit={PAGE}&after={after}")).await?;
-        groups.extend(page.groups);
-        match page.next {
-            Some(next) => after = next,
-            None => {
-                view.answered = page.answered;
-                view.awaited = page.awaited;
-                view.groups = groups;
-                view.next = None;
-                return Ok(());
-            }
+/// Returns the number of the request that a view shows.
+fn request_number(view: &StacksView) -> Option<u64> {
+    view.request.as_ref().map(|request| request.number)
+}
+
+/// Fetches all pages of one state of the answers: to the request of this number, or else to the latest request.
+///
+/// # Errors
+/// If a later request has replaced the one of this number, whose answers the server has dropped.
+async fn fetch_all_groups<F: Future<Output = Result<StacksView>>>(
+    number: Option<u64>,
+    fetch_page: impl Fn(u64) -> F,
+) -> Result<StacksView> {
+    'again: for attempt in 1..=ATTEMPTS {
+        let mut view = fetch_page(0).await?;
+        if number.is_some() && request_number(&view) != number {
+            bail!(REPLACED);
         }
+        while let Some(after) = view.next {
+            let page = fetch_page(after).await?;
+            // Between two pages another request may replace this one, or another answer may move groups from page to page. While
+            // many tasks answer, the pages of one request are shown in the end.
+            let is_of_request = request_number(&page) == request_number(&view);
+            if !is_of_request || (page.answered != view.answered && attempt < ATTEMPTS) {
+                continue 'again;
+            }
+            view.groups.extend(page.groups);
+            view.next = page.next;
+        }
+        return Ok(view);
     }
+    bail!("new requests replace each other faster than their answers can be read: try again");
 }
 
 /// Returns ranges of tasks as text: `0-6, 9`.
@@ -189,6 +209,9 @@ fn group_text(group: &StackGroupView, full: bool) -> String {
     if let Some(since) = group.since {
         let _ = write!(text, ", since {}", format_time(since));
     }
+    if !group.of_earlier_process.is_empty() {
+        let _ = write!(text, "; of an earlier process: {}", tasks_text(&group.of_earlier_process));
+    }
     if !group.main {
         let _ = write!(text, " [{}]", group.thread_names.join(", "));
     }
@@ -242,10 +265,54 @@ mod tests {
             frames_left_out: 0,
             tasks: vec![tasks],
             task_count: TaskRange::count(&[tasks]),
+            of_earlier_process: Vec::new(),
             threads: 1,
             thread_names: vec!["MainThread".into()],
             since: None,
         }
+    }
+
+    /// Returns a page of the answers to a request, whose groups each have one task: `first`, and those after it.
+    fn page(request: u64, answered: i32, tasks: std::ops::Range<i32>) -> StacksView {
+        let next = (tasks.end < answered).then(|| u64::try_from(tasks.end).unwrap());
+        StacksView {
+            request: Some(StackRequestView {
+                number: request,
+                at: Timestamp(0),
+                run: RunNumber(1),
+                open: true,
+                actor: Actor { who: "alice".into(), address: None, means: ActorOrigin::Cli },
+                reason: CommandReason::try_from("hangs".to_owned()).unwrap(),
+                tasks: vec![range(0, 8)],
+                task_count: 9,
+            }),
+            answered: vec![range(0, answered - 1)],
+            groups: tasks.map(|task| group(range(task, task), &[("f", "f.py", 1)])).collect(),
+            next,
+            ..StacksView::default()
+        }
+    }
+
+    #[tokio::test]
+    async fn all_pages_belong_to_one_request_and_to_one_set_of_answers() {
+        let fetch = |number, pages: Vec<StacksView>| async move {
+            let pages = std::cell::RefCell::new(pages.into_iter());
+            let next =
+                |_| std::future::ready(Ok(pages.borrow_mut().next().expect("no further page is read")));
+            fetch_all_groups(number, next).await
+        };
+        let tasks = |view: StacksView| -> (Option<u64>, Vec<i32>) {
+            (request_number(&view), view.groups.iter().map(|group| group.tasks[0].first.0).collect())
+        };
+        let both = fetch(Some(3), vec![page(3, 4, 0..2), page(3, 4, 2..4)]).await.unwrap();
+        assert_eq!(tasks(both), (Some(3), vec![0, 1, 2, 3]));
+        // Another operator asks between two pages.
+        let replaced = vec![page(3, 4, 0..2), page(4, 4, 2..4), page(4, 4, 0..2), page(4, 4, 2..4)];
+        assert_eq!(fetch(Some(3), replaced.clone()).await.unwrap_err().to_string(), REPLACED);
+        assert_eq!(tasks(fetch(None, replaced).await.unwrap()), (Some(4), vec![0, 1, 2, 3]));
+        // Another task answers between two pages.
+        let grown = vec![page(3, 4, 0..2), page(3, 5, 2..4), page(3, 5, 0..5)];
+        assert_eq!(tasks(fetch(Some(3), grown).await.unwrap()), (Some(3), vec![0, 1, 2, 3, 4]));
     }
 
     #[test]
@@ -272,7 +339,10 @@ mod tests {
             without_helper: vec![range(8, 8)],
             groups: vec![
                 group(range(0, 4), &waits),
-                group(range(5, 5), &[("load\n\u{1b}[2J", "/home/u/data.py", 3)]),
+                StackGroupView {
+                    of_earlier_process: vec![range(5, 5)],
+                    ..group(range(5, 5), &[("load\n\u{1b}[2J", "/home/u/data.py", 3)])
+                },
             ],
             ..StacksView::default()
         };
@@ -283,6 +353,7 @@ mod tests {
         );
         assert!(text.contains("5 tasks (0-4): step (train.py:41), in wait (b.py:8)\n"), "{text}");
         assert!(text.contains("    step (/home/u/train.py:41)\n    … 1 frame\n    wait ("), "{text}");
+        assert!(text.contains("(data.py:3); of an earlier process: task 5\n"), "{text}");
         assert!(text.contains("    load | \\u{1b}[2J (/home/u/data.py:3)"), "{text}");
         assert!(!text.ends_with('\n'));
         let full = stacks_text(&view, true);

@@ -13,7 +13,9 @@ use axum::http::request::Parts;
 use serde::de::DeserializeOwned;
 
 use super::{AppState, Problem};
-use crate::coordination::{CommandReason, JobId, JobName, JobReader, OperatorCommand, RunNumber, TaskId};
+use crate::coordination::{
+    CommandReason, JobId, JobName, JobReader, OperatorCommand, RunNumber, TaskId, Timestamp,
+};
 use crate::service::{ActorContext, JobOperation};
 
 /// The JSON body of a request. Types refuse unknown fields.
@@ -84,9 +86,21 @@ impl AppState {
         run: Option<u64>,
         look: impl FnOnce(JobReader<'_>) -> T,
     ) -> Result<T, Problem> {
-        let Some(run) = run.map(RunNumber) else { return self.read_job(job, look) };
+        self.read_job_in_run_with_time(job, run, |reader, _| look(reader))
+    }
+
+    /// Reads a part of a job in one of its runs, and gets the time of its state: of a run before the present one, its end.
+    pub(super) fn read_job_in_run_with_time<T>(
+        &self,
+        job: &JobPath,
+        run: Option<u64>,
+        look: impl FnOnce(JobReader<'_>, Timestamp) -> T,
+    ) -> Result<T, Problem> {
+        let now = self.engine.clock().now();
+        let Some(run) = run.map(RunNumber) else { return self.read_job(job, |reader| look(reader, now)) };
         let in_run = self.read_job(job, |reader| reader.in_run(run))?;
-        in_run.map(|in_run| look(in_run.reader())).ok_or_else(|| no_such_run(job, run))
+        let in_run = in_run.ok_or_else(|| no_such_run(job, run))?;
+        Ok(look(in_run.reader(), in_run.seen_at(now)))
     }
 }
 

@@ -78,11 +78,32 @@ impl TimeStyle {
     }
 }
 
+/// The moment as of which the texts of a page are written.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(super) struct PageClock {
+    pub now: Timestamp,
+    /// The end of the run that the page shows, if a later run has opened: the states on the page lasted until then.
+    pub run_ended_at: Option<Timestamp>,
+}
+
+impl PageClock {
+    /// Returns how long a state that began at this time has lasted, or had lasted when its run ended.
+    fn duration_since(self, at: Timestamp) -> Duration {
+        self.run_ended_at.map_or(self.now, |end| end.min(self.now)).since(at)
+    }
+}
+
+impl From<Timestamp> for PageClock {
+    fn from(now: Timestamp) -> Self {
+        Self { now, run_ended_at: None }
+    }
+}
+
 /// A rendered page without the texts of its times. A handler puts it into the extensions of its response.
 #[derive(Clone)]
 pub(super) struct PageWithoutTimes {
     pub html: Arc<str>,
-    pub now: Timestamp,
+    pub clock: PageClock,
 }
 
 /// Writes the times of a page, as the reader of the request has chosen.
@@ -90,14 +111,15 @@ pub(super) async fn write_times_of_page(request: Request, next: Next) -> Respons
     let style = TimeStyle::of_request(request.headers());
     let mut response = next.run(request).await;
     if let Some(page) = response.extensions_mut().remove::<PageWithoutTimes>() {
-        *response.body_mut() = Body::from(fill_times(&page.html, page.now, style));
+        *response.body_mut() = Body::from(fill_times(&page.html, page.clock, style));
         response.headers_mut().remove(header::CONTENT_LENGTH);
     }
     response
 }
 
-/// Writes the text of every time into a page or a part of one. Relative times are as of `now`.
-pub(super) fn fill_times(html: &str, now: Timestamp, style: TimeStyle) -> String {
+/// Writes the text of every time into a page or a part of one. Relative times are as of `clock`.
+pub(super) fn fill_times(html: &str, clock: impl Into<PageClock>, style: TimeStyle) -> String {
+    let clock = clock.into();
     let mut filled = String::with_capacity(html.len() + html.len() / 16);
     let mut rest = html;
     while let Some(at) = rest.find(TIME_MARK) {
@@ -109,7 +131,7 @@ pub(super) fn fill_times(html: &str, now: Timestamp, style: TimeStyle) -> String
         };
         filled.push_str(what);
         filled.push_str("\">");
-        filled.push_str(&time_text(what, now, style));
+        filled.push_str(&time_text(what, clock, style));
         rest = after;
     }
     filled.push_str(rest);
@@ -118,9 +140,12 @@ pub(super) fn fill_times(html: &str, now: Timestamp, style: TimeStyle) -> String
 
 /// Returns the text of a time: its form, a colon, and the time in microseconds since 1970. `muster.js` has the same
 /// rules.
-fn time_text(what: &str, now: Timestamp, style: TimeStyle) -> String {
-    let Some((form, at)) = what.split_once(':') else { return String::new() };
-    let at = Timestamp(at.parse().unwrap_or_default());
+fn time_text(what: &str, page: PageClock, style: TimeStyle) -> String {
+    let mut parts = what.split(':');
+    let form = parts.next().unwrap_or_default();
+    let mut time = || parts.next().and_then(|at| at.parse().ok()).map(Timestamp);
+    let Some(at) = time() else { return String::new() };
+    let (other, now) = (time(), page.now);
     // Whole seconds, from which the script counts on.
     let whole = |duration: Duration| match duration.as_secs() {
         seconds @ 0..10 => format!("{seconds} s"),
@@ -128,15 +153,15 @@ fn time_text(what: &str, now: Timestamp, style: TimeStyle) -> String {
     };
     let clock = || utc_text(at, now);
     match (form, style) {
-        ("clock", _) => clock_text(at),
+        ("clock" | "minute", _) => clock_text(form, at, other),
         ("ago", TimeStyle::Relative) if now.since(at).as_secs() == 0 => "just now".into(),
         ("ago", TimeStyle::Relative) => format!("{} ago", whole(now.since(at))),
         ("ago", _) => clock(),
         ("in", TimeStyle::Relative) if at <= now => "now".into(),
         ("in", TimeStyle::Relative) => format!("in {}", whole(at.since(now))),
         ("in", _) => format!("at {}", clock()),
-        (_, TimeStyle::Relative) => whole(now.since(at)),
-        _ => format!("{}, since {}", whole(now.since(at)), clock()),
+        (_, TimeStyle::Relative) => whole(page.duration_since(at)),
+        _ => format!("{}, since {}", whole(page.duration_since(at)), clock()),
     }
 }
 
@@ -147,9 +172,17 @@ fn utc_text(at: Timestamp, now: Timestamp) -> String {
     if now.to_string().starts_with(date) { format!("{time} UTC") } else { format!("{date} {time} UTC") }
 }
 
-/// Returns the time of day in UTC, to the second.
-fn clock_text(at: Timestamp) -> String {
-    at.to_string().split_once('T').map_or_else(String::new, |(_, time)| time.trim_end_matches('Z').to_owned())
+/// Returns the time of day in UTC, to the second or to the minute. If `other` is a time of another date, the text begins
+/// with the date, which has no year before a time to the minute: that is for the narrow marks of an axis.
+fn clock_text(form: &str, at: Timestamp, other: Option<Timestamp>) -> String {
+    let text = at.to_string();
+    let Some((date, time)) = text.trim_end_matches('Z').split_once('T') else { return text };
+    let is_other_date = other.is_some_and(|other| !other.to_string().starts_with(date));
+    let (date, time) = match form {
+        "minute" => (date.split_once('-').map_or(date, |(_, day)| day), time.get(..5).unwrap_or(time)),
+        _ => (date, time),
+    };
+    if is_other_date { format!("{date} {time}") } else { time.to_owned() }
 }
 
 #[cfg(test)]
@@ -179,8 +212,39 @@ mod tests {
         }
         for style in TimeStyle::ALL {
             assert_eq!(text_after("clock", 3, style), "03:12:07");
+            assert_eq!(time_text(&format!("clock:{AT}:{AT}"), Timestamp(0).into(), style), "03:12:07");
+            assert_eq!(
+                time_text(&format!("clock:{AT}:0"), Timestamp(0).into(), style),
+                "2026-03-01 03:12:07"
+            );
+            assert_eq!(time_text(&format!("minute:{AT}:{AT}"), Timestamp(0).into(), style), "03:12");
+            assert_eq!(time_text(&format!("minute:{AT}:0"), Timestamp(0).into(), style), "03-01 03:12");
         }
         assert_eq!(fill_times("nothing here", Timestamp(1), TimeStyle::Utc), "nothing here");
+    }
+
+    #[test]
+    fn a_state_of_an_ended_run_lasted_until_the_run_ended() {
+        let at: u64 = AT.parse().unwrap();
+        let second = |second: u64| Timestamp(at + second * 1_000_000);
+        let text = |form: &str, run_ended_at, style| {
+            let clock = PageClock { now: second(7_200), run_ended_at };
+            fill_times(&format!("{TIME_MARK}{form}:{at}\">"), clock, style)
+                .split_once("\">")
+                .unwrap()
+                .1
+                .to_owned()
+        };
+        assert_eq!(text("for", None, TimeStyle::Relative), "2 h 0 min");
+        assert_eq!(text("for", Some(second(3)), TimeStyle::Relative), "3 s");
+        assert_eq!(text("for", Some(second(3)), TimeStyle::Utc), "3 s, since 03:12:07.250 UTC");
+        assert_eq!(
+            text("ago", Some(second(3)), TimeStyle::Relative),
+            "2 h 0 min ago",
+            "the present is meant"
+        );
+        let before = Timestamp(at - 1);
+        assert_eq!(text("for", Some(before), TimeStyle::Relative), "0 s", "it began after the end");
     }
 
     #[test]

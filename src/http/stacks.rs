@@ -78,6 +78,7 @@ impl From<StackAnswerRefusal> for Problem {
     request_body = NewStackRequestBody,
     responses(
         (status = 202, body = StacksView, description = "The tasks are asked; which of them can answer"),
+        (status = 409, description = "The tasks were asked, and another request has replaced this one before the answer"),
         (status = 422, description = "There is no such task"),
         (status = 429, description = "Stacks were requested a moment ago"),
     ))]
@@ -87,8 +88,19 @@ pub(super) async fn create_stack_request(
     Extension(author): Extension<ActorContext>,
     JsonBody(new): JsonBody<NewStackRequestBody>,
 ) -> Result<(StatusCode, Json<StacksView>), Problem> {
-    request_stacks(&site, &job, &author, new.reason, new.tasks)?;
-    Ok((StatusCode::ACCEPTED, Json(read_stacks_view(&site, &job, None)?)))
+    let number = request_stacks(&site, &job, &author, new.reason, new.tasks)?;
+    let view = read_stacks_view(&site, &job, None)?;
+    // The client takes the view for that of its own request.
+    if view.request.as_ref().is_none_or(|request| request.number != number) {
+        let detail = format!("request {number} was made, and another request has replaced it");
+        return Err(Problem::new(
+            StatusCode::CONFLICT,
+            "/problems/stack-request-replaced",
+            "Request replaced",
+            detail,
+        ));
+    }
+    Ok((StatusCode::ACCEPTED, Json(view)))
 }
 
 /// Requests the stacks of tasks.

@@ -65,8 +65,9 @@ pub(super) async fn show_transfers(
     job: JobPath,
     QueryParams(query): QueryParams<TransfersQuery>,
 ) -> Result<Response, Problem> {
-    let (board, roster) = (&site.transfers, look_up_incarnations(&site, &job, query.run)?);
-    let now = site.engine.clock().now();
+    let board = &site.transfers;
+    let (roster, seen_at) =
+        site.read_job_in_run_with_time(&job, query.run, |look, at| (look.task_incarnations(), at))?;
     let task = query.task.map(TaskId);
     let mut throughput = board.throughput(job.id, &roster, query.seconds.unwrap_or(SECONDS));
     throughput.transports.retain(|it| query.transport.is_none_or(|wanted| wanted == it.transport));
@@ -81,7 +82,7 @@ pub(super) async fn show_transfers(
     connections.truncate(page_limit(query.limit));
     let mut peer_jobs = board.peer_jobs(job.id, &roster, task, query.transport);
     peer_jobs.truncate(page_limit(query.limit));
-    let summary = board.transfers_summary(job.id, &roster, now);
+    let summary = board.transfers_summary(job.id, &roster, seen_at);
     let page = TransfersPage { summary, throughput, pairs, pairs_kept, peer_jobs, connections, next };
     Ok(answer_in_format(query.format, page))
 }

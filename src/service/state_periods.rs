@@ -174,13 +174,13 @@ impl RunStates {
         let mut until = ended_at.unwrap_or(now);
         for record in history.changes() {
             until = until.max(record.at);
-            if record.change == StateChange::RegistrationFailed {
-                tasks.iter_mut().for_each(|task| task.end_registration(record.at));
-                continue;
-            }
-            if let Some(task) = usize::try_from(record.task.0).ok().and_then(|at| tasks.get_mut(at)) {
-                task.apply_change(record.at, record.change);
-            }
+            // The registration fails for all tasks at once; its record names none.
+            let changed = match (record.change, usize::try_from(record.task.0)) {
+                (StateChange::RegistrationFailed, _) => &mut tasks[..],
+                (_, Ok(task)) => tasks.get_mut(task..=task).unwrap_or_default(),
+                (_, Err(_)) => &mut [],
+            };
+            changed.iter_mut().for_each(|task| task.apply_change(record.at, record.change));
         }
         let known_since = history.is_truncated.then(|| history.changes().next().map_or(until, |it| it.at));
         if let Some(known_since) = known_since {

@@ -68,6 +68,19 @@ async fn the_keyboard_reaches_and_excludes_the_blocking_task() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_keyboard_leads_through_every_picture_and_opens_its_rows() {
+    let muster = MusterServer::patient(&["--job", "train=40", "--recoverable"]);
+    // Two tasks are on each host. All of them report, so the pairs are a picture and not a table.
+    let mut party = TaskCluster::register_tasks(muster.grpc, "train", 0..40, 1).await;
+    party.start_heartbeats(cluster::BEAT);
+    party.start_transfer_reports();
+    party.publish_and_pass_step_barriers(6, 6).await;
+    party.close_connection_of_task(5);
+    let mut script = Script::start("picture-links.mjs", muster.http);
+    assert_eq!(script.next_requested_action().await, None, "it asks for nothing");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_slash_key_leads_to_a_search_that_finds_jobs_tasks_and_hosts() {
     let muster = start_server_with_three_jobs();
     let _coming = TaskCluster::start_pending_registrations(muster.grpc, "eval", 0..4);

@@ -75,7 +75,9 @@ fn an_ended_run_keeps_its_pages_and_is_compared_with_the_next_one() {
     assert_eq!(csv.lines().next(), Some("run,task,host,state,from_us,until_us"));
     assert_eq!(csv.lines().filter(|line| line.contains(",connected,")).count(), 2, "{csv}");
     assert_eq!(json(&server, "/hosts?run=1")["hosts"][0]["tasks"], serde_json::json!([0, 1]));
-    assert!(json(&server, "/transfers?run=1")["taken"].as_u64() > Some(0), "its transfers stay");
+    let transfers = json(&server, "/transfers?run=1");
+    assert!(transfers["taken"].as_u64() > Some(0), "its transfers stay");
+    assert_eq!(transfers["seen_at"], first["ended_at"], "it is the state at the end of the run");
 
     for page in ["", "/hosts", "/barriers", "/timeline", "/transfers", "/tasks/1", "/comparison"] {
         let answer = server.get(&format!("/jobs/default/runs/1{page}"));
@@ -85,6 +87,10 @@ fn an_ended_run_keeps_its_pages_and_is_compared_with_the_next_one() {
             html.contains("run 1") && !html.contains("data-live"),
             "{page} shows the run, without updates"
         );
+        if page != "/comparison" {
+            // Durations on the page end there.
+            assert!(html.contains(&format!("data-ended=\"{}\"", first["ended_at"])), "{page}: {html}");
+        }
     }
     for (path, status) in [
         ("/runs/9", 404),

@@ -7,10 +7,20 @@ const colour = (name) => style().getPropertyValue(name).trim();
 const axisOf = () => ({ stroke: colour('--dim'), grid: { stroke: colour('--line'), width: 1 }, ticks: { stroke: colour('--line') }, font: `12px ${style().fontFamily}` });
 const zoned = (seconds) => (window.muster.isLocal() ? new Date(seconds * 1000) : window.uPlot.tzDate(new Date(seconds * 1000), 'Etc/UTC'));
 
+// The texts of the marks at these times: the time of day, and below it the date where the day changes. If the axis is longer than a day, its
+// first mark has a date, too.
+const timeMarks = (chart, times, axis, space, step) => {
+  const marks = times.map((at) => window.muster.inZone(at * 1000));
+  const isLong = chart.scales.x.max - chart.scales.x.min > 86400;
+  return marks.map(({ date, time }, at) => {
+    const isDated = at === 0 ? isLong : marks[at - 1].date !== date;
+    return `${time.slice(0, step < 60 ? 8 : 5)}${isDated ? `\n${date}` : ''}`;
+  });
+};
 // The axis of time, which names its zone.
 const timeAxis = (axis) => ({
-  ...axis, space: 76, grid: { show: false }, size: 32, label: `time (${window.muster.zoneName()})`, labelSize: 18, labelGap: 0, labelFont: axis.font,
-  values: [[3600, '{HH}:{mm}', null, null, null, null, null, null, 1], [60, '{HH}:{mm}', null, null, null, null, null, null, 1], [1, '{HH}:{mm}:{ss}', null, null, null, null, null, null, 1]],
+  ...axis, space: 76, grid: { show: false }, label: `time (${window.muster.zoneName()})`, labelSize: 18, labelGap: 0, labelFont: axis.font,
+  values: timeMarks, size: (_, texts) => ((texts ?? []).some((text) => text.includes('\n')) ? 46 : 32),
 });
 // A single point needs a range of its own: by default the chart would show a day.
 const timeScale = { time: true, range: (_, low, high) => (low === null ? [0, 1] : [Math.min(low, high - 10), high]) };

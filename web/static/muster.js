@@ -23,6 +23,9 @@ const span = (seconds) => {
   return `${Math.floor(s / 86400)} d ${Math.floor((s % 86400) / 3600)} h`;
 };
 
+// The end of the run that the page shows, in seconds, if a later run has opened: the states on the page lasted until then.
+const endOfRun = Number(body.dataset.ended ?? Infinity) / 1e6;
+
 // Returns the date, the time of day to the millisecond, and the zone, of a time in milliseconds.
 const inZone = (ms) => {
   const shift = isLocal() ? -new Date(ms).getTimezoneOffset() : 0;
@@ -36,18 +39,26 @@ const absolute = (ms) => {
   return `${date === inZone(serverNow() * 1000).date ? '' : `${date} `}${time} ${zone}`;
 };
 
+// Returns the time of day, after its date if that is not the date of the other time. Before a time to the minute, the date has no year.
+const timeOfDay = (form, ms, otherMs) => {
+  const { date, time } = inZone(ms);
+  const shown = form === 'minute' ? [date.slice(5), time.slice(0, 5)] : [date, time.slice(0, 8)];
+  return otherMs !== undefined && inZone(otherMs).date !== date ? shown.join(' ') : shown[1];
+};
+
 const words = (relation) => {
-  const [form, at] = relation.split(':');
+  const [form, at, other] = relation.split(':');
   const ms = Math.floor(Number(at) / 1000);
   const since = serverNow() - Number(at) / 1e6;
-  if (form === 'clock') return inZone(ms).time.slice(0, 8);
+  const lasted = Math.min(serverNow(), endOfRun) - Number(at) / 1e6;
+  if (form === 'clock' || form === 'minute') return timeOfDay(form, ms, other && Math.floor(Number(other) / 1000));
   if (body.dataset.times !== 'relative') {
     if (form === 'ago') return absolute(ms);
-    return form === 'in' ? `at ${absolute(ms)}` : `${span(since)}, since ${absolute(ms)}`;
+    return form === 'in' ? `at ${absolute(ms)}` : `${span(lasted)}, since ${absolute(ms)}`;
   }
   if (form === 'ago') return since < 1 ? 'just now' : `${span(since)} ago`;
   if (form === 'in') return since >= 0 ? 'now' : `in ${span(-since)}`;
-  return span(since);
+  return span(lasted);
 };
 
 const countOn = (within) => {

@@ -68,18 +68,20 @@ impl JobReader<'_> {
     /// Returns a run as a whole; `None` if it is not known.
     #[must_use]
     pub fn run_detail(&self, run: RunNumber) -> Option<RunDetail> {
-        self.run_detail_from(run, self.in_run(run).as_ref())
+        let counts = self.in_run(run).map(|in_run| {
+            let (view, hosts, _) = in_run.view_with_hosts(Timestamp::default());
+            (view.run.counts, hosts.len())
+        });
+        self.run_detail_with_counts(run, counts)
     }
 
-    /// Returns a run as a whole, with the counts of the job in it if its tasks are kept.
-    pub(super) fn run_detail_from(&self, run: RunNumber, in_run: Option<&JobInRun>) -> Option<RunDetail> {
-        let (counts, hosts) = match in_run {
-            Some(it) => {
-                let (view, hosts, _) = it.view_with_hosts(Timestamp::default());
-                (Some(view.run.counts), Some(hosts.len()))
-            }
-            None => (None, None),
-        };
+    /// Returns a run as a whole, with the counts of its tasks and its number of hosts if its tasks are kept.
+    pub(super) fn run_detail_with_counts(
+        &self,
+        run: RunNumber,
+        counts: Option<(TaskCounts, usize)>,
+    ) -> Option<RunDetail> {
+        let (counts, hosts) = counts.unzip();
         let job = self.job_state();
         if run == job.run.number {
             let (run, end_reason) = (job.run.list_item(), job.run.ended.map(|_| job.run.end_reason.clone()));
@@ -113,12 +115,17 @@ impl JobInRun {
         self.past.as_ref()
     }
 
+    /// Returns the time of the state of the run: its end, if the next one has opened, and otherwise now.
+    #[must_use]
+    pub fn seen_at(&self, now: Timestamp) -> Timestamp {
+        self.past.as_ref().map_or(now, |past| past.ended_at)
+    }
+
     /// Returns the view of the job in this run, and its hosts with the host of each task. The time of the view of an ended
     /// run is that of its end.
     #[must_use]
     pub fn view_with_hosts(&self, now: Timestamp) -> (JobView, Vec<HostView>, HostAssignment) {
-        let seen_at = self.past.as_ref().map_or(now, |past| past.ended_at);
-        let (mut view, hosts, assigned) = self.reader().view_with_hosts(seen_at);
+        let (mut view, hosts, assigned) = self.reader().view_with_hosts(self.seen_at(now));
         if let Some(past) = &self.past {
             (view.run.keys, view.run.store_bytes) = (past.keys, past.store_bytes);
         }

@@ -13,10 +13,10 @@ use utoipa::ToSchema;
 
 use super::device_comparison::DeviceChange;
 use super::hosts::{HostLateness, HostView};
-use super::job::JobReader;
-use super::job_in_run::{JobInRun, RunDetail};
+use super::job::{JobReader, JobView};
+use super::job_in_run::RunDetail;
 use super::task::TaskView;
-use crate::coordination::ids::{HostId, RunNumber, TaskId};
+use crate::coordination::ids::{HostId, RunNumber, TaskId, Timestamp};
 use crate::coordination::straggler_stats::StragglerView;
 
 /// The maximum number of tasks and of hosts in a comparison.
@@ -117,8 +117,15 @@ impl JobReader<'_> {
         if before >= now {
             return None;
         }
-        let (old, new) = (self.in_run(before)?, self.in_run(now)?);
-        let mut tasks = compared_tasks(&old, &new);
+        // One view of each run has its tasks, its hosts and its counts, so hosts are assigned once for each run.
+        let view = |run| Some(self.in_run(run)?.view_with_hosts(Timestamp::default()));
+        let ((old, old_hosts, _), (new, new_hosts, _)) = (view(before)?, view(now)?);
+        let detail = |run, view: &JobView, hosts: usize| {
+            self.run_detail_with_counts(run, Some((view.run.counts, hosts)))
+        };
+        let (old_detail, new_detail) =
+            (detail(before, &old, old_hosts.len())?, detail(now, &new, new_hosts.len())?);
+        let mut tasks = compared_tasks(&old.run.tasks, &new.run.tasks);
         let late_in_both = tasks.iter().filter(|task| task.was_late() == [true; 2]).count();
         let moved_tasks = tasks.iter().filter(|task| task.has_moved()).count();
         tasks.truncate(LISTED_MAX);
@@ -126,20 +133,19 @@ impl JobReader<'_> {
             .compare_devices(Some(now), Some(before))
             .map(|devices| devices.places.iter().filter(|place| place.fate != DeviceChange::Same).count());
         Some(RunComparison {
-            before: self.run_detail_from(before, Some(&old))?,
-            now: self.run_detail_from(now, Some(&new))?,
+            before: old_detail,
+            now: new_detail,
             tasks,
             late_in_both,
             moved_tasks,
-            hosts: compared_hosts(&old, &new),
+            hosts: compared_hosts(old_hosts, new_hosts),
             changed_devices: devices,
         })
     }
 }
 
 /// Returns the tasks that are late or on another host, the most telling first.
-fn compared_tasks(old: &JobInRun, new: &JobInRun) -> Vec<ComparedTask> {
-    let (old, new) = (old.reader().tasks(), new.reader().tasks());
+fn compared_tasks(old: &[TaskView], new: &[TaskView]) -> Vec<ComparedTask> {
     let (old_count, new_count) = (old.len(), new.len());
     let lateness = |task: Option<&TaskView>, of: usize| {
         let it = task?.straggling.as_ref()?;
@@ -168,13 +174,13 @@ fn compared_tasks(old: &JobInRun, new: &JobInRun) -> Vec<ComparedTask> {
 }
 
 /// Returns the hosts that are late or have other tasks, the latest first.
-fn compared_hosts(old: &JobInRun, new: &JobInRun) -> Vec<ComparedHost> {
+fn compared_hosts(old: Vec<HostView>, new: Vec<HostView>) -> Vec<ComparedHost> {
     let mut hosts: BTreeMap<HostId, (Option<HostView>, Option<HostView>)> = BTreeMap::new();
-    for host in old.reader().hosts() {
+    for host in old {
         let name = host.host.clone();
         hosts.entry(name).or_default().0 = Some(host);
     }
-    for host in new.reader().hosts() {
+    for host in new {
         let name = host.host.clone();
         hosts.entry(name).or_default().1 = Some(host);
     }

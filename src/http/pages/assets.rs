@@ -17,12 +17,13 @@ struct EmbeddedFiles;
 
 /// An embedded static file.
 pub(super) struct Asset {
-    data: Cow<'static, [u8]>,
+    pub data: Cow<'static, [u8]>,
     tag: String,
 }
 
 impl Asset {
-    fn find(name: &str) -> Option<Self> {
+    /// Returns the file of this name.
+    pub fn find(name: &str) -> Option<Self> {
         let file = EmbeddedFiles::get(name)?;
         let digest = file.metadata.sha256_hash();
         let tag = digest[..8].iter().map(|byte| format!("{byte:02x}")).collect();
@@ -41,6 +42,7 @@ fn content_type(name: &str) -> &'static str {
         Some("css") => "text/css; charset=utf-8",
         Some("js") => "text/javascript; charset=utf-8",
         Some("svg") => "image/svg+xml",
+        Some("png") => "image/png",
         _ => "text/plain; charset=utf-8",
     }
 }

@@ -174,7 +174,7 @@ pub(super) async fn show_barriers_page(
     QueryParams(query): QueryParams<BarriersPageQuery>,
 ) -> Result<Response, Problem> {
     let snapshot = JobSnapshot::capture_in_run(&site, &job, run)?;
-    let now = snapshot.page_time;
+    let clock = snapshot.page_clock();
     let (title, parts) = (format!("Barriers of {}", job.name), render_fragments(&snapshot, &query)?);
     let page = PageFrame::for_job_snapshot(
         user,
@@ -184,5 +184,5 @@ pub(super) async fn show_barriers_page(
         &LivePage::Barriers(query),
         parts,
     );
-    render_page(&BarriersPageTemplate { page }, now)
+    render_page(&BarriersPageTemplate { page }, clock)
 }

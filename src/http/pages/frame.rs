@@ -18,7 +18,7 @@ use super::live_page::LivePage;
 use super::snapshot::JobSnapshot;
 use crate::coordination::{Actor, JobName, RunNumber, Timestamp};
 use crate::http::access::CsrfProof;
-use crate::http::page_times::{PageWithoutTimes, TimeStyle};
+use crate::http::page_times::{PageClock, PageWithoutTimes, TimeStyle};
 use crate::http::{AuthMethod, Principal, Problem};
 use crate::service::AccessRole;
 
@@ -96,6 +96,44 @@ pub(super) enum NavEntry {
     Unlisted,
 }
 
+/// The addresses at which a job has a page: that of the present run, that of a run which the address names, or both.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum TabScope {
+    PresentRun,
+    NamedRun,
+    Both,
+}
+
+/// A tab of the pages of a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct JobTab {
+    pub label: &'static str,
+    /// The end of the address, after that of the job or of its run.
+    pub path: &'static str,
+    entry: NavEntry,
+    scope: TabScope,
+}
+
+const fn tab(label: &'static str, path: &'static str, entry: NavEntry, scope: TabScope) -> JobTab {
+    JobTab { label, path, entry, scope }
+}
+
+/// The tabs of the pages of a job, in their order.
+const JOB_TABS: [JobTab; 12] = [
+    tab("Status", "", NavEntry::Job, TabScope::PresentRun),
+    tab("Run", "", NavEntry::Job, TabScope::NamedRun),
+    tab("Hosts", "/hosts", NavEntry::Hosts, TabScope::Both),
+    tab("Barriers", "/barriers", NavEntry::Barriers, TabScope::Both),
+    tab("Stacks", "/stacks", NavEntry::Stacks, TabScope::PresentRun),
+    tab("Timeline", "/timeline", NavEntry::Timeline, TabScope::Both),
+    tab("Devices", "/devices", NavEntry::Devices, TabScope::PresentRun),
+    tab("Transfers", "/transfers", NavEntry::JobTransfers, TabScope::Both),
+    tab("Keys", "/keys", NavEntry::Keys, TabScope::PresentRun),
+    tab("Exclusions", "/exclusions", NavEntry::Exclusions, TabScope::PresentRun),
+    tab("Drain", "/drain", NavEntry::Drain, TabScope::PresentRun),
+    tab("Comparison", "/comparison", NavEntry::Comparison, TabScope::NamedRun),
+];
+
 /// The data of a page's frame.
 pub(super) struct PageFrame {
     pub title: String,
@@ -114,11 +152,16 @@ pub(super) struct PageFrame {
     pub error: Option<(u16, String)>,
     /// The fragments of the page.
     pub parts: FragmentSet,
-    pub now: Timestamp,
+    pub clock: PageClock,
 }
 
 impl PageFrame {
-    pub fn new(user: PageUser, place: NavEntry, title: impl Into<String>, now: Timestamp) -> Self {
+    pub fn new(
+        user: PageUser,
+        place: NavEntry,
+        title: impl Into<String>,
+        clock: impl Into<PageClock>,
+    ) -> Self {
         let (live, parts) = (None, FragmentSet::default());
         Self {
             title: title.into(),
@@ -131,7 +174,7 @@ impl PageFrame {
             notice: None,
             error: None,
             parts,
-            now,
+            clock: clock.into(),
         }
     }
 
@@ -154,7 +197,7 @@ impl PageFrame {
                 None
             }
         };
-        let frame = Self::new(user, place, title, snapshot.page_time).with_job(job);
+        let frame = Self::new(user, place, title, snapshot.page_clock()).with_job(job);
         Self { run: *run, live, parts: FragmentSet(parts), ..frame }
     }
 
@@ -192,6 +235,22 @@ impl PageFrame {
         if self.nav_entry == place { "page" } else { "false" }
     }
 
+    /// Returns the value of `aria-current` for a tab of the pages of a job.
+    pub fn aria_current_of_tab(&self, tab: &JobTab) -> &'static str {
+        self.aria_current(tab.entry)
+    }
+
+    /// Returns the pages of the job to which the page belongs, if it belongs to one.
+    pub fn job_pages(&self) -> Option<JobPages> {
+        self.job.clone().map(|name| JobPages { name, run: self.run })
+    }
+
+    /// Returns the tabs of these pages.
+    pub fn job_tabs(&self) -> impl Iterator<Item = JobTab> {
+        let other = if self.run.is_some() { TabScope::PresentRun } else { TabScope::NamedRun };
+        JOB_TABS.into_iter().filter(move |tab| tab.scope != other)
+    }
+
     /// Returns how the reader can choose to see times: name, label, and whether it is the present choice.
     pub fn time_styles(&self) -> [(&'static str, &'static str, bool); 3] {
         TimeStyle::ALL.map(|style| (style.name(), style.label(), style == self.user.times))
@@ -204,13 +263,13 @@ impl PageFrame {
 }
 
 /// Renders a page, whose times `page_times.rs` writes.
-pub(super) fn render_page(page: &impl Template, now: Timestamp) -> Result<Response, Problem> {
+pub(super) fn render_page(page: &impl Template, clock: impl Into<PageClock>) -> Result<Response, Problem> {
     let html = page.render().map_err(|error| {
         tracing::error!(%error, "a page cannot be rendered");
         Problem::internal_error()
     })?;
     let mut response = Html("").into_response();
-    response.extensions_mut().insert(PageWithoutTimes { html: html.into(), now });
+    response.extensions_mut().insert(PageWithoutTimes { html: html.into(), clock: clock.into() });
     Ok(response)
 }
 
@@ -218,9 +277,9 @@ pub(super) fn render_page(page: &impl Template, now: Timestamp) -> Result<Respon
 pub(super) fn render_page_with_status(
     status: u16,
     page: &impl Template,
-    now: Timestamp,
+    clock: impl Into<PageClock>,
 ) -> Result<Response, Problem> {
-    let mut response = render_page(page, now)?;
+    let mut response = render_page(page, clock)?;
     *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     Ok(response)
 }
@@ -238,4 +297,26 @@ pub fn render_problem_page(problem: Problem) -> String {
     let page =
         PageFrame::new(PageUser::default(), NavEntry::Unlisted, problem.title.clone(), Timestamp::default());
     ProblemPageTemplate { page, problem }.render().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http::pages::page_routes;
+
+    #[test]
+    fn every_tab_of_a_job_and_of_a_run_leads_to_a_page() {
+        let table = page_routes().into_access_table();
+        for (run, prefix, count) in
+            [(None, "/jobs/{job}", 10), (Some(RunNumber(3)), "/jobs/{job}/runs/{run}", 6)]
+        {
+            let frame = PageFrame::new(PageUser::default(), NavEntry::Job, "", Timestamp::default());
+            let frame = PageFrame { run, ..frame.with_job(&"train".parse().unwrap()) };
+            for tab in frame.job_tabs() {
+                let path = format!("{prefix}{}", tab.path);
+                assert!(table.rows().any(|(_, _, route)| *route == *path), "{path}");
+            }
+            assert_eq!(frame.job_tabs().count(), count);
+        }
+    }
 }

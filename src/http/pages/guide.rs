@@ -10,6 +10,7 @@ use axum::extract::{Path, State};
 use axum::response::{IntoResponse as _, Redirect, Response};
 use pulldown_cmark::{Event, HeadingLevel, Options, Parser, Tag, TagEnd};
 
+use super::assets::Asset;
 use super::frame::{NavEntry, PageFrame, PageUser, render_page};
 use crate::http::{AppState, Problem};
 use crate::service::findings::CATALOGUE;
@@ -44,6 +45,7 @@ static CHAPTERS: [(&str, &[GuidePageSource]); 3] = [
         &[
             ("pages", "Use the pages", markdown!("pages")),
             ("troubleshooting", "Troubleshooting", markdown!("troubleshooting")),
+            ("sick-host", "Find the sick host", markdown!("sick-host")),
             ("stacks", "See what tasks are doing", markdown!("stacks")),
             ("findings", "Findings", findings_markdown),
             ("alerts", "Alerts", || include_str!("../../../dashboards/alerts.md").to_owned()),
@@ -100,13 +102,23 @@ fn heading_anchor(heading: &str) -> String {
     joined.split('-').filter(|part| !part.is_empty()).collect::<Vec<_>>().join("-")
 }
 
+/// Gives a picture that is a static file the address of its present content, which browsers keep.
+fn address_picture(mut event: Event<'_>) -> Event<'_> {
+    if let Event::Start(Tag::Image { dest_url, .. }) = &mut event
+        && let Some(name) = dest_url.strip_prefix("/static/")
+    {
+        *dest_url = Asset::url_path(name).into();
+    }
+    event
+}
+
 /// The sections of a page: anchors and headings.
 type GuideSections = Vec<(String, String)>;
 
 /// Returns Markdown as HTML, with an anchor at every heading, and the sections.
 fn render_markdown(markdown: &str) -> (String, GuideSections) {
     let options = Options::ENABLE_TABLES | Options::ENABLE_HEADING_ATTRIBUTES;
-    let mut events: Vec<Event<'_>> = Parser::new_ext(markdown, options).collect();
+    let mut events: Vec<Event<'_>> = Parser::new_ext(markdown, options).map(address_picture).collect();
     let mut sections = Vec::new();
     for at in 0..events.len() {
         let Event::Start(Tag::Heading { level, id, .. }) = &events[at] else { continue };
@@ -222,6 +234,25 @@ mod tests {
             }
         }
         assert!(found > 30, "{found} links");
+    }
+
+    #[test]
+    fn every_picture_of_the_guide_is_a_small_file_and_is_described() {
+        let mut found = 0;
+        for (name, _, text) in all_guide_pages() {
+            let (html, _) = render_markdown(&text());
+            let alternatives = attribute_values(&html, "alt");
+            for (place, source) in attribute_values(&html, "src").into_iter().enumerate() {
+                let file = source.strip_prefix("/static/").and_then(|rest| rest.split_once("?v="));
+                let (file, digest) = file.unwrap_or_else(|| panic!("{name} shows {source}"));
+                assert!(!digest.is_empty(), "{name} shows {file}, which does not exist");
+                let bytes = Asset::find(file).expect("it has a digest").data.len();
+                assert!(bytes < 150_000, "{file} has {bytes} bytes");
+                assert!(alternatives.get(place).is_some_and(|text| text.len() > 20), "{file} in {name}");
+                found += 1;
+            }
+        }
+        assert!(found > 0);
     }
 
     #[test]

@@ -201,5 +201,5 @@ pub(super) async fn show_host_page(
     let parts = render_fragments(&snapshot, &user, &host)?.ok_or_else(|| no_such_host(&job, &host))?;
     let (title, live) = (format!("Host {host} of {}", job.name), LivePage::Host { host: host.clone() });
     let page = PageFrame::for_job_snapshot(user, NavEntry::Hosts, title, &snapshot, &live, parts);
-    render_page(&HostPageTemplate { page, job: job.name, host }, snapshot.page_time)
+    render_page(&HostPageTemplate { page, job: job.name, host }, snapshot.page_clock())
 }

@@ -108,8 +108,8 @@ pub(super) async fn show_hosts_page(
     QueryParams(query): QueryParams<HostsPageQuery>,
 ) -> Result<Response, Problem> {
     let snapshot = JobSnapshot::capture_in_run(&site, &job, run)?;
-    let (now, parts) = (snapshot.page_time, render_fragments(&snapshot, &query)?);
+    let (clock, parts) = (snapshot.page_clock(), render_fragments(&snapshot, &query)?);
     let (title, live) = (format!("Hosts of {}", job.name), LivePage::Hosts(query.clone()));
     let page = PageFrame::for_job_snapshot(user, NavEntry::Hosts, title, &snapshot, &live, parts);
-    render_page(&HostsPageTemplate { page, job: snapshot.pages, query }, now)
+    render_page(&HostsPageTemplate { page, job: snapshot.pages, query }, clock)
 }

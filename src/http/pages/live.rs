@@ -46,15 +46,20 @@ use crate::http::{AppState, ClientNetwork, Problem};
 /// The minimum time between two snapshots.
 const MIN_INTERVAL: Duration = Duration::from_millis(150);
 /// The upper limit of that time for costly snapshots.
-const MAX_INTERVAL: Duration = Duration::from_millis(400);
-/// Snapshots may take one part in this many of the time.
-const CAPTURE_SHARE: u32 = 50;
-/// The time between two snapshots if no event comes.
+const MAX_INTERVAL: Duration = Duration::from_secs(4);
+/// The time between two snapshots if no event comes. It is longer if snapshots are costly.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(2);
+/// Snapshots may take one part in this many of the time. Their viewers then take about as much.
+const CAPTURE_SHARE: u32 = 50;
 /// The time between two messages that show a page that its stream is alive.
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
 /// The maximum number of digests in a page's address.
 const KNOWN_FRAGMENTS_MAX: usize = 32;
+
+/// Returns the minimum time from a snapshot that took this long to the next one.
+fn interval_after_capture(took: Duration) -> Duration {
+    took.saturating_mul(CAPTURE_SHARE).clamp(MIN_INTERVAL, MAX_INTERVAL)
+}
 
 /// The subject of a hub.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -138,6 +143,7 @@ impl LiveHub {
     }
 
     async fn publish_snapshots_until_unviewed(mut self) {
+        let mut took_before = Duration::MAX;
         loop {
             // The snapshot below covers the events so far.
             while !matches!(self.events.try_recv(), Err(TryRecvError::Empty | TryRecvError::Closed)) {}
@@ -151,12 +157,15 @@ impl LiveHub {
                 break;
             }
             let took = self.site.engine.clock().now().since(began);
-            let pace = tokio::time::sleep((took * CAPTURE_SHARE).clamp(MIN_INTERVAL, MAX_INTERVAL));
+            // A snapshot that took long once, because its thread had to wait for a processor, does not count.
+            let interval = interval_after_capture(took.min(took_before));
+            let pace = tokio::time::sleep(interval);
+            took_before = took;
             let news = Arc::clone(&self.news);
             tokio::select! {
                 () = news.closed() => if self.hubs.remove_hub_without_viewers(self.subject, &news) { return },
                 () = self.wait_for_change_of_subject() => pace.await,
-                () = tokio::time::sleep(REFRESH_INTERVAL) => {}
+                () = tokio::time::sleep(REFRESH_INTERVAL.max(interval)) => {}
             }
         }
         // The job is deleted: the end of their streams tells the viewers.
@@ -345,4 +354,18 @@ pub(super) async fn stream_job_page_updates(
         LivePageStream::new(&hubs, &site, source, HubSubject::Job(job.id), guest, which)?.into_stream(),
     )
     .into_response())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn costly_snapshots_are_rarer_within_a_limit() {
+        let after_ms = |ms| interval_after_capture(Duration::from_millis(ms));
+        assert_eq!(after_ms(0), MIN_INTERVAL);
+        // Snapshots of ten thousand tasks take a fiftieth of the time at most.
+        assert_eq!(after_ms(20), Duration::from_secs(1));
+        assert_eq!(after_ms(1_000), MAX_INTERVAL);
+    }
 }

@@ -27,6 +27,7 @@
 //! | `job_head.rs` | the head of every page of a job |
 //! | `issues.rs`, `named_tasks.rs`, `task_grid.rs`, `task_table.rs` | parts of the page of a job |
 //! | `host_map.rs`, `waterfall.rs`, `state_chart.rs`, `transfer_map.rs`, `sparkline.rs` | the pictures of hosts, of barriers, of the states of tasks over time, of transfers, and of the last minutes |
+//! | `picture_rows.rs` | the measures that pictures with rows share |
 //! | `live_page.rs` | the pages that receive live updates, and the addresses of their streams |
 //! | `job_page_fragments.rs` | the function that renders the fragments of each of these pages |
 //! | `live.rs`, `fragment_patch.rs` | live updates, and line patches between two versions of a fragment |
@@ -57,6 +58,7 @@ mod live;
 mod live_page;
 mod named_tasks;
 mod overview;
+mod picture_rows;
 mod run;
 mod run_comparison;
 mod search;
@@ -86,51 +88,41 @@ pub(super) use assets::asset_path;
 pub use escape::HtmlEscaper;
 pub(super) use frame::render_problem_page;
 
+/// The beginnings of the addresses of pages that show a run: the present one, and one that the address names.
+const RUN_PREFIXES: [&str; 2] = ["/jobs/{job}", "/jobs/{job}/runs/{run}"];
+
+/// Adds the routes of the pages that exist below both prefixes. `ViewedRun` reads the run from the address.
+fn add_run_routes(routes: RouteBuilder, prefix: &str) -> RouteBuilder {
+    let below = |path: &str| format!("{prefix}{path}");
+    routes
+        .add_get_route(RequiredAccess::VIEWER, &below("/hosts"), hosts::show_hosts_page)
+        .add_get_route(RequiredAccess::VIEWER, &below("/hosts/{host}"), host::show_host_page)
+        .add_get_route(RequiredAccess::VIEWER, &below("/timeline"), timeline::show_timeline_page)
+        .add_get_route(RequiredAccess::VIEWER, &below("/barriers"), barriers::show_barriers_page)
+        .add_get_route(RequiredAccess::VIEWER, &below("/tasks/{task}"), task::show_task_page)
+        .add_get_route(RequiredAccess::VIEWER, &below("/tasks/{task}/tip"), task::show_task_tip)
+        .add_get_route(RequiredAccess::VIEWER, &below("/transfers"), transfers::show_job_transfers_page)
+}
+
 /// Returns the routes of all pages.
 pub(super) fn page_routes() -> RouteBuilder {
     let streams = RouteBuilder::default()
         .add_get_route(RequiredAccess::VIEWER, "/live", live::stream_overview_or_audit_updates)
         .add_get_route(RequiredAccess::VIEWER, "/jobs/{job}/live", live::stream_job_page_updates)
         .with_extension(Arc::<live::LiveHubs>::default());
-    let runs = RouteBuilder::default()
+    RUN_PREFIXES
+        .into_iter()
+        .fold(streams, add_run_routes)
+        .add_get_route(RequiredAccess::VIEWER, "/", overview::show_overview_page)
+        .add_get_route(RequiredAccess::VIEWER, "/jobs", overview::redirect_to_overview)
+        .add_get_route(RequiredAccess::VIEWER, "/jobs/{job}", job::show_job_page)
         .add_get_route(RequiredAccess::VIEWER, "/jobs/{job}/runs/{run}", run::show_run_page)
-        .add_get_route(RequiredAccess::VIEWER, "/jobs/{job}/runs/{run}/hosts", hosts::show_hosts_page)
-        .add_get_route(RequiredAccess::VIEWER, "/jobs/{job}/runs/{run}/hosts/{host}", host::show_host_page)
-        .add_get_route(
-            RequiredAccess::VIEWER,
-            "/jobs/{job}/runs/{run}/timeline",
-            timeline::show_timeline_page,
-        )
-        .add_get_route(
-            RequiredAccess::VIEWER,
-            "/jobs/{job}/runs/{run}/barriers",
-            barriers::show_barriers_page,
-        )
-        .add_get_route(RequiredAccess::VIEWER, "/jobs/{job}/runs/{run}/tasks/{task}", task::show_task_page)
-        .add_get_route(RequiredAccess::VIEWER, "/jobs/{job}/runs/{run}/tasks/{task}/tip", task::show_task_tip)
-        .add_get_route(
-            RequiredAccess::VIEWER,
-            "/jobs/{job}/runs/{run}/transfers",
-            transfers::show_job_transfers_page,
-        )
         .add_get_route(
             RequiredAccess::VIEWER,
             "/jobs/{job}/runs/{run}/comparison",
             run_comparison::show_comparison_page,
-        );
-    streams
-        .merge_routes(runs)
-        .add_get_route(RequiredAccess::VIEWER, "/", overview::show_overview_page)
-        .add_get_route(RequiredAccess::VIEWER, "/jobs", overview::redirect_to_overview)
-        .add_get_route(RequiredAccess::VIEWER, "/jobs/{job}", job::show_job_page)
-        .add_get_route(RequiredAccess::VIEWER, "/jobs/{job}/hosts", hosts::show_hosts_page)
-        .add_get_route(RequiredAccess::VIEWER, "/jobs/{job}/hosts/{host}", host::show_host_page)
-        .add_get_route(RequiredAccess::VIEWER, "/jobs/{job}/timeline", timeline::show_timeline_page)
-        .add_get_route(RequiredAccess::VIEWER, "/jobs/{job}/barriers", barriers::show_barriers_page)
-        .add_get_route(RequiredAccess::VIEWER, "/jobs/{job}/tasks/{task}", task::show_task_page)
-        .add_get_route(RequiredAccess::VIEWER, "/jobs/{job}/tasks/{task}/tip", task::show_task_tip)
+        )
         .add_get_route(RequiredAccess::VIEWER, "/jobs/{job}/devices", devices::show_devices_page)
-        .add_get_route(RequiredAccess::VIEWER, "/jobs/{job}/transfers", transfers::show_job_transfers_page)
         .add_get_route(RequiredAccess::VIEWER, "/jobs/{job}/keys", keys::show_keys_page)
         .add_get_route(RequiredAccess::OPERATOR, "/jobs/{job}/keys/value", keys::show_value_page)
         .add_get_route(RequiredAccess::VIEWER, "/jobs/{job}/drain", drain::show_drain_page)

@@ -106,7 +106,7 @@ pub(super) async fn show_run_page(
         Ok(snapshot) => snapshot,
         Err(problem) => return show_outline_page(&site, &job, run, user, problem),
     };
-    let (now, run) = (snapshot.page_time, snapshot.view.run.number);
+    let (clock, run) = (snapshot.page_clock(), snapshot.view.run.number);
     let parts = vec![
         render_head_fragment(&snapshot)?,
         render_summary_fragment(&snapshot)?,
@@ -118,5 +118,5 @@ pub(super) async fn show_run_page(
     let live = LivePage::Job(listing);
     let title = format!("Job {}", job.name);
     let page = PageFrame::for_job_snapshot(user, NavEntry::Job, title, &snapshot, &live, parts);
-    render_page(&RunPageTemplate { page, job: job.name, run }, now)
+    render_page(&RunPageTemplate { page, job: job.name, run }, clock)
 }

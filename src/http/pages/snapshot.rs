@@ -16,6 +16,7 @@ use crate::coordination::{
     TaskView, Timestamp, heartbeat_overdue_by,
 };
 use crate::http::extractors::{JobPath, no_such_run};
+use crate::http::page_times::PageClock;
 use crate::http::{AppState, Problem};
 use crate::service::findings::{self, Finding};
 use crate::service::reports::TransferReportStore;
@@ -63,7 +64,7 @@ pub(super) struct JobSnapshot {
     /// The pages that show it.
     pub pages: JobPages,
     /// The time of the page. The time of the state is [`JobSnapshot::captured_at`], which is the end of an ended run.
-    pub page_time: Timestamp,
+    page_time: Timestamp,
     /// The summary of the run, if the next one has opened.
     pub past: Option<RunSummary>,
     /// The present incarnations of the tasks.
@@ -197,6 +198,11 @@ impl JobSnapshot {
         let parts = Arc::new(make()?);
         made.insert(name.to_owned(), Arc::clone(&parts));
         Ok(parts)
+    }
+
+    /// Returns the moment as of which the texts of its pages are written.
+    pub fn page_clock(&self) -> PageClock {
+        PageClock { now: self.page_time, run_ended_at: self.past.as_ref().map(|past| past.ended_at) }
     }
 
     /// Returns the time of the state.

@@ -10,6 +10,7 @@ use std::fmt::Write as _;
 
 use super::links::{host_page_path, short_host_name, task_page_path, task_ranges_text};
 use super::live_page::TimelinePageQuery;
+use super::picture_rows::{AREA_HEIGHT, ROW_HEIGHT};
 use super::snapshot::JobSnapshot;
 use crate::coordination::{HostId, TaskId, TaskPhase, Timestamp};
 use crate::service::{RunStates, TaskMarkKind, TaskPeriods};
@@ -19,14 +20,16 @@ use crate::text::{format_grouped, format_micros};
 const ROWS_OF_PAGE: usize = 40;
 /// The number of columns in which states are counted.
 const COLUMNS: usize = 500;
-/// The width of a column, and the height of a row and of its area, in units of the picture.
+/// The width of a column, in units of the picture.
 const COLUMN_WIDTH: usize = 2;
-pub(super) const ROW_HEIGHT: usize = 22;
-const AREA_HEIGHT: usize = 16;
 /// The maximum number of marks of one kind in a row.
 const MARKS_MAX: usize = 60;
 /// The number of steps in which a run that goes on grows over the picture.
 const STEPS_OF_NOW: u64 = 100;
+/// The length of a day, in microseconds.
+const DAY_US: u64 = 86_400_000_000;
+/// The width of the longest text of a mark, in units of the picture.
+const MARK_WIDTH: usize = 120;
 /// The least length of the shown time, in microseconds.
 const SHORTEST_US: u64 = 1_000;
 
@@ -77,8 +80,8 @@ impl TimeWindow {
     }
 
     /// Returns the beginning and the end.
-    pub fn bounds(self) -> [Timestamp; 2] {
-        [Timestamp(self.from), Timestamp(self.until)]
+    pub fn bounds(self) -> (Timestamp, Timestamp) {
+        (Timestamp(self.from), Timestamp(self.until))
     }
 
     fn length(self) -> u64 {
@@ -109,9 +112,9 @@ impl TimeWindow {
 
     /// Returns marks at round times of day.
     fn marks(self) -> Vec<AxisMark> {
-        const STEPS_S: [u64; 18] = [
-            1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1_800, 3_600, 10_800, 43_200, 86_400, 604_800,
-            2_592_000,
+        const STEPS_S: [u64; 19] = [
+            1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1_800, 3_600, 10_800, 21_600, 43_200, 86_400,
+            604_800, 2_592_000,
         ];
         const MARKS: u64 = 8;
         let least = self.length().div_ceil(MARKS);
@@ -121,7 +124,7 @@ impl TimeWindow {
             return places
                 .map(|after| AxisMark {
                     x: self.place_of(self.from + after),
-                    at: None,
+                    time: None,
                     text: format!("+{}", format_micros(after)),
                 })
                 .collect();
@@ -130,7 +133,18 @@ impl TimeWindow {
             STEPS_S.into_iter().find(|step| step * 1_000_000 >= least).unwrap_or(31_104_000) * 1_000_000;
         let first = self.from.div_ceil(step);
         let times = (first..).map(|mark| mark * step).take_while(|at| *at <= self.until).take(32);
-        let mark = |at| AxisMark { x: self.place_of(at), at: Some(Timestamp(at)), text: String::new() };
+        // A mark shows its date where the day changes. Only the zone of the reader tells where that is, so each mark names the
+        // one before. The first mark of a long axis names a time long ago.
+        let mut before = (self.length() > DAY_US).then_some(0);
+        let mark = |at| AxisMark {
+            x: self.place_of(at),
+            time: Some(MarkTime {
+                at: Timestamp(at),
+                before: Timestamp(before.replace(at).unwrap_or(at)),
+                is_whole_minute: step % 60_000_000 == 0,
+            }),
+            text: String::new(),
+        };
         times.map(mark).collect()
     }
 
@@ -148,11 +162,28 @@ fn round_up_length(length: u64) -> u64 {
 }
 
 /// A mark of the time axis.
+#[derive(Debug)]
 pub(super) struct AxisMark {
     pub x: usize,
-    /// The time of day that it shows, or else its text.
-    pub at: Option<Timestamp>,
+    /// The time that it shows, or else its text.
+    pub time: Option<MarkTime>,
     pub text: String,
+}
+
+impl AxisMark {
+    /// Returns whether its text is so near to the end of the picture that it must end at the mark.
+    pub fn is_at_end(&self) -> bool {
+        self.x > COLUMNS * COLUMN_WIDTH - MARK_WIDTH / 2
+    }
+}
+
+/// The time of a mark.
+#[derive(Debug)]
+pub(super) struct MarkTime {
+    pub at: Timestamp,
+    /// The time of the mark before. The text has a date if its date is another one.
+    pub before: Timestamp,
+    pub is_whole_minute: bool,
 }
 
 /// The area of one state in a row.
@@ -460,6 +491,8 @@ fn connected_thousandths(tasks: &[&TaskPeriods], window: TimeWindow) -> u64 {
 mod tests {
     use super::*;
     use crate::coordination::RunNumber;
+    use crate::http::page_times::{TimeStyle, fill_times};
+    use crate::http::pages::times;
     use crate::service::{StatePeriod, TaskMark};
 
     fn states(tasks: Vec<TaskPeriods>) -> RunStates {
@@ -536,5 +569,32 @@ mod tests {
         assert_eq!(window("18446744073709551615", "x"), (500_999_000, 501_000_000));
         let marks = TimeWindow::new(&all, &TimelinePageQuery::default()).marks();
         assert!((4..=10).contains(&marks.len()), "{} marks", marks.len());
+    }
+
+    #[test]
+    fn marks_show_a_date_where_the_day_changes_and_at_the_beginning_of_a_long_axis() {
+        let texts = |hours: u64| -> Vec<String> {
+            // The run opened at 2023-11-14, 22:13:20.
+            let begin = 1_700_000_000_000_000;
+            let run = RunStates {
+                opened_at: Timestamp(begin),
+                until: Timestamp(begin + hours * 3_600_000_000),
+                ..states(Vec::new())
+            };
+            let text = |mark: AxisMark| {
+                let MarkTime { at, before, is_whole_minute } = mark.time.expect("a time");
+                let attribute = times::mark_attribute(&at, &before, &is_whole_minute);
+                let filled = fill_times(&format!("<text{attribute}></text>"), at, TimeStyle::Utc);
+                filled.split(['>', '<']).nth(2).unwrap().to_owned()
+            };
+            TimeWindow::new(&run, &TimelinePageQuery::default()).marks().into_iter().map(text).collect()
+        };
+        assert_eq!(texts(1), ["22:20", "22:30", "22:40", "22:50", "23:00", "23:10"]);
+        assert_eq!(texts(3), ["22:30", "23:00", "23:30", "11-15 00:00", "00:30", "01:00"]);
+        // The first mark of an axis of more than a day has a date, though its day does not change there.
+        assert_eq!(texts(25)[..2], ["11-15 00:00", "06:00"]);
+        assert_eq!(texts(48)[..5], ["11-15 00:00", "06:00", "12:00", "18:00", "11-16 00:00"]);
+        assert_eq!(texts(24 * 5)[..3], ["11-15 00:00", "11-16 00:00", "11-17 00:00"]);
+        assert_eq!(texts(24 * 30)[..2], ["11-16 00:00", "11-23 00:00"]);
     }
 }

@@ -388,11 +388,11 @@ pub(super) fn render_task_page(
     let snapshot = JobSnapshot::capture_in_run(site, job, run)?;
     let missing = || no_such_task(job, id.0, snapshot.view.settings.tasks);
     let parts = render_fragments(site, &snapshot, &user, id)?.ok_or_else(missing)?;
-    let now = snapshot.page_time;
+    let clock = snapshot.page_clock();
     let (title, live) = (format!("Task {id} of {}", job.name), LivePage::Task { task: id.to_string() });
     let page = PageFrame::for_job_snapshot(user, NavEntry::Task, title, &snapshot, &live, parts)
         .with_notice(did.completed_action_message());
-    render_page(&TaskPageTemplate { page, view: snapshot.view, id }, now)
+    render_page(&TaskPageTemplate { page, view: snapshot.view, id }, clock)
 }
 
 pub(super) async fn show_task_page(

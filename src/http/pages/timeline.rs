@@ -11,8 +11,9 @@ use super::frame::{NavEntry, PageFrame, PageUser, render_page};
 use super::job_head::render_head_fragment;
 use super::links::JobPages;
 use super::live_page::{LivePage, TimelinePageQuery};
+use super::picture_rows::ROW_HEIGHT;
 use super::snapshot::JobSnapshot;
-use super::state_chart::{ROW_HEIGHT, StateChart};
+use super::state_chart::StateChart;
 use super::{amount, issues, links, status, times};
 use crate::coordination::{JobName, TaskId, TaskPhase, Timestamp};
 use crate::http::extractors::{JobPath, QueryParams, ViewedRun};
@@ -249,11 +250,11 @@ pub(super) async fn show_timeline_page(
     QueryParams(which): QueryParams<TimelinePageQuery>,
 ) -> Result<Response, Problem> {
     let snapshot = JobSnapshot::capture_in_run(&site, &job, run)?;
-    let (now, tasks) = (snapshot.page_time, snapshot.task_count());
+    let (clock, tasks) = (snapshot.page_clock(), snapshot.task_count());
     let (parts, task) = (render_fragments(&snapshot, &which)?, which.task_filter().map(|task| task.0));
     let kept = [("by", which.by.clone()), ("from", which.from.clone()), ("until", which.until.clone())];
     let title = format!("Timeline of {}", job.name);
     let live = LivePage::Timeline(which);
     let page = PageFrame::for_job_snapshot(user, NavEntry::Timeline, title, &snapshot, &live, parts);
-    render_page(&TimelinePageTemplate { page, job: snapshot.pages, kept, task, tasks }, now)
+    render_page(&TimelinePageTemplate { page, job: snapshot.pages, kept, task, tasks }, clock)
 }

@@ -23,6 +23,8 @@ enum TimeForm {
     In,
     /// `03:12:07`, always: the time of day in the zone that is named beside it.
     Clock,
+    /// `03:12:07`, or `2026-03-01 03:12:07` if this other time has another date.
+    ClockWithDate(Timestamp),
 }
 
 /// A time in a page.
@@ -49,9 +51,17 @@ pub(super) fn clock(at: &Timestamp) -> Safe<PageTime> {
     Safe(PageTime(*at, TimeForm::Clock))
 }
 
-/// Returns the last attribute of an SVG text, which then shows this time of day as [`clock`] does.
-pub(super) fn clock_attribute(at: &Timestamp) -> Safe<String> {
-    Safe(format!("{TIME_MARK}clock:{}\"", at.0))
+/// Returns a time shown as the time of day, after its date if that is not the date of `other`. Readers in other zones
+/// may see other dates.
+pub(super) fn clock_with_date(at: &Timestamp, other: &Timestamp) -> Safe<PageTime> {
+    Safe(PageTime(*at, TimeForm::ClockWithDate(*other)))
+}
+
+/// Returns the last attribute of the SVG text of a mark on an axis of time. The text shows the time of day, to the minute
+/// if `is_whole_minute`, after its date if that is not the date of `other`.
+pub(super) fn mark_attribute(at: &Timestamp, other: &Timestamp, is_whole_minute: &bool) -> Safe<String> {
+    let form = if *is_whole_minute { "minute" } else { "clock" };
+    Safe(format!("{TIME_MARK}{form}:{}:{}\"", at.0, other.0))
 }
 
 /// Returns the name of the zone of the times of day on a page.
@@ -65,11 +75,19 @@ impl fmt::Display for PageTime {
             TimeForm::Ago => "ago",
             TimeForm::For => "for",
             TimeForm::In => "in",
-            TimeForm::Clock => "clock",
+            TimeForm::Clock | TimeForm::ClockWithDate(_) => "clock",
+        };
+        let other = match self.1 {
+            TimeForm::ClockWithDate(other) => format!(":{}", other.0),
+            _ => String::new(),
         };
         let stamp = self.0.to_text_with_milliseconds();
         let shown = stamp.replace('T', " ").replace('Z', " UTC");
-        write!(f, "<time datetime=\"{stamp}\" title=\"{shown}\"{TIME_MARK}{form}:{}\"></time>", self.0.0)
+        write!(
+            f,
+            "<time datetime=\"{stamp}\" title=\"{shown}\"{TIME_MARK}{form}:{}{other}\"></time>",
+            self.0.0
+        )
     }
 }
 

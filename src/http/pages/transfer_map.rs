@@ -8,10 +8,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use super::amount::{bytes_text, rate_text};
-use super::links::{first_task_ranges_text, short_host_name};
+use super::links::{first_task_ranges_text, host_page_path, short_host_name, task_page_path};
 use super::live_page::PairFilter;
 use super::snapshot::JobSnapshot;
-use crate::coordination::TaskId;
+use crate::coordination::{TaskId, TaskView};
 use crate::service::reports::{PairView, ReasonView};
 
 /// The maximum number of tasks that have rows of their own.
@@ -31,6 +31,8 @@ const CLASS_DIVISORS: [u64; 4] = [2, 8, 64, 1024];
 pub(super) struct MapGroup {
     pub label: String,
     pub description: String,
+    /// The page of the task or the host; `None` of a block of hosts.
+    pub path: Option<String>,
 }
 
 /// The cells of one class, from 1 to 5.
@@ -43,8 +45,9 @@ pub(super) struct HeatLayer {
 
 /// The bytes from one group to another.
 pub(super) struct MapCell {
-    pub from: String,
-    pub to: String,
+    /// The places of the groups.
+    pub from: usize,
+    pub to: usize,
     pub bytes: u64,
     pub rate: u64,
     pub has_failed: bool,
@@ -113,8 +116,8 @@ impl TransferMap {
         let mut order: Vec<(&(usize, usize), &CellSums)> = sums.iter().collect();
         order.sort_by_key(|(cell, sum)| (std::cmp::Reverse(value(sum)), **cell));
         let listed = order.iter().take(LISTED_MAX).map(|(cell, sum)| MapCell {
-            from: groups[cell.0].description.clone(),
-            to: groups[cell.1].description.clone(),
+            from: cell.0,
+            to: cell.1,
             bytes: sum.bytes,
             rate: sum.rate,
             has_failed: failed.contains(cell),
@@ -134,12 +137,23 @@ impl TransferMap {
     }
 }
 
+impl TransferMap {
+    /// Returns the groups between which the bytes of a cell moved.
+    pub fn groups_of(&self, cell: &MapCell) -> [&MapGroup; 2] {
+        [&self.groups[cell.from], &self.groups[cell.to]]
+    }
+}
+
 /// Returns what a row is, the rows, and the row of each task.
 fn map_groups(snapshot: &JobSnapshot) -> (&'static str, Vec<MapGroup>, Vec<usize>) {
     let tasks = snapshot.task_count();
     if tasks <= TASKS_MAX {
-        let group = |task: usize| MapGroup { label: task.to_string(), description: format!("task {task}") };
-        return ("task", (0..tasks).map(group).collect(), (0..tasks).collect());
+        let group = |task: &TaskView| MapGroup {
+            label: task.task.to_string(),
+            description: format!("task {}", task.task),
+            path: Some(task_page_path(&snapshot.pages, &task.task)),
+        };
+        return ("task", snapshot.view.run.tasks.iter().map(group).collect(), (0..tasks).collect());
     }
     // The hosts in the order of their first task; a task on no known host counts as one.
     let hosts = &snapshot.host_assignment;
@@ -164,8 +178,16 @@ fn map_groups(snapshot: &JobSnapshot) -> (&'static str, Vec<MapGroup>, Vec<usize
             Some(host) => MapGroup {
                 label: short_host_name(&host.name),
                 description: format!("{} (tasks {ranges})", host.name),
+                path: Some(host_page_path(&snapshot.pages, &host.name)),
             },
-            None => MapGroup { label: ranges.clone(), description: format!("tasks {ranges}") },
+            None => MapGroup {
+                label: ranges.clone(),
+                description: format!("tasks {ranges}"),
+                path: match &members[..] {
+                    [task] => Some(task_page_path(&snapshot.pages, task)),
+                    _ => None,
+                },
+            },
         });
     }
     let unit = if block == 1 { "host" } else { "block of neighbouring hosts" };

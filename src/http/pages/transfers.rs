@@ -375,7 +375,7 @@ pub(super) async fn show_job_transfers_page(
     let (title, parts) = (format!("Transfers of {}", job.name), render_fragments(&snapshot, &choice)?);
     let live = LivePage::Transfers(choice);
     let page = PageFrame::for_job_snapshot(user, NavEntry::JobTransfers, title, &snapshot, &live, parts);
-    render_page(&JobTransfersPageTemplate { page }, snapshot.page_time)
+    render_page(&JobTransfersPageTemplate { page }, snapshot.page_clock())
 }
 
 #[derive(Template)]

@@ -10,6 +10,7 @@ use std::fmt::Write as _;
 
 use super::links::{host_page_path, short_host_name, task_page_path, task_ranges_text};
 use super::live_page::BarriersPageQuery;
+use super::picture_rows::{AREA_HEIGHT, ROW_HEIGHT};
 use super::snapshot::JobSnapshot;
 use super::status::{barrier_display_name, shorten};
 use crate::coordination::{BarrierArrival, BarrierOutcome, BarrierRecordWithArrivals, HostId, TaskId};
@@ -21,9 +22,6 @@ const ROWS_MAX: usize = 24;
 const GROUPS_MAX: usize = 64;
 /// The width of the part of a row that shows time, in units of the picture.
 const WIDTH: u64 = 1_000;
-/// The height of a row, and of its shaded area.
-pub(super) const ROW_HEIGHT: usize = 22;
-const AREA_HEIGHT: u64 = 16;
 /// The maximum number of steps of a shaded area.
 const STEPS_MAX: usize = 120;
 /// The maximum number of arrivals that have dots of their own; of more, only the latest have.
@@ -176,7 +174,7 @@ fn opened_barrier_text(ended: &BarrierRecordWithArrivals) -> String {
 /// Returns the outline of the area that is as high as the share of members that have arrived. `after` is ascending.
 fn blocked_area(after: &[u64], members: usize, scale: TimeScale, end_x: u64) -> String {
     // In tenths of a unit, so that few of many arrivals show.
-    let height = |arrived: usize| arrived as u64 * AREA_HEIGHT * 10 / members.max(1) as u64;
+    let height = |arrived: usize| arrived * AREA_HEIGHT * 10 / members.max(1);
     let top = |arrived: usize| AREA_HEIGHT * 10 - height(arrived);
     let mut path = format!("M0 {AREA_HEIGHT}");
     let step = after.len().div_ceil(STEPS_MAX).max(1);

@@ -13,7 +13,8 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use utoipa::ToSchema;
 
-use super::answer::{InvalidStackAnswer, NewStackAnswer, StackSource, ThreadStack, check_threads};
+use super::answer::{NewStackAnswer, StackSource, ThreadStack, check_threads};
+use super::refusals::{StackAnswerRefusal, StackRequestRefusal};
 use super::stack_groups::StackGroups;
 use super::task_ranges::TaskRanges;
 use super::{
@@ -21,7 +22,7 @@ use super::{
 };
 use crate::clock::random_bytes;
 use crate::coordination::{
-    Actor, ActorOrigin, CommandReason, JobId, RunNumber, TaskId, TaskIncarnation, Timestamp,
+    Actor, ActorOrigin, CommandReason, JobId, RunNumber, TaskId, TaskIncarnation, TaskIncarnations, Timestamp,
 };
 use crate::engine::Engine;
 
@@ -41,77 +42,6 @@ pub struct NewStackRequest {
     pub reason: CommandReason,
     /// The tasks; `None` for all.
     pub tasks: Option<TaskRanges>,
-}
-
-/// The reason why a request is refused.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum StackRequestRefusal {
-    /// The job does not exist.
-    #[error("there is no such job")]
-    NoSuchJob,
-    /// A task does not exist.
-    #[error("there is no task {task}: the job has {tasks} tasks")]
-    NoSuchTask {
-        /// The task.
-        task: TaskId,
-        /// The number of tasks.
-        tasks: usize,
-    },
-    /// The last request was a moment ago.
-    #[error("stacks of this job were requested less than {} s ago: wait, or look at the answers", .0.as_secs())]
-    TooSoon(Duration),
-}
-
-/// The reason why an answer is refused.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum StackAnswerRefusal {
-    /// The job does not exist.
-    #[error("there is no such job")]
-    NoSuchJob,
-    /// The task does not exist.
-    #[error("there is no task {0}")]
-    NoSuchTask(TaskId),
-    /// The job has no such request, or a later one has replaced it.
-    #[error("request {0} is not the latest request for stacks of this job")]
-    NoSuchRequest(u64),
-    /// The time for answers is over.
-    #[error("request {0} is over: its answers had to come within {seconds} s", seconds = OPEN_FOR.as_secs())]
-    Over(u64),
-    /// The request does not ask the task.
-    #[error("request {request} does not ask task {task}")]
-    NotAsked {
-        /// The request.
-        request: u64,
-        /// The task.
-        task: TaskId,
-    },
-    /// The task has answered.
-    #[error("task {task} has answered request {request}")]
-    AlreadyAnswered {
-        /// The request.
-        request: u64,
-        /// The task.
-        task: TaskId,
-    },
-    /// The request was not handed out with this ticket.
-    #[error(
-        "request {request} was not handed out to task {task} with this ticket, or a newer process has it"
-    )]
-    WrongTicket {
-        /// The request.
-        request: u64,
-        /// The task.
-        task: TaskId,
-    },
-    /// Another incarnation of the task has taken its place.
-    #[error("another incarnation of task {0} is connected by now")]
-    StaleIncarnation(TaskId),
-    /// The answer is invalid.
-    #[error(transparent)]
-    Invalid(#[from] InvalidStackAnswer),
-    /// There is no memory for the stacks.
-    #[error("the stacks of this job take {max} bytes, the limit", max = JOB_BYTES_MAX)]
-    NoRoom,
 }
 
 /// What a helper tells when it asks whether its task is asked.
@@ -168,6 +98,15 @@ struct HandedOut {
     incarnation: Option<TaskIncarnation>,
 }
 
+/// What is kept of an answer beside its stacks.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct AcceptedAnswer {
+    /// The process that answered.
+    pub process: KnownSource,
+    /// The number of threads that it left out.
+    pub threads_left_out: u32,
+}
+
 /// The latest request of a job, with its answers.
 #[derive(Debug)]
 pub(super) struct StackRequest {
@@ -178,8 +117,8 @@ pub(super) struct StackRequest {
     /// The number of tasks of the job at the time of the request.
     pub job_tasks: usize,
     pub stacks: StackGroups,
-    /// The tasks that have answered, with the number of threads that they left out.
-    pub answered: BTreeMap<(TaskId, StackSource), u32>,
+    /// The tasks that have answered.
+    pub answered: BTreeMap<(TaskId, StackSource), AcceptedAnswer>,
     /// The number of answers that were dropped for lack of memory.
     pub dropped: u64,
     handed_out: BTreeMap<TaskId, HandedOut>,
@@ -194,6 +133,18 @@ impl StackRequest {
     /// Returns whether the request is handed out and answered in this run.
     pub fn is_open(&self, run: RunNumber, now: Timestamp) -> bool {
         self.run == run && now < self.at.after(OPEN_FOR)
+    }
+
+    /// Returns whether the stacks of a task from a source are those of its present process. They are not if the task has
+    /// restarted since, or its connection has ended.
+    pub fn is_of_present_process(
+        &self,
+        task: TaskId,
+        source: StackSource,
+        roster: &TaskIncarnations,
+    ) -> bool {
+        let answer = self.answered.get(&(task, source));
+        answer.is_some_and(|answer| answer.process.is_present(roster.incarnation_of(task)))
     }
 
     /// Returns whether a task has yet to answer from a source.
@@ -518,13 +469,15 @@ impl StackCollector {
             }
             authorize(request, life)?;
             let threads = threads?;
+            let process = KnownSource { incarnation: life.incarnation };
+            let answer = AcceptedAnswer { process, threads_left_out: left_out };
             if !request.stacks.add(task, source, threads, now, JOB_BYTES_MAX) {
                 request.dropped += 1;
                 // The task is not asked again: its answer would have no room either.
-                request.answered.insert((task, source), left_out);
+                request.answered.insert((task, source), answer);
                 return Err(StackAnswerRefusal::NoRoom);
             }
-            request.answered.insert((task, source), left_out);
+            request.answered.insert((task, source), answer);
             Ok(others + request.stacks.bytes())
         });
         match &accepted {

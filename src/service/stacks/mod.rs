@@ -12,6 +12,7 @@
 //! | `task_ranges.rs` | sets of tasks, such as `0-7,12` |
 //! | `stack_groups.rs` | the stacks of one request, each stored once, within a bound |
 //! | `collector.rs` | the requests, the answers and the sources of all jobs |
+//! | `refusals.rs` | why a request or an answer is refused |
 //! | `view.rs` | the views that pages, REST and the command line share |
 //! | `metrics.rs` | requests, answers and sources as metrics |
 //!
@@ -25,6 +26,7 @@ mod collector;
 #[cfg(any(test, feature = "fuzzing"))]
 mod fuzzing;
 mod metrics;
+mod refusals;
 mod stack_groups;
 mod task_ranges;
 #[cfg(test)]
@@ -34,13 +36,11 @@ mod view;
 use std::time::Duration;
 
 pub use answer::{InvalidStackAnswer, NewStackAnswer, StackFrame, StackSource, ThreadStack};
-pub use collector::{
-    HandedRequest, HelperPoll, NewStackRequest, StackAnswerRefusal, StackCollector, StackRequestRefusal,
-    StackWaitView,
-};
+pub use collector::{HandedRequest, HelperPoll, NewStackRequest, StackCollector, StackWaitView};
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use fuzzing::check_stack_answer;
 pub use metrics::StackMetrics;
+pub use refusals::{StackAnswerRefusal, StackRequestRefusal};
 pub use task_ranges::{TaskRange, TaskRanges};
 pub use view::{NewStackRequestBody, StackGroupView, StackRequestView, StacksView};
 

@@ -190,6 +190,27 @@ fn another_incarnation_cannot_give_the_answer_of_the_former_one() {
 }
 
 #[test]
+fn the_stack_of_a_process_that_has_ended_is_not_that_of_the_next_one() {
+    let fixture = CollectorFixture::with_tasks(3);
+    fixture.ask(operator(), None).unwrap();
+    for task in 0..3 {
+        let handed = fixture.poll(task, 0).request.unwrap();
+        fixture.answer(&handed, task, "load_batch").unwrap();
+    }
+    let seen = || {
+        let roster = fixture.engine.read(|core, _| core.job(fixture.job).unwrap().task_incarnations());
+        let awaited = (0..3).map(|task| (TaskId(task), Timestamp(0))).collect();
+        let places = fixture.stacks.places_of(fixture.job, &roster, &awaited);
+        let [group] = &fixture.view().groups[..] else { panic!("{:?}", fixture.view()) };
+        let places: Vec<i32> = places.keys().map(|task| task.0).collect();
+        (places, numbers(&group.tasks), numbers(&group.of_earlier_process))
+    };
+    assert_eq!(seen(), (vec![0, 1, 2], vec![0, 1, 2], vec![]));
+    fixture.register(1, 900);
+    assert_eq!(seen(), (vec![0, 2], vec![0, 1, 2], vec![1]));
+}
+
+#[test]
 fn requests_have_a_minimum_interval_and_tasks_that_exist() {
     let fixture = CollectorFixture::with_tasks(2);
     let rule = || Actor { who: "barrier-stuck".into(), address: None, means: ActorOrigin::Rule };

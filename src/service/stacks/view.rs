@@ -68,6 +68,10 @@ pub struct StackGroupView {
     pub tasks: Vec<TaskRange>,
     /// The number of tasks.
     pub task_count: usize,
+    /// Those of these tasks that have restarted since they answered, or have lost their connection: the stacks are of an
+    /// earlier process.
+    #[serde(default)]
+    pub of_earlier_process: Vec<TaskRange>,
     /// The number of threads of these tasks.
     pub threads: usize,
     /// Names of these threads: the first four.
@@ -159,11 +163,11 @@ impl StackCollector {
             awaited: TaskRange::compress(awaited),
             without_helper: TaskRange::compress(without),
             dropped: request.dropped,
-            threads_left_out: request.answered.values().map(|threads| u64::from(*threads)).sum(),
+            threads_left_out: request.answered.values().map(|it| u64::from(it.threads_left_out)).sum(),
             helpers,
             group_count: groups.len(),
             main_group_count: groups.iter().filter(|group| group.key.main).count(),
-            groups: group_views(&groups, most),
+            groups: group_views(request, roster, &groups, most),
             next: None,
         }
     }
@@ -171,7 +175,8 @@ impl StackCollector {
 
 impl StackCollector {
     /// Returns where the main threads of these tasks were at the latest request. `tasks` has the tasks for which others
-    /// wait, each with the time since which they wait: an earlier stack says nothing about that.
+    /// wait, each with the time since which they wait: an earlier stack says nothing about that, and neither does the stack
+    /// of an earlier process.
     #[must_use]
     pub fn places_of(
         &self,
@@ -187,7 +192,8 @@ impl StackCollector {
         let mut places = BTreeMap::new();
         let waited_for = |task: &TaskId| tasks.get(task).is_some_and(|since| *since <= request.at);
         for group in request.stacks.groups().iter().filter(|group| group.key.main) {
-            for task in group.tasks.iter().filter(|task| waited_for(task)) {
+            let is_present = |task: &TaskId| request.is_of_present_process(*task, group.key.source, roster);
+            for task in group.tasks.iter().filter(|task| waited_for(task) && is_present(task)) {
                 // The stack of a Python program says more than the activity of a worker in it.
                 if group.key.source == StackSource::Python || !places.contains_key(task) {
                     places.insert(*task, place_text(&group.key.frames));
@@ -243,7 +249,16 @@ fn ordered_groups(request: &StackRequest, task: Option<TaskId>) -> Vec<&StackGro
 }
 
 /// Returns the first `most` groups of main threads, and of other threads.
-fn group_views(groups: &[&StackGroup], most: usize) -> Vec<StackGroupView> {
+fn group_views(
+    request: &StackRequest,
+    roster: &TaskIncarnations,
+    groups: &[&StackGroup],
+    most: usize,
+) -> Vec<StackGroupView> {
+    // The request of an earlier run names its run.
+    let is_earlier = |group: &StackGroup, task: TaskId| {
+        request.run == roster.run && !request.is_of_present_process(task, group.key.source, roster)
+    };
     let mut left = [most; 2];
     let mut is_shown = |group: &StackGroup| {
         let left = &mut left[usize::from(group.key.main)];
@@ -260,6 +275,9 @@ fn group_views(groups: &[&StackGroup], most: usize) -> Vec<StackGroupView> {
         frames_left_out: group.frames_left_out,
         tasks: TaskRange::compress(group.tasks.iter().copied()),
         task_count: group.tasks.len(),
+        of_earlier_process: TaskRange::compress(
+            group.tasks.iter().copied().filter(|task| is_earlier(group, *task)),
+        ),
         threads: group.threads,
         thread_names: group.thread_names.clone(),
         since: group.since,
