@@ -21,6 +21,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use muster_journal::{JournalStatus, JournalWriter, RecordKind};
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use super::RestoreReport;
 use crate::coordination::{
@@ -28,7 +29,7 @@ use crate::coordination::{
 };
 
 /// What an answer has survived when it leaves.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Durability {
     /// Nothing: there is no journal, and the death of the process ends all runs.

@@ -13,6 +13,7 @@
 //! - `GET POST /login`, `POST /logout`: exchanges a token for a session cookie, and ends the session
 //! - `GET /api/v1/server`: version and addresses, with the jobs that each gRPC address serves
 //! - `GET /api/v1/handshakes`: failed TLS handshakes, with the reasons
+//! - `GET /api/v1/journal`: what survives the process, and the state of the journal
 //! - `GET /api/v1/openapi.json`: the description of everything under `/api/v1`
 //! - `GET /api/v1/audit`: changes, done and refused, with actor, reason and address
 //! - `GET POST /api/v1/jobs`, `GET PATCH DELETE /api/v1/jobs/{job}`: jobs, as summaries and in full
@@ -61,6 +62,7 @@ mod health;
 mod hosts;
 mod http_limits;
 mod jobs;
+mod journal;
 mod keys;
 mod listener;
 mod listener_state;

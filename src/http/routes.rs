@@ -11,8 +11,8 @@ use super::route_access_table::RouteAccessTable;
 use super::route_builder::RouteBuilder;
 use super::{
     AppState, activity, audit, barrier_arrivals, drain, events, exclusions, findings, health, hosts, jobs,
-    keys, metrics, openapi, pages, runs, server_info, stack_helper, stacks, task_owners, task_states,
-    transfers,
+    journal, keys, metrics, openapi, pages, runs, server_info, stack_helper, stacks, task_owners,
+    task_states, transfers,
 };
 
 /// Returns the REST routes.
@@ -20,6 +20,7 @@ fn api_routes() -> RouteBuilder {
     RouteBuilder::default()
         .add_described_routes(RequiredAccess::VIEWER, routes!(server_info::show_server_info))
         .add_described_routes(RequiredAccess::VIEWER, routes!(server_info::list_failed_handshakes))
+        .add_described_routes(RequiredAccess::VIEWER, routes!(journal::show_journal))
         .add_described_routes(RequiredAccess::VIEWER, routes!(openapi::show_document))
         .add_described_routes(RequiredAccess::VIEWER, routes!(audit::list_audit_lines))
         .add_described_routes(RequiredAccess::VIEWER, routes!(jobs::list_jobs))

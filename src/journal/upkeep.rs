@@ -62,6 +62,14 @@ pub struct JournalStatus {
     pub trouble: Option<String>,
 }
 
+impl JournalStatus {
+    /// Returns the number of records that the loss of the host would lose now.
+    #[must_use]
+    pub fn records_not_on_disk(&self) -> u64 {
+        (self.records + 1).saturating_sub(self.durable_records)
+    }
+}
+
 #[derive(Default)]
 struct UpkeepState {
     /// The segment in use.

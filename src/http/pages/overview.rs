@@ -23,9 +23,11 @@ use super::sparkline::Sparkline;
 use super::status::TaskStatus;
 use super::{amount, status, times};
 use crate::coordination::{JobId, JobName, RunNumber, RunState, Timestamp};
+use crate::engine::Durability;
 use crate::http::activity::recent_activity;
 use crate::http::allowed_hosts::host_without_port;
 use crate::http::api::{ServerInfo, machine_name};
+use crate::http::journal::JournalView;
 use crate::http::{AppState, Problem};
 use crate::service::JobActivity;
 use crate::tls::FailedHandshake;
@@ -57,6 +59,7 @@ pub(super) struct FleetSnapshot {
     lines: Vec<JobRow>,
     issues: Vec<Issue>,
     handshakes: Vec<FailedHandshake>,
+    journal: JournalView,
     /// The text about the last job if there is no issue.
     calm: String,
     more: usize,
@@ -90,6 +93,7 @@ impl FleetSnapshot {
             lines: Vec::new(),
             issues: Vec::new(),
             handshakes,
+            journal: JournalView::new(site.engine.journal_state().as_ref()),
             calm: String::new(),
             more,
             tokens,
@@ -123,7 +127,8 @@ impl FleetSnapshot {
     pub fn empty(now: Timestamp) -> Self {
         let (lines, needs, handshakes, calm) = (Vec::new(), Vec::new(), Vec::new(), String::new());
         let (tokens, has_tasks, about) = (false, false, None);
-        Self { lines, issues: needs, handshakes, calm, more: 0, tokens, has_tasks, about, now }
+        let journal = JournalView::new(None);
+        Self { lines, issues: needs, handshakes, journal, calm, more: 0, tokens, has_tasks, about, now }
     }
 
     pub fn add_job(&mut self, snapshot: &JobSnapshot, activity: &JobActivity) {
@@ -173,6 +178,12 @@ struct JobsFragment<'a> {
 #[template(path = "parts/handshakes.html")]
 struct FailedHandshakesFragment<'a> {
     handshakes: &'a [FailedHandshake],
+}
+
+#[derive(Template)]
+#[template(path = "parts/journal.html")]
+struct JournalFragment<'a> {
+    journal: &'a JournalView,
 }
 
 /// How to point a program at a job.
@@ -249,7 +260,8 @@ pub(super) fn render_fragments(survey: &FleetSnapshot) -> Result<Vec<Fragment>, 
     let handshakes =
         Fragment::new("handshakes", &FailedHandshakesFragment { handshakes: &survey.handshakes })?;
     let needs = issues::render_issue_list_fragment(&survey.issues, true, calm)?;
-    Ok(vec![needs, handshakes, render_first_steps_fragment(survey, None)?, jobs])
+    let journal = Fragment::new("journal", &JournalFragment { journal: &survey.journal })?;
+    Ok(vec![needs, handshakes, render_first_steps_fragment(survey, None)?, jobs, journal])
 }
 
 #[derive(Template)]

@@ -12,8 +12,7 @@ impl Metrics {
         let files = &state.files;
         page.add_integer_sample(&metric::JOURNAL_RECORDS, &[], files.records);
         page.add_integer_sample(&metric::JOURNAL_BYTES, &[], files.appended_bytes);
-        let lag = (files.records + 1).saturating_sub(files.durable_records);
-        page.add_integer_sample(&metric::JOURNAL_LAG, &[], lag);
+        page.add_integer_sample(&metric::JOURNAL_LAG, &[], files.records_not_on_disk());
         page.add_integer_sample(&metric::JOURNAL_DISK, &[], files.disk_bytes);
         page.add_integer_sample(&metric::JOURNAL_SYNCS, &[], files.syncs);
         page.add_integer_sample(&metric::JOURNAL_SNAPSHOTS, &["written"], files.snapshots);
