@@ -225,7 +225,9 @@ impl SimulatedCoordinator {
         self.next_call += 1;
         self.asked.insert(call, PendingCall { connection, request: request.clone() });
         let caller = Caller { connection, claim };
-        if request.is_read()
+        // A comparison of the whole state takes long, so some reads are checked.
+        if call.0.is_multiple_of(16)
+            && request.is_read()
             && !self.core.has_pending_work()
             && self.core.is_connection_known_to_job(JOB, connection)
         {
