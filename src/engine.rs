@@ -46,7 +46,7 @@ use tokio::sync::{Notify, broadcast};
 use crate::clock::{self, Clock};
 use crate::coordination::{
     CallId, CallOutcome, Caller, ClaimAnswer, ClaimRefusal, CommandOutcome, CommandRefusal, ConnectionEnd,
-    ConnectionId, Coordinator, DeferredFree, Effect, Input, JobId, JobName, JobSettings, Request,
+    ConnectionId, Coordinator, DeferredFree, Effect, Failure, Input, JobId, JobName, JobSettings, Request,
     ServiceIncarnation, Timestamp,
 };
 
@@ -59,8 +59,8 @@ pub use jobs::{DeclareError, DeclaredJob};
 pub use lock::EngineLockTimes;
 use lock::{ReadLockedState, StateLock, WriteLockedState};
 pub use observer::{ContentsSerialiser, Observer, PersistentObserver};
-use recorder::InputRecorder;
 pub use recorder::{Durability, JournalState};
+use recorder::{InputRecorder, is_refusable, refusal_effects, refused_call};
 pub use replay::{RestoreError, RestoreReport, RestoredState, Visited};
 pub use waiting_calls::AnswerInbox;
 use waiting_calls::{WaitingCall, WaitingCalls, WaitingTable};
@@ -89,18 +89,30 @@ struct EngineState {
     recorder: Option<InputRecorder>,
     /// The settings with which the configuration last declared each job.
     declared: BTreeMap<JobName, JobSettings>,
+    /// The journal has been ended: nothing would record a change.
+    is_closed: bool,
 }
 
 impl EngineState {
     /// Returns the reason for which changes are refused now.
     fn change_refusal(&self) -> Option<String> {
+        if self.is_closed {
+            return Some(STOPPED.to_owned());
+        }
         self.recorder.as_ref().and_then(InputRecorder::refusal)
     }
 
-    /// Returns the number below which all records must be on the disk before answers of earlier inputs leave.
-    fn held_until_of_undelivered(&self) -> Option<u64> {
-        let recorder = self.recorder.as_ref().filter(|recorder| recorder.durability() == Durability::Host);
-        recorder.map(InputRecorder::next_record)
+    /// Returns the failure of a call that is refused now.
+    fn call_refusal(&self, request: &Request) -> Option<Arc<Failure>> {
+        if !is_refusable(request) {
+            return None;
+        }
+        self.change_refusal().map(refused_call)
+    }
+
+    /// Returns the number below which all records must be on the disk before an answer leaves.
+    fn held_until(&self) -> Option<u64> {
+        self.recorder.as_ref().and_then(InputRecorder::held_until)
     }
 }
 
@@ -119,8 +131,6 @@ struct AppliedInput {
     discarded: Vec<DeferredFree>,
     events: Vec<EventsByNumber>,
     tables: Vec<WaitingTable>,
-    /// The number below which all records must be on the disk before an answer leaves.
-    held_until: Option<u64>,
 }
 
 impl AppliedInput {
@@ -130,7 +140,6 @@ impl AppliedInput {
         self.discarded.extend(tick.discarded);
         self.events.extend(tick.events);
         self.tables.extend(tick.tables);
-        self.held_until = self.held_until.max(tick.held_until);
     }
 }
 
@@ -143,6 +152,9 @@ const CALLS_DROPPED_AT_ONCE: usize = 1 << 8;
 /// The number of answers that are delivered together while work is pending, so that a connection with many of them writes
 /// them together. Collecting so many takes about a millisecond.
 const DELIVERED_AT_ONCE: usize = 1 << 10;
+
+/// The answer to a change after the end of the journal.
+const STOPPED: &str = "The coordination service is stopping and makes no more changes.";
 
 /// The delay of a deadline from which on the driver assumes that it did not run.
 const LAG_TOLERANCE: Duration = Duration::from_secs(1);
@@ -184,6 +196,7 @@ impl Engine {
             undelivered: Vec::new(),
             recorder: None,
             declared: BTreeMap::new(),
+            is_closed: false,
         };
         let (followers, _) = broadcast::channel(EVENTS_BUFFERED);
         Arc::new_cyclic(|this| Self {
@@ -296,10 +309,10 @@ impl Engine {
             Request::Insert { value, .. } => Some(value.clone()),
             _ => None,
         };
+        let is_heartbeat = matches!(&request, Request::Heartbeat { .. });
         let mut state =
             if is_about_one_task_or_key(&request) { self.lock() } else { self.lock_for_bulk_work() };
-        if let Some(refusal) = state.recorder.as_ref().and_then(|recorder| recorder.refusal_of_call(&request))
-        {
+        if let Some(refusal) = state.call_refusal(&request) {
             return AnsweredOrWaiting::Now(Err(refusal));
         }
         let call = CallId(state.next_call);
@@ -307,7 +320,7 @@ impl Engine {
         let had_work = state.coordinator.has_pending_work();
         let mut applied = self.apply(&mut state, Input::Call { job, call, caller, request }, Some(call));
         let status = match applied.own.take() {
-            Some(outcome) if applied.held_until.is_some() => {
+            Some(outcome) if !is_heartbeat && state.held_until().is_some() => {
                 applied.deliveries.push((WaitingCall { inbox: Arc::clone(inbox), slot }, outcome));
                 AnsweredOrWaiting::Waiting(call)
             }
@@ -448,20 +461,18 @@ impl Engine {
         // The input that gives a job its spare incarnation may also continue pending work, and so has effects
         // of its own.
         while let Some(input) = next {
-            let mut unrecorded = None;
-            if let Some(recorder) = &mut state.recorder {
-                let is_heartbeat = matches!(&input, Input::Call { request: Request::Heartbeat { .. }, .. });
-                unrecorded = recorder.record_before(now, &input, &state.coordinator, state.next_event);
-                if recorder.durability() == Durability::Host && unrecorded.is_none() && !is_heartbeat {
-                    applied.held_until = Some(recorder.next_record());
+            let recorded = match &mut state.recorder {
+                Some(recorder) => recorder.record_before(now, &input, &state.coordinator, state.next_event),
+                None => Ok(None),
+            };
+            match recorded {
+                Ok(unrecorded) => {
+                    state.coordinator.apply(now, input, &mut effects);
+                    if let (Some(read), Some(recorder)) = (unrecorded, &mut state.recorder) {
+                        recorder.record_after(now, read, &effects);
+                    }
                 }
-            }
-            state.coordinator.apply(now, input, &mut effects);
-            if let (Some(read), Some(recorder)) = (unrecorded, &mut state.recorder)
-                && recorder.record_after(now, read, &effects)
-                && recorder.durability() == Durability::Host
-            {
-                applied.held_until = Some(recorder.next_record());
+                Err(why) => effects.extend(refusal_effects(input, why)),
             }
             for effect in effects.drain(..) {
                 match effect {
@@ -529,7 +540,6 @@ impl Engine {
             state.undelivered.append(&mut applied.deliveries);
             if !is_pending || state.undelivered.len() >= DELIVERED_AT_ONCE {
                 applied.deliveries = std::mem::take(&mut state.undelivered);
-                applied.held_until = applied.held_until.max(state.held_until_of_undelivered());
             }
         }
         let next = state.coordinator.next_wakeup().map_or(u64::MAX, |at| at.0);
@@ -537,11 +547,14 @@ impl Engine {
         if nearer {
             self.armed.store(next, Ordering::Relaxed);
         }
+        // The answers to others may be of any input, so they wait for all records so far.
+        let held_until =
+            Some(&applied.deliveries).filter(|held| !held.is_empty()).and_then(|_| state.held_until());
         drop(state);
         if nearer {
             self.rearm.notify_one();
         }
-        match (applied.held_until, self.held_answers.get()) {
+        match (held_until, self.held_answers.get()) {
             (Some(until), Some(held)) => held.hold(until, applied.deliveries),
             _ => applied.deliveries.into_iter().for_each(|(waiting, outcome)| {
                 waiting.inbox.deliver(waiting.slot, outcome);

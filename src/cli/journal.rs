@@ -79,7 +79,7 @@ struct ExportArguments {
     target: PathBuf,
 }
 
-/// End the journal before its first damaged record, and keep what was removed
+/// End the journal before its first damaged record, or before another one, and keep what was removed
 ///
 /// The server starts from the state before the damaged record: what was changed later is lost. Look first what
 /// `muster journal check` says.
@@ -88,14 +88,18 @@ struct RepairArguments {
     /// The folder of the journal
     #[arg(value_name = "FOLDER")]
     folder: PathBuf,
+
+    /// End the journal before this record, though nothing is damaged
+    #[arg(long, value_name = "RECORD", value_parser = clap::value_parser!(u64).range(1..))]
+    before: Option<u64>,
 }
 
 const EXAMPLES: &str = "\
 Examples:
-  muster journal check ~/.local/state/muster/grpc-8476
-  muster journal show ~/.local/state/muster/grpc-8476 --at 2026-03-01T03:12:07Z --job train
-  muster journal export ~/.local/state/muster/grpc-8476 backup
-  muster journal repair ~/.local/state/muster/grpc-8476";
+  muster journal check ~/.local/state/muster/$(hostname)/grpc-8476
+  muster journal show ~/.local/state/muster/$(hostname)/grpc-8476 --at 2026-03-01T03:12:07Z --job train
+  muster journal export ~/.local/state/muster/$(hostname)/grpc-8476 backup
+  muster journal repair ~/.local/state/muster/$(hostname)/grpc-8476";
 
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
@@ -271,10 +275,10 @@ fn export(arguments: &ExportArguments) -> Result<ExitCode> {
 
 fn repair(arguments: &RepairArguments) -> Result<ExitCode> {
     let folder = open(&arguments.folder)?;
-    let text = match folder.repair()? {
+    let text = match folder.repair(arguments.before)? {
         None => "Nothing is damaged.".to_owned(),
         Some(repair) => format!(
-            "The journal now ends before record {}, which was damaged in {} ({}). {} file(s) are kept in {}.",
+            "The journal now ends before record {}, in {} ({}). {} file(s) are kept in {}.",
             repair.number,
             repair.path.display(),
             repair.why,

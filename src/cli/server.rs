@@ -241,6 +241,7 @@ impl RunningServer {
             engine,
         };
         server.timers.spawn(Arc::clone(&server.engine).run_timers());
+        server.timers.spawn(Arc::clone(&server.engine).maintain_journal_periodically());
         let log_stop = server.log.stop.subscribe();
         server.log.tasks.spawn(log_events(Arc::clone(&server.engine), logged, log_stop));
         let edge = server.build_grpc_server(grpc_tls, connections.grpc);

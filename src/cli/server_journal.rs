@@ -6,11 +6,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
-use muster_journal::{JournalFolder, JournalOptions};
+use muster_journal::{JournalError, JournalFolder, JournalOptions};
 
 use crate::clock::Clock;
 use crate::config::{Config, JobConfig, ServerConfig};
 use crate::engine::{DeclaredJob, Durability, Engine, PersistentObserver, RestoredState};
+use crate::http::api::machine_name;
 use crate::text::format_exact_duration;
 
 /// The journal of a server, opened and read.
@@ -36,33 +37,44 @@ pub fn journal_folder(server: &ServerConfig) -> Option<PathBuf> {
         let of_user = absolute("XDG_STATE_HOME").or_else(|| Some(absolute("HOME")?.join(".local/state")));
         Some(of_user?.join("muster"))
     })?;
-    Some(state.join(format!("grpc-{port}")))
+    // Several hosts may share the folder of a user.
+    Some(state.join(machine_name()).join(format!("grpc-{port}")))
 }
 
 impl ServerJournal {
-    /// Opens and reads the journal that `config` names. If the default folder cannot be created, the server has no journal.
+    /// Opens and reads the journal that `config` names. If the default folder cannot be used, the server has no journal.
     pub fn open(config: &Config, observers: &[Arc<dyn PersistentObserver>]) -> Result<Option<Self>> {
         let server = &config.server;
-        let Some(path) = journal_folder(server) else { return Ok(None) };
-        if server.data_dir.is_none()
-            && let Err(error) = std::fs::create_dir_all(&path)
-        {
-            let path = path.display();
-            tracing::warn!(
-                %error, folder = %path,
-                "no journal is kept, because its folder cannot be created: choose another with --data-dir, or --ephemeral"
+        let Some(path) = journal_folder(server) else {
+            anyhow::ensure!(
+                server.ephemeral || server.durability != Durability::Host,
+                "durability is host, and no folder is known for the journal: name one with --data-dir"
             );
+            if !server.ephemeral && server.durability != Durability::None && server.grpc.port() != 0 {
+                tracing::warn!(
+                    "no journal is kept, because HOME is not set: name a folder with --data-dir, or --ephemeral"
+                );
+            }
             return Ok(None);
-        }
+        };
         let holder = format!(
-            "process {} (muster {}, gRPC {}, HTTP {})",
+            "process {} on {} (muster {}, gRPC {}, HTTP {})",
             std::process::id(),
+            machine_name(),
             env!("CARGO_PKG_VERSION"),
             server.grpc,
             server.http
         );
         let way_out = || format!("cannot use the journal in {} (--data-dir, --ephemeral)", path.display());
-        let folder = JournalFolder::open(&path, &holder).with_context(way_out)?;
+        let folder = match JournalFolder::open(&path, &holder) {
+            Err(error @ JournalError::Io { .. })
+                if server.data_dir.is_none() && server.durability != Durability::Host =>
+            {
+                tracing::warn!(%error, "no journal is kept: choose another folder with --data-dir, or --ephemeral");
+                return Ok(None);
+            }
+            opened => opened.with_context(way_out)?,
+        };
         let restored = RestoredState::read(&folder, observers).with_context(way_out)?;
         Ok(Some(Self { folder, restored, durability: server.durability }))
     }

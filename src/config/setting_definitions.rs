@@ -328,7 +328,7 @@ pub static SERVER_SETTINGS: [Setting<ServerConfig>; 45] = [
         name: "data-dir",
         placeholder: "FOLDER|auto",
         is_advanced: false,
-        help: "The folder of the journal, by which jobs and runs survive this process; auto: muster/grpc-PORT in the user's \
+        help: "The folder of the journal, by which jobs and runs survive this process; auto: muster/HOST/grpc-PORT in the user's \
                state folder, or none if the gRPC port is 0",
         show: |server| {
             server.data_dir.as_ref().map_or_else(|| text_value("auto"), |path| text_value(path.display()))

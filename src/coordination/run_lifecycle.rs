@@ -117,7 +117,6 @@ impl Job {
         self.task_connections = CowMap::default();
         self.closing.clear();
         self.ended_run_calls.clear();
-        self.pending_evictions.clear();
         with_run!(self, now, effects, |run, cx| {
             let reason = format!(
                 "the service started again; {connections} connection(s) and {calls} waiting call(s) of its former process ended. The \

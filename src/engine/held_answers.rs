@@ -12,8 +12,8 @@ use muster_journal::JournalSync;
 use super::waiting_calls::WaitingCall;
 use crate::coordination::CallOutcome;
 
-/// The greatest time for which an operator's command waits for the disk. The command is done by then, and its answer says
-/// so; a disk that takes longer is reported as trouble of the journal.
+/// The greatest time for which a command, a claim or a declaration waits for the disk. It is done and recorded by then, and is
+/// answered, though a disk that hangs does not have it yet.
 const COMMAND_WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// An answer, and the number below which all records must be on the disk.

@@ -135,10 +135,14 @@ impl Engine {
         if actor.is_none() {
             state.declared.insert(name.clone(), settings.clone());
         }
-        let settings = Box::new(settings);
+        let (name_text, settings) = (name.as_str().to_owned(), Box::new(settings));
         let input = Input::DeclareJob { job, name, settings, incarnation, actor };
         let applied = self.apply(&mut state, input, None);
-        let (taken, held_until) = (take(&state.coordinator), applied.held_until);
+        if state.coordinator.job_named(&name_text).is_none() {
+            let why = state.change_refusal().unwrap_or_else(|| "The journal has no room.".to_owned());
+            return Err(DeclareError::NotRecordable(why));
+        }
+        let (taken, held_until) = (take(&state.coordinator), state.held_until());
         self.unlock_and_deliver(state, applied);
         self.wait_for_disk(held_until);
         self.job_changes.fetch_add(1, Ordering::Release);
@@ -189,7 +193,7 @@ impl Engine {
         }
         let mut applied = self.apply(&mut state, Input::Command { job, actor, reason, act }, None);
         let acted = applied.acted.take().unwrap_or(Err(CommandRefusal::NoSuchJob));
-        let (copy, held_until) = (state.coordinator.snapshot(), applied.held_until);
+        let (copy, held_until) = (state.coordinator.snapshot(), state.held_until());
         self.unlock_and_deliver(state, applied);
         self.wait_for_disk(held_until);
         if acted == Ok(CommandOutcome::JobDeleted) {
@@ -218,7 +222,7 @@ impl Engine {
             return Err(ClaimRefusal::NotRecordable(why));
         }
         let mut applied = self.apply(&mut state, Input::ClaimTask { job, claim }, None);
-        let (answer, held_until) = (applied.claimed.take(), applied.held_until);
+        let (answer, held_until) = (applied.claimed.take(), state.held_until());
         self.unlock_and_deliver(state, applied);
         self.wait_for_disk(held_until);
         answer.unwrap_or(Err(ClaimRefusal::NoSuchJob))
@@ -226,7 +230,12 @@ impl Engine {
 
     /// Waits until all records below a number are on the disk, if answers must.
     fn wait_for_disk(&self, held_until: Option<u64>) {
-        if let (Some(until), Some(held)) = (held_until, self.held_answers.get()) {
+        let (Some(until), Some(held)) = (held_until, self.held_answers.get()) else { return };
+        let flavor = tokio::runtime::Handle::try_current().map(|runtime| runtime.runtime_flavor());
+        if matches!(flavor, Ok(tokio::runtime::RuntimeFlavor::MultiThread)) {
+            // Other tasks of this thread go on elsewhere.
+            tokio::task::block_in_place(|| held.wait(until));
+        } else {
             held.wait(until);
         }
     }

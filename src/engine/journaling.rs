@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use muster_journal::{JournalError, JournalFolder, JournalOptions, JournalWriter};
 
@@ -101,6 +102,24 @@ impl Engine {
         }
     }
 
+    /// Does what ends a trouble of the journal, also if no input comes. To be called about once a second.
+    pub fn maintain_journal(&self) {
+        let mut state = self.lock_for_bulk_work();
+        let now = self.clock.now();
+        if let Some(recorder) = &mut state.recorder {
+            recorder.maintain();
+        }
+        self.begin_snapshot_if_due(&mut state, now);
+    }
+
+    /// Calls [`Engine::maintain_journal`] once a second for as long as it is polled.
+    pub async fn maintain_journal_periodically(self: Arc<Self>) {
+        loop {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            self.maintain_journal();
+        }
+    }
+
     /// Returns the description of the journal; `None` if the server has none.
     #[must_use]
     pub fn journal_state(&self) -> Option<JournalState> {
@@ -115,12 +134,13 @@ impl Engine {
     }
 
     /// Ends the journal with a snapshot, so that the next start, also of another version, needs no replay. Blocks until it is
-    /// on the disk. Later inputs are not recorded.
+    /// on the disk. Later changes are refused.
     pub fn close_journal(&self) {
         let mut state = self.lock_for_bulk_work();
         let now = self.clock.now();
         self.begin_snapshot(&mut state, now);
         let recorder = state.recorder.take();
+        state.is_closed = recorder.is_some();
         drop(state);
         // The writer ends its threads, which write the snapshot first.
         drop(recorder);

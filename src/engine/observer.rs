@@ -1,6 +1,7 @@
 //! The observers of the driver's effects.
 //!
-//! Counters and traces begin anew with each process. Histories are saved with the state. Begin at [`Observer`].
+//! Counters and traces begin anew with each process. Histories are saved with the state in snapshots, and the events after a
+//! snapshot are replayed. Begin at [`Observer`].
 
 use std::sync::Arc;
 

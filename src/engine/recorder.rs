@@ -12,20 +12,22 @@
 //! - *Checks.* From time to time the recorder appends a few numbers of the state. A replay compares them with its own state,
 //!   so a program that decides otherwise than the one that wrote the journal is noticed.
 //! - *Trouble.* While the journal cannot be written, calls and commands that change the state are refused
-//!   ([`InputRecorder::refusal`]). Heartbeats, reads, ends of connections and ticks are applied all the same.
+//!   ([`InputRecorder::refusal`]), also the one whose record finds no room. Heartbeats, reads, ends of connections and ticks are
+//!   applied all the same; if one of them is not recorded, the journal needs a snapshot.
 
 use std::fmt;
 use std::io::{self, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use muster_journal::{JournalStatus, JournalWriter, RecordKind};
+use muster_journal::{AppendError, JournalStatus, JournalWriter, RecordKind};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::RestoreReport;
 use crate::coordination::{
-    Code, Coordinator, Effect, Failure, Input, JobName, JobSettings, Request, Timestamp,
+    ClaimRefusal, Code, CommandRefusal, Coordinator, Effect, Failure, Input, JobName, JobSettings, Request,
+    Timestamp,
 };
 
 /// What an answer has survived when it leaves.
@@ -156,55 +158,86 @@ impl InputRecorder {
         restored: RestoreReport,
     ) -> Self {
         let version = (ENCODING_VERSION, env!("CARGO_PKG_VERSION"));
-        append(&mut writer, kind::ENCODING, &version);
+        if let Err(error) = append(&mut writer, kind::ENCODING, &version) {
+            writer.record_lost(&error);
+        }
         let refused_changes = AtomicU64::new(0);
         Self { writer, durability, inputs_since_check: 0, restarts, refused_changes, restored }
     }
 
     /// Records an input that is about to be applied at `now`. Returns a read that need not be recorded if it changes nothing:
     /// pass it to [`Self::record_after`].
+    ///
+    /// # Errors
+    /// If there is no room and the input can be refused. It must not be applied then.
     pub fn record_before(
         &mut self,
         now: Timestamp,
         input: &Input,
         coordinator: &Coordinator,
         next_event: u64,
-    ) -> Option<UnrecordedRead> {
+    ) -> Result<Option<UnrecordedRead>, NotRecordable> {
         if let Input::Call { job, caller, request, .. } = input
             && request.is_read()
             && !coordinator.has_pending_work()
             && coordinator.is_connection_known_to_job(*job, caller.connection)
         {
-            return Some(UnrecordedRead(input.clone()));
+            return Ok(Some(UnrecordedRead(input.clone())));
         }
         self.inputs_since_check += 1;
         if self.inputs_since_check >= CHECK_INTERVAL {
             self.inputs_since_check = 0;
-            append(&mut self.writer, kind::CHECK, &StateCheck::of(coordinator, next_event));
+            // A check that has no room is missed by nobody.
+            let _ = append(&mut self.writer, kind::CHECK, &StateCheck::of(coordinator, next_event));
         }
-        append(&mut self.writer, kind::INPUT, &(now, input));
-        None
+        match append(&mut self.writer, kind::INPUT, &(now, input)) {
+            Ok(_) => Ok(None),
+            Err(error) if is_refusable_input(input) => {
+                self.refused_changes.fetch_add(1, Ordering::Relaxed);
+                Err(NotRecordable(refusal_text(&error.to_string())))
+            }
+            Err(error) => {
+                self.writer.record_lost(&error);
+                Ok(None)
+            }
+        }
     }
 
-    /// Records a read after it was applied, if it had other effects than its answer. Returns whether it did.
-    pub fn record_after(&mut self, now: Timestamp, read: UnrecordedRead, effects: &[Effect]) -> bool {
+    /// Records a read after it was applied, if it had other effects than its answer.
+    pub fn record_after(&mut self, now: Timestamp, read: UnrecordedRead, effects: &[Effect]) {
         let UnrecordedRead(input) = read;
-        let Input::Call { call: own, .. } = &input else { return false };
+        let Input::Call { call: own, .. } = &input else { return };
         let has_changed = !matches!(effects, [Effect::Reply(call, _)] if call == own);
-        if has_changed {
-            append(&mut self.writer, kind::INPUT, &(now, &input));
+        if has_changed && let Err(error) = append(&mut self.writer, kind::INPUT, &(now, &input)) {
+            self.writer.record_lost(&error);
         }
-        has_changed
     }
 
     /// Records that the configuration declares a job with other settings than before.
     pub fn record_declaration(&mut self, name: &JobName, settings: &JobSettings) {
-        append(&mut self.writer, kind::DECLARED, &(name, settings));
+        self.append_or_lose(kind::DECLARED, &(name, settings));
     }
 
     /// Records what a persistent observer added by itself.
     pub fn record_note(&mut self, observer: &str, contents: &[u8]) {
-        append(&mut self.writer, kind::NOTE, &(observer, contents));
+        self.append_or_lose(kind::NOTE, &(observer, contents));
+    }
+
+    fn append_or_lose(&mut self, kind: RecordKind, value: &impl Serialize) {
+        if let Err(error) = append(&mut self.writer, kind, value) {
+            self.writer.record_lost(&error);
+        }
+    }
+
+    /// Does what ends a trouble of the journal, if that is possible now.
+    pub fn maintain(&mut self) {
+        self.writer.maintain();
+    }
+
+    /// Returns the number below which all records must be on the disk before an answer leaves; `None`: it may leave now.
+    pub fn held_until(&self) -> Option<u64> {
+        let next = self.writer.next_record();
+        (self.durability == Durability::Host && self.writer.durable_records() < next).then_some(next)
     }
 
     /// Returns the reason for which changes are refused now.
@@ -214,19 +247,7 @@ impl InputRecorder {
         }
         self.refused_changes.fetch_add(1, Ordering::Relaxed);
         let why = self.writer.status().trouble.unwrap_or_else(|| "it cannot be written".to_owned());
-        Some(format!(
-            "The coordination service makes no changes now, because it cannot record them in its journal: {why}. It goes on by \
-             itself when the journal can be written again."
-        ))
-    }
-
-    /// Returns the failure of a call that is refused now.
-    pub fn refusal_of_call(&self, request: &Request) -> Option<Arc<Failure>> {
-        if !self.writer.is_in_trouble() || !is_refusable(request) {
-            return None;
-        }
-        // Without the service's mark: registering clients take it for a transport failure and retry.
-        self.refusal().map(|why| Arc::new(Failure::without_details(Code::Unavailable, why)))
+        Some(refusal_text(&why))
     }
 
     /// Returns whether a snapshot should be made now.
@@ -237,16 +258,6 @@ impl InputRecorder {
     /// Makes a snapshot on another thread.
     pub fn begin_snapshot(&mut self, write: impl FnOnce(&mut dyn Write) -> io::Result<()> + Send + 'static) {
         self.writer.begin_snapshot(Box::new(write));
-    }
-
-    /// Returns the number of the next record.
-    pub fn next_record(&self) -> u64 {
-        self.writer.next_record()
-    }
-
-    /// Returns what answers must have survived when they leave.
-    pub fn durability(&self) -> Durability {
-        self.durability
     }
 
     /// Returns the number of starts that found a state.
@@ -266,14 +277,49 @@ impl InputRecorder {
     }
 }
 
-/// Appends a record. If it is lost, the journal is in trouble, and says so itself.
-fn append(writer: &mut JournalWriter, kind: RecordKind, value: &impl Serialize) {
-    let _ = writer.append(kind, |space| postcard::to_slice(value, space).ok().map(|used| used.len()));
+/// The text of a refusal.
+pub(super) struct NotRecordable(pub String);
+
+fn refusal_text(why: &str) -> String {
+    format!(
+        "The coordination service makes no changes now, because it cannot record them in its journal: {why}. It goes on by itself \
+         when the journal can be written again."
+    )
+}
+
+fn append(writer: &mut JournalWriter, kind: RecordKind, value: &impl Serialize) -> Result<u64, AppendError> {
+    let length = || postcard::experimental::serialized_size(value).unwrap_or(usize::MAX >> 1);
+    writer.append(kind, length, |space| postcard::to_slice(value, space).ok().map(|used| used.len()))
+}
+
+/// Returns whether an input can be refused instead of being applied.
+fn is_refusable_input(input: &Input) -> bool {
+    match input {
+        Input::Call { request, .. } => is_refusable(request),
+        Input::Command { .. } | Input::ClaimTask { .. } | Input::DeclareJob { .. } => true,
+        _ => false,
+    }
+}
+
+/// Returns the answers to an input that was refused.
+pub(super) fn refusal_effects(input: Input, why: NotRecordable) -> Vec<Effect> {
+    match input {
+        Input::Call { call, .. } => vec![Effect::Reply(call, Err(refused_call(why.0)))],
+        Input::Command { .. } => vec![Effect::CommandDone(Err(CommandRefusal::NotRecordable(why.0)))],
+        Input::ClaimTask { .. } => vec![Effect::ClaimAnswered(Err(ClaimRefusal::NotRecordable(why.0)))],
+        _ => Vec::new(),
+    }
+}
+
+/// Returns the failure of a refused call. It has no mark of the service: registering clients take it for a transport failure
+/// and retry.
+pub(super) fn refused_call(why: String) -> Arc<Failure> {
+    Arc::new(Failure::without_details(Code::Unavailable, why))
 }
 
 /// Returns whether a request is refused while the journal cannot be written. The others change nothing that their caller
 /// could rely on after a restart.
-fn is_refusable(request: &Request) -> bool {
+pub(super) fn is_refusable(request: &Request) -> bool {
     !request.is_read()
         && !matches!(
             request,

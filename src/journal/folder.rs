@@ -112,8 +112,11 @@ impl JournalFolder {
             .mode(0o700)
             .create(path)
             .map_err(JournalError::io("create", path))?;
-        let lock = lock_folder(path, holder)?;
         let identity = path.join("identity");
+        if !identity.exists() {
+            refuse_foreign_files(path)?;
+        }
+        let lock = lock_folder(path, holder)?;
         let id = match fs::read_to_string(&identity) {
             Ok(text) => parse_identity(path, &text)?,
             Err(error) if error.kind() == io::ErrorKind::NotFound => create_identity(path, &identity)?,
@@ -178,6 +181,18 @@ impl JournalFolder {
         Ok(numbers)
     }
 
+    /// Deletes snapshots that were not complete when their process died.
+    pub(crate) fn delete_unfinished_snapshots(&self) -> Result<(), JournalError> {
+        let entries = fs::read_dir(&self.path).map_err(JournalError::io("list", &self.path))?;
+        for entry in entries.flatten() {
+            let name = entry.file_name();
+            if name.to_str().is_some_and(|name| name.starts_with("snapshot-") && name.ends_with(".new")) {
+                fs::remove_file(entry.path()).map_err(JournalError::io("delete", &entry.path()))?;
+            }
+        }
+        Ok(())
+    }
+
     /// Moves a file of the journal to the folder `removed`.
     pub(crate) fn move_to_removed(&self, file: &Path) -> Result<(), JournalError> {
         let removed = self.path.join("removed");
@@ -228,7 +243,8 @@ fn lock_folder(path: &Path, holder: &str) -> Result<File, JournalError> {
     Ok(lock)
 }
 
-fn create_identity(path: &Path, identity: &Path) -> Result<u64, JournalError> {
+/// Refuses a folder that has other files than a journal that is being created.
+fn refuse_foreign_files(path: &Path) -> Result<(), JournalError> {
     let entries = fs::read_dir(path).map_err(JournalError::io("list", path))?;
     let foreign = entries
         .flatten()
@@ -238,6 +254,10 @@ fn create_identity(path: &Path, identity: &Path) -> Result<u64, JournalError> {
         let why = format!("it contains {}, and no file named identity", foreign.display());
         return Err(JournalError::NotAJournal { path: path.to_owned(), why });
     }
+    Ok(())
+}
+
+fn create_identity(path: &Path, identity: &Path) -> Result<u64, JournalError> {
     let id = muster_clock::random_nonzero().get();
     let new = path.join("identity.new");
     let written = fs::write(&new, format!("muster journal\nformat {FORMAT}\nid {id:016x}\n"))

@@ -88,9 +88,13 @@ pub(crate) fn decode(bytes: &[u8], seed: u32) -> Decoded<'_> {
     Decoded::Record(record, occupied_bytes(payload))
 }
 
-/// Returns the intact records in `bytes` whose numbers are above `after`, wherever they begin. The bytes between them may
-/// be anything. Numbers ascend.
-pub(crate) fn intact_records(bytes: &[u8], seed: u32, after: u64) -> impl Iterator<Item = JournalRecord<'_>> {
+/// Returns the intact records in `bytes` whose numbers are above `after`, and their places, wherever they begin. The bytes
+/// between them may be anything. Numbers ascend.
+pub(crate) fn intact_records(
+    bytes: &[u8],
+    seed: u32,
+    after: u64,
+) -> impl Iterator<Item = (JournalRecord<'_>, usize)> {
     let (mut at, mut last) = (0, after);
     std::iter::from_fn(move || {
         while at + HEADER_BYTES <= bytes.len() {
@@ -104,9 +108,10 @@ pub(crate) fn intact_records(bytes: &[u8], seed: u32, after: u64) -> impl Iterat
                 && number <= most
                 && let Decoded::Record(record, occupied) = decode(&bytes[at..], seed)
             {
+                let place = at;
                 at += occupied;
                 last = record.number;
-                return Some(record);
+                return Some((record, place));
             }
             at += ALIGNMENT;
         }
@@ -181,9 +186,9 @@ mod tests {
         bytes[3] ^= 1;
         let second = occupied_bytes(5);
         bytes[second + 4] ^= 0x80;
-        let found: Vec<u64> = intact_records(&bytes, SEED, 0).map(|record| record.number).collect();
+        let found: Vec<u64> = intact_records(&bytes, SEED, 0).map(|(record, _)| record.number).collect();
         assert_eq!(found, (3..=40).collect::<Vec<_>>());
-        let found: Vec<u64> = intact_records(&bytes, SEED, 38).map(|record| record.number).collect();
+        let found: Vec<u64> = intact_records(&bytes, SEED, 38).map(|(record, _)| record.number).collect();
         assert_eq!(found, [39, 40]);
         assert_eq!(intact_records(&[0; 4096], SEED, 0).count(), 0);
     }

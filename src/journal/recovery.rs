@@ -120,6 +120,10 @@ impl JournalFolder {
     }
 }
 
+/// The cause of a cut where records could not be written.
+const NO_ROOM: &str =
+    "the service could not write the records that follow, because there was no room or the disk failed";
+
 /// The state of a replay.
 struct Replay<'a> {
     folder: &'a JournalFolder,
@@ -131,6 +135,8 @@ struct Replay<'a> {
     durable: u64,
     records: u64,
     bytes: u64,
+    /// This record and all later ones count as damaged.
+    end_before: Option<u64>,
 }
 
 /// A segment that was read into memory.
@@ -160,14 +166,30 @@ impl JournalRecovery<'_> {
     /// If a record is damaged, a file cannot be read, or `each` refuses a record.
     pub fn replay<E>(
         &self,
+        each: impl FnMut(JournalRecord<'_>) -> Result<(), E>,
+    ) -> Result<RecoveryEnd, RecoveryError<E>> {
+        self.replay_before(None, each)
+    }
+
+    /// Does what [`Self::replay`] does; the record `end_before` counts as damaged.
+    pub(crate) fn replay_before<E>(
+        &self,
+        end_before: Option<u64>,
         mut each: impl FnMut(JournalRecord<'_>) -> Result<(), E>,
     ) -> Result<RecoveryEnd, RecoveryError<E>> {
         let start = self.snapshot.as_ref().map_or(1, |snapshot| snapshot.record);
         let indexes = self.folder.segment_indexes()?;
         let headers = read_headers(self.folder, &indexes)?;
         let first = self.first_needed(&headers, start)?;
-        let mut replay =
-            Replay { folder: self.folder, expected: start, start, durable: 0, records: 0, bytes: 0 };
+        let mut replay = Replay {
+            folder: self.folder,
+            expected: start,
+            start,
+            durable: 0,
+            records: 0,
+            bytes: 0,
+            end_before,
+        };
         let mut end = RecoveryEnd {
             next_record: start,
             records: 0,
@@ -231,9 +253,9 @@ impl JournalRecovery<'_> {
 }
 
 impl LoadedSegment {
-    /// Returns whether the segment was never used.
+    /// Returns whether the segment was never used. A segment whose header alone is lost is none.
     fn is_spare(&self) -> bool {
-        self.header.is_none() && self.bytes.iter().take(SEGMENT_HEADER_BYTES).all(|byte| *byte == 0)
+        self.header.is_none() && self.bytes.iter().all(|byte| *byte == 0)
     }
 }
 
@@ -249,17 +271,21 @@ impl Replay<'_> {
             return Ok(self.end_at(segment, 0, later)?);
         };
         self.durable = self.durable.max(header.durable);
+        // The snapshot contains what is missing before `start`.
+        self.expected = self.expected.max(header.first_record.min(self.start));
         if header.first_record > self.expected {
-            if self.expected >= self.start {
-                return Ok(self.end_at_gap(segment, &header)?);
-            }
-            // The snapshot contains what is missing.
-            self.expected = header.first_record;
+            return Ok(self.end_at_gap(segment, &header, later)?);
         }
         let mut at = SEGMENT_HEADER_BYTES;
         loop {
             match decode(&segment.bytes[at..], self.folder.seed()) {
                 Decoded::Record(record, occupied) if record.number == self.expected => {
+                    if self.end_before.is_some_and(|end| record.number >= end) {
+                        let why = "it is to be removed".to_owned();
+                        let path = self.folder.segment_path(segment.index);
+                        let (offset, number) = (at, record.number);
+                        return Err(JournalError::Damaged { path, offset, number, why }.into());
+                    }
                     if let Some(durable) = marked_durable(&record) {
                         self.durable = self.durable.max(durable);
                     } else if record.number >= self.start {
@@ -271,11 +297,27 @@ impl Replay<'_> {
                     at = (at + occupied).min(segment.bytes.len());
                 }
                 _ => {
+                    // The snapshot contains the records before `start`, so a hole among them does not matter.
+                    if let Some(place) = self.place_of_start(segment, at) {
+                        (at, self.expected) = (place, self.start);
+                        continue;
+                    }
                     self.bytes += at as u64;
                     return Ok(self.end_at(segment, at, later)?);
                 }
             }
         }
+    }
+
+    /// Returns the place of the first record that no snapshot contains, if it is behind a hole at `at`.
+    fn place_of_start(&self, segment: &LoadedSegment, at: usize) -> Option<usize> {
+        if self.expected >= self.start {
+            return None;
+        }
+        let rest = &segment.bytes[at..];
+        let mut records = intact_records(rest, self.folder.seed(), self.expected.saturating_sub(1));
+        let (_, place) = records.find(|(record, _)| record.number == self.start)?;
+        Some(at + place)
     }
 
     /// Decides what the absence of the next record means; see the head of the file.
@@ -286,39 +328,29 @@ impl Replay<'_> {
         later: &[(u64, Option<SegmentHeader>)],
     ) -> Result<Option<JournalCut>, JournalError> {
         let next = later.iter().find_map(|(_, header)| *header);
-        if next.is_some_and(|next| next.first_record == self.expected) || self.expected < self.start {
+        let rest = &segment.bytes[at..];
+        if self.expected < self.start {
+            // The snapshot contains all up to `start`, which is not in this segment (`place_of_start`). It, or the end, comes next.
+            let after = self.start.saturating_sub(1);
+            if intact_records(rest, self.folder.seed(), after).next().is_none() {
+                return Ok(None);
+            }
+            self.expected = self.start;
+        }
+        if next.is_some_and(|next| next.first_record == self.expected) {
             return Ok(None);
         }
-        let rest = &segment.bytes[at..];
         let mut lost = 0;
-        for record in intact_records(rest, self.folder.seed(), self.expected.saturating_sub(1)) {
+        for (record, _) in intact_records(rest, self.folder.seed(), self.expected.saturating_sub(1)) {
             lost += 1;
             self.durable = self.durable.max(marked_durable(&record).unwrap_or(0));
         }
-        if let Some(next) = next.filter(|next| next.follows_gap && lost == 0 && next.durable <= self.expected)
-        {
-            return Ok(Some(self.cut(
-                segment,
-                at,
-                0,
-                format!(
-                    "the service could not write the records up to {}, because there was no room",
-                    next.first_record
-                ),
-            )));
+        let lost_here = lost;
+        lost += self.count_later_records(later)?;
+        if next.is_some_and(|next| next.follows_gap) && lost_here == 0 && self.durable <= self.expected {
+            return Ok(Some(self.cut(segment, at, lost, NO_ROOM.to_owned())));
         }
-        for (index, header) in later.iter().filter(|(_, header)| header.is_some()) {
-            let bytes = read_segment(self.folder, *index)?;
-            let Some(header) = header else { continue };
-            self.durable = self.durable.max(header.durable);
-            let records = &bytes[SEGMENT_HEADER_BYTES.min(bytes.len())..];
-            for record in intact_records(records, self.folder.seed(), header.first_record.saturating_sub(1)) {
-                lost += 1;
-                self.durable = self.durable.max(marked_durable(&record).unwrap_or(0));
-            }
-        }
-        let boot = self.folder.boot();
-        let same_boot = segment.header.is_some_and(|header| header.boot == boot && boot != [0; 16]);
+        let same_boot = segment.header.is_some_and(|header| self.is_of_this_boot(&header));
         let why = if self.durable > self.expected {
             format!("the journal says that all records up to {} were on the disk", self.durable - 1)
         } else if lost > 0 && same_boot {
@@ -335,20 +367,47 @@ impl Replay<'_> {
         Err(JournalError::Damaged { path, offset: at, number: self.expected, why })
     }
 
+    /// Counts the intact records of the segments `later`, and looks at their marks.
+    fn count_later_records(&mut self, later: &[(u64, Option<SegmentHeader>)]) -> Result<u64, JournalError> {
+        let mut count = 0;
+        for (index, header) in later {
+            let Some(header) = header else { continue };
+            let bytes = read_segment(self.folder, *index)?;
+            self.durable = self.durable.max(header.durable);
+            let records = &bytes[SEGMENT_HEADER_BYTES.min(bytes.len())..];
+            let after = header.first_record.saturating_sub(1);
+            for (record, _) in intact_records(records, self.folder.seed(), after) {
+                count += 1;
+                self.durable = self.durable.max(marked_durable(&record).unwrap_or(0));
+            }
+        }
+        Ok(count)
+    }
+
     /// Decides what it means that a segment begins after the next record, though the one before it has ended well.
     fn end_at_gap(
-        &self,
+        &mut self,
         segment: &LoadedSegment,
         header: &SegmentHeader,
+        later: &[(u64, Option<SegmentHeader>)],
     ) -> Result<Option<JournalCut>, JournalError> {
-        if header.follows_gap && header.durable <= self.expected {
-            let why =
-                "the service could not write the records before this segment, because there was no room";
-            return Ok(Some(self.cut(segment, 0, 0, why.to_owned())));
+        let lost = self.count_later_records(&[&[(segment.index, Some(*header))], later].concat())?;
+        if self.durable <= self.expected && header.follows_gap {
+            return Ok(Some(self.cut(segment, 0, lost, NO_ROOM.to_owned())));
+        }
+        if self.durable <= self.expected && !self.is_of_this_boot(header) {
+            let why = "the host restarted before the records in front of this segment were on the disk";
+            return Ok(Some(self.cut(segment, 0, lost, why.to_owned())));
         }
         let why = format!("the next segment begins with record {}", header.first_record);
         let path = self.folder.segment_path(segment.index);
         Err(JournalError::Damaged { path, offset: 0, number: self.expected, why })
+    }
+
+    /// Returns whether the host has not restarted since a segment was begun.
+    fn is_of_this_boot(&self, header: &SegmentHeader) -> bool {
+        let boot = self.folder.boot();
+        header.boot == boot && boot != [0; 16]
     }
 
     fn cut(&self, segment: &LoadedSegment, offset: usize, lost_records: u64, why: String) -> JournalCut {
@@ -385,12 +444,16 @@ fn read_headers(
     Ok(headers.into_iter().map(|(_, header)| header).collect())
 }
 
-/// Returns the segments all of whose records have numbers below `record`.
+/// Returns the segments all of whose records have numbers below `record`. A segment without a header, which may be the spare
+/// one, is not among them.
 pub(crate) fn segments_before(folder: &JournalFolder, record: u64) -> Result<Vec<u64>, JournalError> {
     let headers = read_headers(folder, &folder.segment_indexes()?)?;
-    let is_needed_from =
-        headers.iter().rposition(|(_, header)| header.is_some_and(|header| header.first_record <= record));
-    Ok(headers[..is_needed_from.unwrap_or(0)].iter().map(|(index, _)| *index).collect())
+    let is_begun = |(_, header): &(u64, Option<SegmentHeader>)| {
+        header.is_some_and(|header| header.first_record <= record)
+    };
+    let needed_from = headers.iter().rposition(is_begun).unwrap_or(0);
+    let older = headers[..needed_from].iter().filter(|(_, header)| header.is_some());
+    Ok(older.map(|(index, _)| *index).collect())
 }
 
 /// Returns the segment `first` and those whose records follow, in the order of their records.

@@ -25,13 +25,14 @@ pub struct JournalRepair {
 }
 
 impl JournalFolder {
-    /// Ends the journal before its first damaged record. Everything from there on is kept in `removed/`. Returns `None` if
-    /// nothing is damaged.
+    /// Ends the journal before its first damaged record, or before the record `end_before` if that comes first. Everything
+    /// from there on is kept in `removed/`, snapshots too. Returns `None` if there is nothing to remove.
     ///
     /// # Errors
     /// If the folder cannot be read or changed, or the journal has no beginning.
-    pub fn repair(&self) -> Result<Option<JournalRepair>, JournalError> {
-        let damaged = match self.recover()?.replay(|_| Ok::<(), Infallible>(())) {
+    pub fn repair(&self, end_before: Option<u64>) -> Result<Option<JournalRepair>, JournalError> {
+        let recovery = self.recover_before(end_before.map_or(u64::MAX, |end| end.saturating_add(1)))?;
+        let damaged = match recovery.replay_before(end_before, |_| Ok::<(), Infallible>(())) {
             Ok(_) => return Ok(None),
             Err(RecoveryError::Journal(JournalError::Damaged { path, offset, number, why })) => {
                 (path, offset, number, why)
@@ -58,6 +59,11 @@ impl JournalFolder {
                 self.move_to_removed(&segment)?;
             }
             removed.push(segment);
+        }
+        for record in self.snapshot_records()?.into_iter().filter(|record| *record > number) {
+            let snapshot = self.snapshot_path(record);
+            self.move_to_removed(&snapshot)?;
+            removed.push(snapshot);
         }
         self.write_empty_segment(indexes.last().map_or(1, |last| last + 1), number)?;
         Ok(Some(JournalRepair { number, path, why, removed }))

@@ -7,7 +7,7 @@
 //! mapped: the folder is locked, and a segment is shortened after its mapping has been dropped.
 
 use std::fs::{File, OpenOptions};
-use std::io;
+use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::sync::Arc;
@@ -86,8 +86,13 @@ impl SegmentFile {
     /// If the file system has no room, or refuses.
     pub(crate) fn allocate(path: &Path, bytes: usize) -> io::Result<Self> {
         let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)?;
-        let allocated = rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes as u64);
-        let mapped = allocated.map_err(io::Error::from).and_then(|()| map_whole(&file));
+        let allocated =
+            match rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes as u64) {
+                // The file system cannot allocate without writing, as some network file systems.
+                Err(rustix::io::Errno::OPNOTSUPP) => write_zeroes(&file, bytes),
+                allocated => allocated.map_err(io::Error::from),
+            };
+        let mapped = allocated.and_then(|()| map_whole(&file));
         match mapped {
             Ok(map) => Ok(Self { file: Arc::new(file), map, used: 0 }),
             Err(error) => {
@@ -114,11 +119,6 @@ impl SegmentFile {
         self.used = (self.used + bytes).min(self.map.len());
     }
 
-    /// Returns the number of used bytes, the header included.
-    pub(crate) fn used_bytes(&self) -> usize {
-        self.used
-    }
-
     /// Returns the file, by which another thread writes the segment to the disk.
     pub(crate) fn file(&self) -> &Arc<File> {
         &self.file
@@ -134,6 +134,17 @@ impl SegmentFile {
         file.set_len(used as u64)?;
         file.sync_data()
     }
+}
+
+fn write_zeroes(mut file: &File, bytes: usize) -> io::Result<()> {
+    const PART: [u8; 1 << 16] = [0; 1 << 16];
+    let mut left = bytes;
+    while left > 0 {
+        let part = left.min(PART.len());
+        file.write_all(&PART[..part])?;
+        left -= part;
+    }
+    Ok(())
 }
 
 #[expect(unsafe_code, reason = "see the head of the file")]

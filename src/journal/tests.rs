@@ -34,12 +34,16 @@ fn payload_of(number: u64) -> Vec<u8> {
 
 fn append(writer: &mut JournalWriter) -> u64 {
     let number = writer.next_record();
-    let appended = writer.append(KIND, |space| {
-        // The journal may put a mark before the record, so the payload names itself.
-        let payload = [&number.to_le_bytes()[..], &payload_of(number)].concat();
-        space.get_mut(..payload.len())?.copy_from_slice(&payload);
-        Some(payload.len())
-    });
+    let appended = writer.append(
+        KIND,
+        || 8 + payload_of(number).len(),
+        |space| {
+            // The journal may put a mark before the record, so the payload names itself.
+            let payload = [&number.to_le_bytes()[..], &payload_of(number)].concat();
+            space.get_mut(..payload.len())?.copy_from_slice(&payload);
+            Some(payload.len())
+        },
+    );
     appended.expect("there is room")
 }
 
@@ -248,75 +252,157 @@ fn a_snapshot_replaces_the_records_before_it_and_a_damaged_one_is_passed_over() 
     assert!(error.contains("no intact snapshot") && error.contains("its contents are damaged"), "{error}");
 }
 
+/// Appends a record of `bytes` bytes. If there is no room, its user goes on without it.
+fn append_or_lose(writer: &mut JournalWriter, bytes: usize) -> bool {
+    match writer.append(KIND, || bytes, |space| Some(space.get_mut(..bytes)?.len())) {
+        Ok(_) => true,
+        Err(error) => {
+            writer.record_lost(&error);
+            false
+        }
+    }
+}
+
+/// Fills all segments that are there, and loses a record.
+fn fill(writer: &mut JournalWriter) -> u64 {
+    wait_until("the spare", || writer.status().segments >= 2);
+    writer.set_fails_allocations(true);
+    let mut kept = 0;
+    while append_or_lose(writer, 100) {
+        kept += 1;
+    }
+    kept
+}
+
+/// What is read from a copy of the folder: the number of replayed records, or the error.
+fn read_copy(folder: &TestFolder, path: &Path) -> Result<(u64, RecoveryEnd), RecoveryError<Infallible>> {
+    let copy = folder.0.join(format!("copy-{:x}", muster_clock::random_u64()));
+    copy_folder(path, &copy);
+    let journal = open(&copy);
+    let mut replayed = 0;
+    let end = journal.recover()?.replay(|_| {
+        replayed += 1;
+        Ok::<(), Infallible>(())
+    })?;
+    Ok((replayed, end))
+}
+
 #[test]
-fn without_room_records_are_lost_until_a_snapshot_makes_up_for_them() {
+fn a_refused_record_is_not_lost_and_the_trouble_ends_when_there_is_room() {
+    let folder = TestFolder::new();
+    let path = folder.0.join("journal");
+    let mut writer = begin(&path, small());
+    wait_until("the spare", || writer.status().segments >= 2);
+    writer.set_fails_allocations(true);
+    while writer.append(KIND, || 100, |space| Some(space.get_mut(..100)?.len())).is_ok() {}
+    assert!(writer.is_in_trouble() && writer.status().trouble.unwrap().contains("cannot be allocated"));
+    assert!(!writer.is_snapshot_due(), "nothing is missing");
+    let next = writer.next_record();
+    writer.set_fails_allocations(false);
+    wait_until("the end of the trouble", || !writer.is_in_trouble());
+    assert!(append_or_lose(&mut writer, 100));
+    assert_eq!((writer.next_record(), writer.status().lost_records), (next + 1, 0));
+}
+
+#[test]
+fn after_lost_records_only_a_snapshot_that_contains_them_ends_the_trouble() {
+    let folder = TestFolder::new();
+    let path = folder.0.join("journal");
+    let mut writer = begin(&path, small());
+    let kept = fill(&mut writer);
+    assert!(writer.is_in_trouble() && writer.status().lost_records == 1);
+    // A lost record stays lost, however often the rest is written to the disk.
+    writer.sync().request_sync();
+    wait_until("a write to the disk", || writer.durable_records() > kept);
+    std::thread::sleep(Duration::from_millis(30));
+    assert_eq!(writer.durable_records(), kept + 1);
+    // A smaller record, which would fit behind the lost one, does not go there.
+    assert!(!append_or_lose(&mut writer, 1));
+    writer.set_fails_allocations(false);
+    wait_until("an append", || append_or_lose(&mut writer, 9));
+    assert!(writer.is_in_trouble() && writer.is_snapshot_due());
+    // The death of the process now loses what came after the gap, and nothing before it.
+    let (replayed, end) = read_copy(&folder, &path).expect("it can be read");
+    let JournalCut { lost_records, why, .. } = end.cut.expect("a cut");
+    assert_eq!((replayed, lost_records), (kept, 1), "{why}");
+    assert!(why.contains("no room"), "{why}");
+    let record = write_snapshot(&mut writer);
+    wait_until("the end of the trouble", || !writer.is_in_trouble());
+    assert!(append_or_lose(&mut writer, 9));
+    let (replayed, end) = read_copy(&folder, &path).expect("it can be read");
+    assert_eq!((replayed, end.next_record, end.cut), (1, record + 1, None));
+}
+
+#[test]
+fn a_snapshot_from_before_the_loss_does_not_end_the_trouble() {
     let folder = TestFolder::new();
     let path = folder.0.join("journal");
     let mut writer = begin(&path, small());
     append(&mut writer);
-    // The spare is there; after it is used up, nothing can be allocated.
-    wait_until("the spare", || writer.status().segments == 2);
-    writer.set_fails_allocations(true);
-    let mut appended = 1;
-    while writer.append(KIND, |space| Some(space.get_mut(..100)?.len())).is_ok() {
-        appended += 1;
-    }
-    assert!(appended > 100, "the present segment and the spare have room for {appended}");
-    wait_until("the trouble", || writer.is_in_trouble());
-    assert!(writer.status().trouble.unwrap().contains("cannot be allocated"));
-    assert!(writer.append(KIND, |space| Some(space.get_mut(..9)?.len())).is_err());
-    assert!(writer.status().lost_records >= 2);
+    let (go, wait) = std::sync::mpsc::channel::<()>();
+    writer.begin_snapshot(Box::new(move |out| {
+        let _ = wait.recv();
+        out.write_all(b"early")
+    }));
+    fill(&mut writer);
+    go.send(()).unwrap();
+    wait_until("the early snapshot", || writer.status().snapshots == 1);
     writer.set_fails_allocations(false);
-    wait_until("an append", || writer.append(KIND, |space| Some(space.get_mut(..9)?.len())).is_ok());
-    assert!(writer.is_in_trouble() && writer.is_snapshot_due());
-    let record = write_snapshot(&mut writer);
+    wait_until("an append", || append_or_lose(&mut writer, 9));
+    std::thread::sleep(Duration::from_millis(50));
+    assert!(writer.is_in_trouble());
+    write_snapshot(&mut writer);
     wait_until("the end of the trouble", || !writer.is_in_trouble());
-    let after = append(&mut writer);
-    drop(writer);
-    let recovery = open(&path);
-    let recovery = recovery.recover().unwrap();
-    assert_eq!(recovery.snapshot().map(|snapshot| snapshot.record), Some(record));
-    let mut replayed = Vec::new();
-    let end = recovery
-        .replay(|record| {
-            replayed.push(record.number);
-            Ok::<(), Infallible>(())
-        })
-        .unwrap();
-    assert_eq!((replayed, end.cut), (vec![after], None));
 }
 
 #[test]
-fn a_kill_while_records_are_lost_ends_the_journal_before_them() {
+fn what_the_disk_refused_never_counts_as_durable() {
     let folder = TestFolder::new();
     let path = folder.0.join("journal");
     let mut writer = begin(&path, small());
-    wait_until("the spare", || writer.status().segments == 2);
-    writer.set_fails_allocations(true);
-    let mut kept = 0;
-    while writer.append(KIND, |space| Some(space.get_mut(..100)?.len())).is_ok() {
-        kept += 1;
-    }
-    writer.set_fails_allocations(false);
-    wait_until("an append", || writer.append(KIND, |space| Some(space.get_mut(..9)?.len())).is_ok());
-    let copy = folder.0.join("copy");
-    copy_folder(&path, &copy);
-    writer.abandon();
-    let journal = open(&copy);
-    let recovery = journal.recover().unwrap();
-    let mut replayed = 0;
-    let end = recovery
-        .replay(|_| {
-            replayed += 1;
-            Ok::<(), Infallible>(())
-        })
-        .unwrap();
-    let JournalCut { lost_records, why, .. } = end.cut.clone().expect("a cut");
-    assert_eq!(replayed, kept, "{why}");
-    assert!(why.contains("no room") && lost_records == 0, "{why}");
-    drop(JournalWriter::begin(journal, &end, small()).unwrap());
-    assert_eq!(open(&copy).recover().unwrap().replay(|_| Ok::<(), Infallible>(())).unwrap().cut, None);
+    append(&mut writer);
+    writer.sync().request_sync();
+    wait_until("a write to the disk", || writer.durable_records() == 2);
+    writer.set_fails_syncs(true);
+    append(&mut writer);
+    writer.sync().request_sync();
+    wait_until("the trouble", || writer.is_in_trouble());
+    writer.set_fails_syncs(false);
+    assert!(
+        !writer.sync().wait_until_durable(3, Duration::from_millis(50)),
+        "the same file is not trusted again"
+    );
+    assert!(!writer.is_snapshot_due(), "the present segment cannot be used");
+    writer.maintain();
+    assert!(writer.is_snapshot_due());
+    append(&mut writer);
+    assert!(!writer.sync().wait_until_durable(3, Duration::from_millis(50)));
+    write_snapshot(&mut writer);
+    wait_until("the end of the trouble", || !writer.is_in_trouble());
+    append(&mut writer);
+    assert!(writer.sync().wait_until_durable(writer.next_record(), Duration::from_secs(5)));
+    let (replayed, end) = read_copy(&folder, &path).expect("it can be read");
+    assert_eq!((replayed, end.cut), (1, None));
 }
+
+#[test]
+fn a_hole_before_the_snapshot_hides_nothing_after_it() {
+    let folder = TestFolder::new();
+    let path = folder.0.join("journal");
+    let mut writer = begin(&path, JournalOptions { segment_bytes: 1 << 20, ..small() });
+    (0..20).for_each(|_| drop_number(append(&mut writer)));
+    let record = write_snapshot(&mut writer);
+    (0..10).for_each(|_| drop_number(append(&mut writer)));
+    let name = path.join("segment-00000001");
+    let mut bytes = fs::read(&name).unwrap();
+    bytes[200] ^= 1;
+    drop(writer);
+    fs::write(&name, &bytes).unwrap();
+    let contents = read(&open(&path));
+    assert_eq!((contents.snapshot, contents.replayed.len()), (Some(record), 10));
+}
+
+fn drop_number(_: u64) {}
 
 /// The files of a folder, by name.
 type Image = BTreeMap<String, Vec<u8>>;
@@ -407,13 +493,13 @@ fn a_repair_ends_the_journal_before_the_damage_and_keeps_the_rest_aside() {
         append(&mut writer);
     });
     drop(writer);
-    assert_eq!(open(&path).repair().unwrap(), None, "nothing is damaged");
+    assert_eq!(open(&path).repair(None).unwrap(), None, "nothing is damaged");
     let second = path.join("segment-00000002");
     let mut bytes = fs::read(&second).unwrap();
     bytes[1000] ^= 1;
     fs::write(&second, &bytes).unwrap();
     let journal = open(&path);
-    let repair = journal.repair().unwrap().expect("a repair");
+    let repair = journal.repair(None).unwrap().expect("a repair");
     assert_eq!(repair.path, second);
     assert!(repair.removed.len() > 1, "{repair:?}");
     let kept = fs::read_dir(path.join("removed")).unwrap().count();

@@ -5,9 +5,13 @@
 //! spare is ready, it allocates a segment itself.
 //!
 //! While the journal is *in trouble* (no room, or the disk reports an error), [`JournalStatus::trouble`] says why. The
-//! user of the journal should then refuse changes. The trouble ends by itself: a spare can be allocated again; or, if
-//! records were lost or a write to the disk failed, a new snapshot is complete, which needs none of them. After a failed
-//! write the kernel may drop the bytes, so the same file is never written to the disk again.
+//! user of the journal should then refuse changes. The trouble ends when a spare can be allocated again. If records were
+//! lost or a write to the disk failed, it ends only when a snapshot is complete that contains all records up to then, so
+//! that none of them is needed.
+//!
+//! After a failed write the kernel may drop the bytes and report success the next time. So a file whose write has failed is
+//! never written to the disk again, and no record counts as durable from then on until that snapshot is complete. A record
+//! after a lost one does not count as durable either.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -20,7 +24,7 @@ use std::time::Duration;
 use crate::folder::{JournalError, JournalFolder};
 use crate::segment::SegmentFile;
 use crate::snapshot::write_snapshot;
-use crate::writer::JournalOptions;
+use crate::writer::{AppendError, JournalOptions};
 
 /// The time after which records are written to the disk though nobody waits for that.
 const SYNC_INTERVAL: Duration = Duration::from_secs(1);
@@ -111,13 +115,24 @@ pub(crate) struct UpkeepShared {
     pub lost_records: AtomicU64,
     pub durable: AtomicU64,
     is_in_trouble: AtomicBool,
-    /// Records are lost or may be: only a new snapshot makes the journal whole.
-    pub needs_snapshot: AtomicBool,
+    /// Records below this number are lost or may be: only a snapshot whose number is at least this makes the journal whole.
+    /// 0: none are. Changed under the lock of the state.
+    needed_snapshot: AtomicU64,
+    /// No record from this number on counts as durable. Changed under the lock of the state.
+    durable_limit: AtomicU64,
+    /// The present segment must not be used any more: its last write to the disk has failed.
+    pub is_segment_tainted: AtomicBool,
     pub last_snapshot_bytes: AtomicU64,
+    /// The snapshots that failed in a row, and the monotonic time before which no other one is tried.
+    snapshot_failures: AtomicU64,
+    snapshot_retry_at: AtomicU64,
     on_durable: Mutex<Option<DurableHook>>,
     /// Whether the file system has no room, for tests.
     #[cfg(test)]
     pub fails_allocations: AtomicBool,
+    /// Whether each write to the disk fails, for tests.
+    #[cfg(test)]
+    pub fails_syncs: AtomicBool,
     /// Whether records are written to the disk only on request, for tests.
     #[cfg(test)]
     pub syncs_on_request_only: AtomicBool,
@@ -148,11 +163,17 @@ impl UpkeepShared {
             lost_records: AtomicU64::new(0),
             durable: AtomicU64::new(durable),
             is_in_trouble: AtomicBool::new(false),
-            needs_snapshot: AtomicBool::new(false),
+            needed_snapshot: AtomicU64::new(0),
+            durable_limit: AtomicU64::new(u64::MAX),
+            is_segment_tainted: AtomicBool::new(false),
             last_snapshot_bytes: AtomicU64::new(snapshot_bytes),
+            snapshot_failures: AtomicU64::new(0),
+            snapshot_retry_at: AtomicU64::new(0),
             on_durable: Mutex::new(None),
             #[cfg(test)]
             fails_allocations: AtomicBool::new(false),
+            #[cfg(test)]
+            fails_syncs: AtomicBool::new(false),
             #[cfg(test)]
             syncs_on_request_only: AtomicBool::new(false),
         }
@@ -175,23 +196,28 @@ impl UpkeepShared {
                 self.folder.path().display()
             );
         }
-        state.status.trouble = Some(why);
+        state.status.trouble.get_or_insert(why);
         self.is_in_trouble.store(true, Ordering::Relaxed);
     }
 
-    fn clear_trouble(&self) {
+    fn clear_trouble_if_over(&self) {
         let mut state = self.lock();
+        if state.spare.is_none() || self.needed_snapshot.load(Ordering::Relaxed) > 0 {
+            return;
+        }
         if state.status.trouble.take().is_some() {
             tracing::warn!("the journal in {} can be written again", self.folder.path().display());
         }
         self.is_in_trouble.store(false, Ordering::Relaxed);
     }
 
-    /// Puts the segment `next` into use, and hands over the one before.
+    /// Puts the segment `next` into use, and hands over the one before, which is written to the disk unless it is tainted.
     pub(crate) fn rotate(&self, next: &SegmentFile, full: Option<SegmentFile>) {
         let mut state = self.lock();
+        let is_tainted = self.is_segment_tainted.swap(false, Ordering::Relaxed);
         state.current = Some(Arc::clone(next.file()));
-        state.sealed.extend(full);
+        state.has_new_files = true;
+        state.sealed.extend(full.filter(|_| !is_tainted));
         drop(state);
         self.wake.notify_one();
     }
@@ -205,7 +231,6 @@ impl UpkeepShared {
             {
                 return Ok(spare);
             }
-            state.has_new_files = true;
             state.take_index()
         };
         self.allocate(index, bytes.max(self.options.segment_bytes))
@@ -219,13 +244,42 @@ impl UpkeepShared {
         SegmentFile::allocate(&self.folder.segment_path(index), bytes)
     }
 
-    /// Records that a record could not be written.
-    pub(crate) fn record_lost(&self, error: &io::Error) {
+    /// Records that the record `number` could not be written.
+    pub(crate) fn record_lost(&self, number: u64, error: &AppendError) {
         self.lost_records.fetch_add(1, Ordering::Relaxed);
-        self.needs_snapshot.store(true, Ordering::Relaxed);
-        if !self.is_in_trouble() {
-            self.set_trouble(format!("a new segment cannot be allocated: {error}"));
+        self.require_snapshot(number + 1, number, error.to_string());
+    }
+
+    /// Begins a trouble that ends when a spare segment can be allocated.
+    pub(crate) fn report_no_room(&self, error: &io::Error) {
+        self.set_trouble(format!("a new segment cannot be allocated: {error}"));
+    }
+
+    /// Begins a trouble that only a snapshot ends whose number is at least `snapshot`. No record from `durable_limit` on counts
+    /// as durable until then.
+    fn require_snapshot(&self, snapshot: u64, durable_limit: u64, why: String) {
+        {
+            let _state = self.lock();
+            self.needed_snapshot.fetch_max(snapshot, Ordering::Relaxed);
+            self.durable_limit.fetch_min(durable_limit, Ordering::Relaxed);
         }
+        self.set_trouble(why);
+    }
+
+    /// Returns the least number of a snapshot that makes the journal whole; 0: it is whole.
+    pub(crate) fn needed_snapshot(&self) -> u64 {
+        self.needed_snapshot.load(Ordering::Relaxed)
+    }
+
+    /// Ends the trouble if the snapshot before `record` makes the journal whole.
+    fn on_snapshot_complete(&self, record: u64) {
+        let _state = self.lock();
+        if self.needed_snapshot.load(Ordering::Relaxed) <= record {
+            self.needed_snapshot.store(0, Ordering::Relaxed);
+            self.durable_limit.store(u64::MAX, Ordering::Relaxed);
+        }
+        // The snapshot is on the disk, and replaces all records before it.
+        self.durable.fetch_max(record, Ordering::Release);
     }
 
     /// Asks for records to be written to the disk now.
@@ -253,10 +307,12 @@ impl UpkeepShared {
         self.wake_snapshots.notify_one();
     }
 
-    /// Returns whether a snapshot waits to be written or is being written.
-    pub(crate) fn has_unfinished_snapshot(&self) -> bool {
+    /// Returns whether a snapshot can be begun: none waits or is being written, and none has just failed.
+    pub(crate) fn is_ready_for_snapshot(&self) -> bool {
         let state = self.lock();
-        state.is_writing_snapshot || !state.snapshots.is_empty()
+        !state.is_writing_snapshot
+            && state.snapshots.is_empty()
+            && muster_clock::monotonic_nanoseconds() >= self.snapshot_retry_at.load(Ordering::Relaxed)
     }
 
     pub(crate) fn status(&self) -> JournalStatus {
@@ -299,12 +355,7 @@ impl UpkeepShared {
             if self.may_write_to_disk(requested) {
                 self.write_to_disk();
             }
-            if self.is_in_trouble()
-                && !self.needs_snapshot.load(Ordering::Relaxed)
-                && self.lock().spare.is_some()
-            {
-                self.clear_trouble();
-            }
+            self.clear_trouble_if_over();
             if stops {
                 return;
             }
@@ -353,22 +404,37 @@ impl UpkeepShared {
         let sealed = sealed.into_iter().try_for_each(SegmentFile::finish);
         let current = current.map_or(Ok(()), |current| current.sync_data());
         let names = names.map_err(io::Error::other);
-        match names.and(inherited).and(sealed).and(current) {
+        let synced = names.and(inherited).and(sealed).and(current);
+        #[cfg(test)]
+        let synced = if self.fails_syncs.load(Ordering::Relaxed) {
+            Err(io::Error::other("a fault of a test"))
+        } else {
+            synced
+        };
+        match synced {
             Ok(()) => {
-                {
+                let durable = {
                     let mut state = self.lock();
                     state.status.syncs += 1;
-                    self.durable.fetch_max(written, Ordering::Release);
-                }
+                    let durable = written.min(self.durable_limit.load(Ordering::Relaxed));
+                    self.durable.fetch_max(durable, Ordering::Release).max(durable)
+                };
                 self.durable_changed.notify_all();
                 let hook = self.on_durable.lock().unwrap_or_else(PoisonError::into_inner);
                 if let Some(hook) = hook.as_ref() {
-                    hook(written);
+                    hook(durable);
                 }
             }
             Err(error) => {
-                self.needs_snapshot.store(true, Ordering::Relaxed);
-                self.set_trouble(format!("the disk reports an error: {error}"));
+                // Nothing of these files is written to the disk again; see the head of the file.
+                let written = {
+                    let mut state = self.lock();
+                    state.current = None;
+                    self.is_segment_tainted.store(true, Ordering::Relaxed);
+                    self.next_record.load(Ordering::Acquire)
+                };
+                let durable = self.durable.load(Ordering::Relaxed);
+                self.require_snapshot(written, durable, format!("the disk reports an error: {error}"));
             }
         }
     }
@@ -400,7 +466,8 @@ impl UpkeepShared {
                         state.status.snapshot_bytes = bytes;
                         state.status.snapshot_time = began.elapsed();
                     }
-                    self.needs_snapshot.store(false, Ordering::Relaxed);
+                    self.on_snapshot_complete(record);
+                    self.snapshot_failures.store(0, Ordering::Relaxed);
                     self.wake.notify_one();
                     if let Err(error) = self.delete_replaced_files() {
                         tracing::warn!("files of the journal that are no longer needed stay: {error}");
@@ -408,6 +475,10 @@ impl UpkeepShared {
                 }
                 Err(error) => {
                     self.lock().status.failed_snapshots += 1;
+                    let failures = self.snapshot_failures.fetch_add(1, Ordering::Relaxed).min(6);
+                    let pause = u64::try_from(RETRY_INTERVAL.as_nanos()).unwrap_or(u64::MAX) << failures;
+                    let retry_at = muster_clock::monotonic_nanoseconds().saturating_add(pause);
+                    self.snapshot_retry_at.store(retry_at, Ordering::Relaxed);
                     tracing::warn!("{} cannot be written: {error}", path.display());
                 }
             }

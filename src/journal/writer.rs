@@ -73,6 +73,7 @@ impl JournalWriter {
             let path = folder.segment_path(*index);
             std::fs::remove_file(&path).map_err(JournalError::io("delete", &path))?;
         }
+        folder.delete_unfinished_snapshots()?;
         for index in &end.behind_cut {
             folder.move_to_removed(&folder.segment_path(*index))?;
         }
@@ -117,28 +118,30 @@ impl JournalWriter {
     }
 
     /// Appends a record and returns its number. `encode` writes the payload and returns its length; it returns `None` if
-    /// the space is too short, and is then called again with more.
+    /// the space is too short. `length` returns the length of the payload; it is called only then.
     ///
     /// # Errors
-    /// If there is no room. The record is then lost: the journal is in trouble until another snapshot is complete.
+    /// If there is no room. The record is then not in the journal. If its user goes on as if it were, it must call
+    /// [`Self::record_lost`].
     pub fn append(
         &mut self,
         kind: RecordKind,
+        length: impl Fn() -> usize,
         mut encode: impl FnMut(&mut [u8]) -> Option<usize>,
     ) -> Result<u64, AppendError> {
-        if self.has_gap || self.shared.needs_snapshot.load(Ordering::Relaxed) {
-            self.begin_segment_after_trouble()?;
+        if self.has_gap || self.shared.is_segment_tainted.load(Ordering::Relaxed) {
+            self.begin_segment(0, true)?;
         }
         let durable = self.shared.durable.load(Ordering::Relaxed);
         if self.unmarked_bytes >= MARK_INTERVAL_BYTES && durable > self.marked {
             (self.marked, self.unmarked_bytes) = (durable, 0);
             self.append_mark(durable)?;
         }
-        self.append_record(kind, &mut encode)
+        self.append_record(kind, &length, &mut encode)
     }
 
     fn append_mark(&mut self, durable: u64) -> Result<u64, AppendError> {
-        self.append_record(RecordKind::DURABLE_MARK, &mut |space| {
+        self.append_record(RecordKind::DURABLE_MARK, &|| 8, &mut |space| {
             space.get_mut(..8)?.copy_from_slice(&durable.to_le_bytes());
             Some(8)
         })
@@ -147,77 +150,82 @@ impl JournalWriter {
     fn append_record(
         &mut self,
         kind: RecordKind,
+        length: &dyn Fn() -> usize,
         encode: &mut dyn FnMut(&mut [u8]) -> Option<usize>,
     ) -> Result<u64, AppendError> {
-        let mut segment_bytes = self.shared.options.segment_bytes;
-        loop {
-            let unused = self.segment.unused();
-            if let Some((_, space)) = unused.split_at_mut_checked(HEADER_BYTES)
-                && let Some(payload) = encode(space)
-            {
-                let number = self.next_record;
-                write_header(&mut unused[..HEADER_BYTES + payload], self.shared.folder.seed(), number, kind);
-                let occupied = occupied_bytes(payload);
-                self.segment.advance(occupied);
-                self.next_record += 1;
-                self.unmarked_bytes += occupied;
-                self.bytes_since_snapshot = self.bytes_since_snapshot.saturating_add(occupied as u64);
-                self.shared.next_record.store(self.next_record, Ordering::Release);
-                self.shared.appended_bytes.fetch_add(occupied as u64, Ordering::Relaxed);
-                return Ok(number);
-            }
-            if self.segment.used_bytes() == SEGMENT_HEADER_BYTES {
-                // Even an empty segment is too short.
-                segment_bytes *= 2;
-            }
-            if segment_bytes > SEGMENT_BYTES_MAX {
-                self.count_lost_record(&std::io::Error::from(std::io::ErrorKind::FileTooLarge));
-                return Err(AppendError::TooLong);
-            }
-            self.begin_segment(segment_bytes, false)?;
+        if let Some(number) = self.try_append(kind, encode) {
+            return Ok(number);
         }
+        let needed = SEGMENT_HEADER_BYTES + occupied_bytes(length());
+        if needed > SEGMENT_BYTES_MAX {
+            return Err(AppendError::TooLong);
+        }
+        self.begin_segment(needed, false)?;
+        self.try_append(kind, encode).ok_or(AppendError::TooLong)
+    }
+
+    /// Appends a record to the present segment, if it has room.
+    fn try_append(
+        &mut self,
+        kind: RecordKind,
+        encode: &mut dyn FnMut(&mut [u8]) -> Option<usize>,
+    ) -> Option<u64> {
+        let unused = self.segment.unused();
+        let (_, space) = unused.split_at_mut_checked(HEADER_BYTES)?;
+        let payload = encode(space)?;
+        let number = self.next_record;
+        write_header(&mut unused[..HEADER_BYTES + payload], self.shared.folder.seed(), number, kind);
+        let occupied = occupied_bytes(payload);
+        self.segment.advance(occupied);
+        self.next_record += 1;
+        self.unmarked_bytes += occupied;
+        self.bytes_since_snapshot = self.bytes_since_snapshot.saturating_add(occupied as u64);
+        self.shared.next_record.store(self.next_record, Ordering::Release);
+        self.shared.appended_bytes.fetch_add(occupied as u64, Ordering::Relaxed);
+        Some(number)
     }
 
     fn begin_segment(&mut self, bytes: usize, follows_gap: bool) -> Result<(), AppendError> {
-        match self.shared.take_segment(bytes) {
-            Ok(mut next) => {
-                next.begin(&shared_header(&self.shared, self.next_record, follows_gap));
-                let full = std::mem::replace(&mut self.segment, next);
-                self.shared.rotate(&self.segment, Some(full));
-                Ok(())
-            }
-            Err(error) => {
-                self.count_lost_record(&error);
-                Err(AppendError::NoSegment(error))
-            }
-        }
-    }
-
-    fn count_lost_record(&mut self, error: &std::io::Error) {
-        self.has_gap = true;
-        self.next_record += 1;
-        self.shared.next_record.store(self.next_record, Ordering::Release);
-        self.shared.record_lost(error);
-    }
-
-    /// Begins a new segment, because the present one may be incomplete. A snapshot makes up for what is missing.
-    fn begin_segment_after_trouble(&mut self) -> Result<(), AppendError> {
-        if self.shared.has_unfinished_snapshot() || (!self.has_gap && self.bytes_since_snapshot == 0) {
-            return Ok(());
-        }
-        self.begin_segment(0, true)?;
+        let mut next = self.shared.take_segment(bytes).map_err(|error| {
+            self.shared.report_no_room(&error);
+            AppendError::NoSegment(error)
+        })?;
+        next.begin(&shared_header(&self.shared, self.next_record, follows_gap || self.has_gap));
+        let full = std::mem::replace(&mut self.segment, next);
+        self.shared.rotate(&self.segment, Some(full));
         self.has_gap = false;
-        self.bytes_since_snapshot = u64::MAX;
         Ok(())
     }
 
-    /// Returns whether a snapshot should be made now.
+    /// Records that the user of the journal goes on without the record that could not be appended. The journal is in trouble
+    /// until a snapshot is complete that makes up for it.
+    pub fn record_lost(&mut self, error: &AppendError) {
+        self.has_gap = true;
+        let number = self.next_record;
+        self.next_record += 1;
+        self.shared.next_record.store(self.next_record, Ordering::Release);
+        self.shared.record_lost(number, error);
+    }
+
+    /// Begins what ends a trouble, if that is possible now: a new segment. A snapshot is due then.
+    pub fn maintain(&mut self) {
+        if self.has_gap || self.shared.is_segment_tainted.load(Ordering::Relaxed) {
+            let _ = self.begin_segment(0, true);
+        }
+    }
+
+    /// Returns whether a snapshot should be made now: enough was appended, or only a snapshot ends the present trouble.
     #[must_use]
     pub fn is_snapshot_due(&self) -> bool {
+        let needed = self.shared.needed_snapshot();
         let after = self.shared.options.snapshot_after_bytes;
-        self.bytes_since_snapshot >= after
-            && self.bytes_since_snapshot >= self.shared.last_snapshot_bytes.load(Ordering::Relaxed)
-            && !self.shared.has_unfinished_snapshot()
+        let is_wanted = if needed > 0 {
+            !self.has_gap && !self.shared.is_segment_tainted.load(Ordering::Relaxed)
+        } else {
+            self.bytes_since_snapshot >= after
+                && self.bytes_since_snapshot >= self.shared.last_snapshot_bytes.load(Ordering::Relaxed)
+        };
+        is_wanted && self.shared.is_ready_for_snapshot()
     }
 
     /// Makes a snapshot of the state after all records so far. `write` runs on another thread.
@@ -286,15 +294,14 @@ impl JournalWriter {
         self.shared.fails_allocations.store(fails, Ordering::Relaxed);
     }
 
+    /// Pretends that the disk reports errors, or works again.
+    pub(crate) fn set_fails_syncs(&self, fails: bool) {
+        self.shared.fails_syncs.store(fails, Ordering::Relaxed);
+    }
+
     /// Writes to the disk only on request from now on.
     pub(crate) fn sync_on_request_only(&self) {
         self.shared.syncs_on_request_only.store(true, Ordering::Relaxed);
-    }
-
-    /// Ends the threads without writing anything more to the disk, as the death of the process does; the files stay as they
-    /// are.
-    pub(crate) fn abandon(self) {
-        std::mem::forget(self);
     }
 }
 
@@ -303,7 +310,8 @@ impl Drop for JournalWriter {
         self.threads.stop(&self.shared);
         // The mark shows a later reader that nothing is missing at the end.
         let durable = self.durable_records();
-        if durable == self.next_record && !self.has_gap && self.append_mark(durable).is_ok() {
+        let is_whole = self.shared.needed_snapshot() == 0;
+        if durable == self.next_record && is_whole && self.append_mark(durable).is_ok() {
             let _ = self.segment.file().sync_data();
         }
     }
@@ -313,7 +321,7 @@ fn shared_header(shared: &UpkeepShared, first_record: u64, follows_gap: bool) ->
     SegmentHeader {
         folder: shared.folder.id(),
         first_record,
-        durable: shared.durable.load(Ordering::Relaxed),
+        durable: shared.durable.load(Ordering::Relaxed).min(first_record),
         boot: shared.folder.boot(),
         follows_gap,
     }
