@@ -33,6 +33,7 @@ mod lock;
 mod observer;
 mod recorder;
 mod replay;
+mod restore_report;
 mod waiting_calls;
 
 use std::collections::BTreeMap;
@@ -61,7 +62,8 @@ use lock::{ReadLockedState, StateLock, WriteLockedState};
 pub use observer::{ContentsSerialiser, Observer, PersistentObserver};
 pub use recorder::{Durability, JournalState};
 use recorder::{InputRecorder, is_refusable, refusal_effects, refused_call};
-pub use replay::{RestoreError, RestoreReport, RestoredState, Visited};
+pub use replay::{RestoreError, RestoredState, Visited};
+pub use restore_report::RestoreReport;
 pub use waiting_calls::AnswerInbox;
 use waiting_calls::{WaitingCall, WaitingCalls, WaitingTable};
 
@@ -508,7 +510,6 @@ impl Engine {
             next = spares.pop();
         }
         state.effects = effects;
-        self.begin_snapshot_if_due(state, now);
         applied
     }
 

@@ -16,7 +16,7 @@ use std::collections::btree_map::Entry;
 use std::ops::Bound;
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::coordination::{EventKind, JobEvent, JobId};
 use crate::cow::CowMap;
@@ -41,10 +41,10 @@ pub struct NumberedEvent {
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
 pub(super) struct RetainedJobEvents {
     /// The notable events, by number.
-    #[serde(with = "events_as_json")]
+    #[serde(serialize_with = "serialize_events", deserialize_with = "deserialize_events")]
     notable: EventsByNumber,
     /// The routine events, by number.
-    #[serde(with = "events_as_json")]
+    #[serde(serialize_with = "serialize_events", deserialize_with = "deserialize_events")]
     routine: EventsByNumber,
     /// The greatest number of an evicted event of this job.
     evicted_up_to: u64,
@@ -76,7 +76,7 @@ pub(super) type EventsByNumber = CowMap<u64, Arc<JobEvent>>;
 pub(super) struct EventHistory {
     jobs: BTreeMap<JobId, RetainedJobEvents>,
     /// The deletion events of deleted jobs. They count as routine.
-    #[serde(with = "events_as_json")]
+    #[serde(serialize_with = "serialize_events", deserialize_with = "deserialize_events")]
     deletions: EventsByNumber,
     /// The numbers of routine events, the oldest first, at most `ROUTINE_EVENTS`. Some belong to deleted
     /// jobs.
@@ -86,32 +86,18 @@ pub(super) struct EventHistory {
 }
 
 /// Serialises events as JSON: they name their kind in a field, which only self-describing formats can restore.
-mod events_as_json {
-    use std::sync::Arc;
+fn serialize_events<S: Serializer>(events: &EventsByNumber, serializer: S) -> Result<S::Ok, S::Error> {
+    let as_json = events.iter().map(|(number, event)| Ok((number, serde_json::to_string(event)?)));
+    let as_json: Result<Vec<(&u64, String)>, serde_json::Error> = as_json.collect();
+    as_json.map_err(serde::ser::Error::custom)?.serialize(serializer)
+}
 
-    use serde::de::Error as _;
-    use serde::ser::Error as _;
-    use serde::{Deserialize as _, Deserializer, Serializer};
-
-    use super::EventsByNumber;
-
-    pub fn serialize<S: Serializer>(events: &EventsByNumber, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq(
-            events
-                .iter()
-                .map(|(number, event)| Ok((number, serde_json::to_string(event)?)))
-                .collect::<Result<Vec<(&u64, String)>, serde_json::Error>>()
-                .map_err(S::Error::custom)?,
-        )
+fn deserialize_events<'de, D: Deserializer<'de>>(deserializer: D) -> Result<EventsByNumber, D::Error> {
+    let mut events = EventsByNumber::default();
+    for (number, text) in Vec::<(u64, String)>::deserialize(deserializer)? {
+        events.insert(number, Arc::new(serde_json::from_str(&text).map_err(serde::de::Error::custom)?));
     }
-
-    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<EventsByNumber, D::Error> {
-        let mut events = EventsByNumber::default();
-        for (number, text) in Vec::<(u64, String)>::deserialize(deserializer)? {
-            events.insert(number, Arc::new(serde_json::from_str(&text).map_err(D::Error::custom)?));
-        }
-        Ok(events)
-    }
+    Ok(events)
 }
 
 /// Some of the retained events.

@@ -69,13 +69,6 @@ impl Engine {
         Ok(())
     }
 
-    /// Makes a snapshot on another thread if one is due.
-    pub(super) fn begin_snapshot_if_due(&self, state: &mut EngineState, now: Timestamp) {
-        if state.recorder.as_ref().is_some_and(InputRecorder::is_snapshot_due) {
-            self.begin_snapshot(state, now);
-        }
-    }
-
     /// Copies the state, which costs one pointer for each job, and some for each connection, and writes it on another thread.
     fn begin_snapshot(&self, state: &mut EngineState, now: Timestamp) {
         let durable = DurableState {
@@ -102,14 +95,15 @@ impl Engine {
         }
     }
 
-    /// Does what ends a trouble of the journal, also if no input comes. To be called about once a second.
+    /// Makes a snapshot if one is due, and does what ends a trouble of the journal. To be called about once a second.
     pub fn maintain_journal(&self) {
         let mut state = self.lock_for_bulk_work();
         let now = self.clock.now();
-        if let Some(recorder) = &mut state.recorder {
-            recorder.maintain();
+        let Some(recorder) = &mut state.recorder else { return };
+        recorder.maintain();
+        if recorder.is_snapshot_due() {
+            self.begin_snapshot(&mut state, now);
         }
-        self.begin_snapshot_if_due(&mut state, now);
     }
 
     /// Calls [`Engine::maintain_journal`] once a second for as long as it is polled.

@@ -24,7 +24,7 @@ use muster_journal::{AppendError, JournalStatus, JournalWriter, RecordKind};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::RestoreReport;
+use super::restore_report::RestoreReport;
 use crate::coordination::{
     ClaimRefusal, Code, CommandRefusal, Coordinator, Effect, Failure, Input, JobName, JobSettings, Request,
     Timestamp,
@@ -70,11 +70,11 @@ impl fmt::Display for Durability {
 
 /// The kinds of records.
 pub(super) mod kind {
-    use super::RecordKind;
+    use muster_journal::RecordKind;
 
     /// An input, with its time.
     pub const INPUT: RecordKind = RecordKind(1);
-    /// A [`StateCheck`](super::StateCheck).
+    /// A `StateCheck`.
     pub const CHECK: RecordKind = RecordKind(2);
     /// The version of the encoding of the records that follow, and the version of the program that wrote them.
     pub const ENCODING: RecordKind = RecordKind(3);

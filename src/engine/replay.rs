@@ -11,15 +11,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
-use std::time::Duration;
 
 use muster_journal::{
-    JournalCut, JournalError, JournalFolder, JournalRecord, JournalRecovery, RecoveryEnd, RecoveryError,
+    JournalError, JournalFolder, JournalRecord, JournalRecovery, RecoveryEnd, RecoveryError,
 };
 use serde::{Deserialize, Serialize};
 
 use super::event_history::{EventHistory, NumberedEvent};
 use super::recorder::{ENCODING_VERSION, StateCheck, kind};
+use super::restore_report::RestoreReport;
 use super::{ContentsSerialiser, PersistentObserver};
 use crate::clock;
 use crate::coordination::{Coordinator, Effect, Input, JobId, JobName, JobSettings, Timestamp};
@@ -52,27 +52,6 @@ pub enum RestoreError {
         /// The reason.
         why: String,
     },
-}
-
-/// What a restart found in the journal.
-#[derive(Debug, Clone, Default)]
-pub struct RestoreReport {
-    /// The number of inputs that were applied again.
-    pub inputs: u64,
-    /// Whether there was a snapshot to begin from.
-    pub had_snapshot: bool,
-    /// The bytes of the segments that were read.
-    pub bytes: u64,
-    /// The time that it took.
-    pub took: Duration,
-    /// The time of the last input.
-    pub last_input: Timestamp,
-    /// Damaged snapshots that were passed over.
-    pub damaged_snapshots: Vec<String>,
-    /// What was cut off the end.
-    pub cut: Option<JournalCut>,
-    /// The records of inputs that made this program panic. They were not applied.
-    pub set_aside: Vec<u64>,
 }
 
 /// The state of the engine as a snapshot has it.

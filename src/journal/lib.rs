@@ -30,6 +30,7 @@
 //! | `record.rs` | the encoding of records, without IO |
 //! | `segment.rs` | one segment: its header, its mapping |
 //! | `snapshot.rs` | snapshot files |
+//! | `options.rs` | settings, and the error of an append |
 //! | `folder.rs` | the folder: its lock, its identity, the names of files |
 //! | `recovery.rs` | reading a journal |
 //! | `repair.rs` | ending a damaged journal before the damage; beginning a journal with a snapshot |
@@ -38,6 +39,7 @@
 #![warn(clippy::too_many_lines)]
 
 mod folder;
+mod options;
 mod record;
 mod recovery;
 mod repair;
@@ -49,8 +51,9 @@ mod upkeep;
 mod writer;
 
 pub use folder::{JournalError, JournalFolder};
+pub use options::{AppendError, JournalOptions};
 pub use record::{JournalRecord, RecordKind};
 pub use recovery::{JournalCut, JournalRecovery, LoadedSnapshot, RecoveryEnd, RecoveryError};
 pub use repair::JournalRepair;
 pub use upkeep::{DurableHook, JournalStatus, SnapshotWriter};
-pub use writer::{AppendError, JournalOptions, JournalSync, JournalWriter};
+pub use writer::{JournalSync, JournalWriter};

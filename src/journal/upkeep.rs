@@ -22,9 +22,9 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crate::folder::{JournalError, JournalFolder};
+use crate::options::{AppendError, JournalOptions};
 use crate::segment::SegmentFile;
 use crate::snapshot::write_snapshot;
-use crate::writer::{AppendError, JournalOptions};
 
 /// The time after which records are written to the disk though nobody waits for that.
 const SYNC_INTERVAL: Duration = Duration::from_secs(1);

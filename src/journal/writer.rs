@@ -9,41 +9,14 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::folder::{JournalError, JournalFolder};
+use crate::options::{AppendError, JournalOptions, SEGMENT_BYTES_MAX};
 use crate::record::{HEADER_BYTES, RecordKind, occupied_bytes, write_header};
 use crate::recovery::RecoveryEnd;
 use crate::segment::{SEGMENT_HEADER_BYTES, SegmentFile, SegmentHeader};
 use crate::upkeep::{DurableHook, JournalStatus, SnapshotWriter, UpkeepShared, UpkeepThreads};
 
-/// The greatest length of a segment, and so of a record.
-const SEGMENT_BYTES_MAX: usize = 1 << 32;
 /// A durable mark is appended after so many bytes of records, if more has become durable.
 const MARK_INTERVAL_BYTES: usize = 1 << 16;
-
-/// How a journal is written.
-#[derive(Debug, Clone)]
-pub struct JournalOptions {
-    /// The length of a segment, in bytes. A record that is longer gets a segment of its own.
-    pub segment_bytes: usize,
-    /// A snapshot is due when so many bytes, and as many as the last snapshot has, were appended since.
-    pub snapshot_after_bytes: u64,
-}
-
-impl Default for JournalOptions {
-    fn default() -> Self {
-        Self { segment_bytes: 16 << 20, snapshot_after_bytes: 64 << 20 }
-    }
-}
-
-/// The reason for which a record is not in the journal.
-#[derive(Debug, thiserror::Error)]
-pub enum AppendError {
-    /// There is no room for another segment, or the file system refuses.
-    #[error("a new segment cannot be allocated: {0}")]
-    NoSegment(std::io::Error),
-    /// The record is longer than the greatest segment.
-    #[error("the record is longer than {SEGMENT_BYTES_MAX} bytes")]
-    TooLong,
-}
 
 /// Appends to a journal. When it is dropped, what was appended is written to the disk.
 pub struct JournalWriter {

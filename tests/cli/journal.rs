@@ -93,7 +93,7 @@ fn a_killed_server_goes_on_and_its_workers_do_not_notice() {
         }
         let audit = server.get("/api/v1/audit").json();
         let acts: Vec<_> = audit["lines"].as_array().into_iter().flatten().map(|line| &line["act"]).collect();
-        assert_eq!(acts, ["put-key", "configure", "exclude"], "{audit}");
+        assert_eq!(acts, ["put-key", "change-settings", "exclude"], "{audit}");
         let metrics = server.get("/metrics").body;
         assert!(metrics.contains(&format!("\nmuster_journal_restarts_total {kill}\n")), "{metrics}");
     }

@@ -130,6 +130,9 @@ struct RandomClients {
 impl RandomClients {
     fn step(&mut self, engine: &Engine) {
         let random = &mut self.random;
+        if random.u8(..50) == 0 {
+            engine.maintain_journal();
+        }
         if self.connections.len() < 6 || random.u8(..40) == 0 {
             let connection = engine.register_connection("10.0.0.7:4000".parse().expect("an address"));
             self.connections.push((connection, Vec::new()));

@@ -1,29 +1,30 @@
 //! Writes the metrics of the journal.
 //!
-//! `Engine::journal_state` returns the counts. Begin at `Metrics::write_journal_samples`.
+//! `Engine::journal_state` returns the counts. Begin at [`write_journal_samples`].
 
-use super::{Metrics, ScrapeOutput, catalogue as metric};
+use super::catalogue as metric;
+use super::text_format::ScrapeOutput;
+use crate::engine::Engine;
 
-impl Metrics {
-    pub(super) fn write_journal_samples(&self, page: &mut ScrapeOutput) {
-        let state = self.sources.engine.journal_state();
-        page.add_integer_sample(&metric::JOURNAL_ENABLED, &[], u64::from(state.is_some()));
-        let Some(state) = state else { return };
-        let files = &state.files;
-        page.add_integer_sample(&metric::JOURNAL_RECORDS, &[], files.records);
-        page.add_integer_sample(&metric::JOURNAL_BYTES, &[], files.appended_bytes);
-        page.add_integer_sample(&metric::JOURNAL_LAG, &[], files.records_not_on_disk());
-        page.add_integer_sample(&metric::JOURNAL_DISK, &[], files.disk_bytes);
-        page.add_integer_sample(&metric::JOURNAL_SYNCS, &[], files.syncs);
-        page.add_integer_sample(&metric::JOURNAL_SNAPSHOTS, &["written"], files.snapshots);
-        page.add_integer_sample(&metric::JOURNAL_SNAPSHOTS, &["failed"], files.failed_snapshots);
-        page.add_integer_sample(&metric::JOURNAL_SNAPSHOT_BYTES, &[], files.snapshot_bytes);
-        page.add_sample(&metric::JOURNAL_SNAPSHOT_TIME, &[], files.snapshot_time.as_secs_f64());
-        page.add_integer_sample(&metric::JOURNAL_TROUBLE, &[], u64::from(files.trouble.is_some()));
-        page.add_integer_sample(&metric::JOURNAL_LOST, &[], files.lost_records);
-        page.add_integer_sample(&metric::JOURNAL_REFUSED, &[], state.refused_changes);
-        page.add_integer_sample(&metric::JOURNAL_RESTARTS, &[], state.restarts);
-        page.add_integer_sample(&metric::JOURNAL_REPLAYED, &[], state.restored.inputs);
-        page.add_sample(&metric::JOURNAL_REPLAY_TIME, &[], state.restored.took.as_secs_f64());
-    }
+/// Writes the samples of the journal of `engine`.
+pub(super) fn write_journal_samples(engine: &Engine, page: &mut ScrapeOutput) {
+    let state = engine.journal_state();
+    page.add_integer_sample(&metric::JOURNAL_ENABLED, &[], u64::from(state.is_some()));
+    let Some(state) = state else { return };
+    let files = &state.files;
+    page.add_integer_sample(&metric::JOURNAL_RECORDS, &[], files.records);
+    page.add_integer_sample(&metric::JOURNAL_BYTES, &[], files.appended_bytes);
+    page.add_integer_sample(&metric::JOURNAL_LAG, &[], files.records_not_on_disk());
+    page.add_integer_sample(&metric::JOURNAL_DISK, &[], files.disk_bytes);
+    page.add_integer_sample(&metric::JOURNAL_SYNCS, &[], files.syncs);
+    page.add_integer_sample(&metric::JOURNAL_SNAPSHOTS, &["written"], files.snapshots);
+    page.add_integer_sample(&metric::JOURNAL_SNAPSHOTS, &["failed"], files.failed_snapshots);
+    page.add_integer_sample(&metric::JOURNAL_SNAPSHOT_BYTES, &[], files.snapshot_bytes);
+    page.add_sample(&metric::JOURNAL_SNAPSHOT_TIME, &[], files.snapshot_time.as_secs_f64());
+    page.add_integer_sample(&metric::JOURNAL_TROUBLE, &[], u64::from(files.trouble.is_some()));
+    page.add_integer_sample(&metric::JOURNAL_LOST, &[], files.lost_records);
+    page.add_integer_sample(&metric::JOURNAL_REFUSED, &[], state.refused_changes);
+    page.add_integer_sample(&metric::JOURNAL_RESTARTS, &[], state.restarts);
+    page.add_integer_sample(&metric::JOURNAL_REPLAYED, &[], state.restored.inputs);
+    page.add_sample(&metric::JOURNAL_REPLAY_TIME, &[], state.restored.took.as_secs_f64());
 }

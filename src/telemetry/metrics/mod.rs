@@ -137,7 +137,7 @@ impl Metrics {
         page.add_usize_sample(&metric::EVENTS_LIMIT, &[], figures.events_kept_max);
         page.add_integer_sample(&metric::EVENTS_MISSED, &[], figures.events_missed);
         page.add_usize_sample(&metric::FOLLOWERS, &[], figures.followers);
-        self.write_journal_samples(page);
+        journal::write_journal_samples(&self.sources.engine, page);
         let locks = self.sources.engine.lock_times();
         for (user, lock) in [("input", &locks.inputs), ("bulk", &locks.bulk), ("look", &locks.reads)] {
             page.add_duration_histogram(&metric::LOCK_WAIT, &[user], &lock.waited.snapshot());

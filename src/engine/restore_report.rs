@@ -1,0 +1,28 @@
+//! What a start of the server found in its journal ([`RestoreReport`]).
+
+use std::time::Duration;
+
+use muster_journal::JournalCut;
+
+use crate::coordination::Timestamp;
+
+/// What a restart found in the journal.
+#[derive(Debug, Clone, Default)]
+pub struct RestoreReport {
+    /// The number of inputs that were applied again.
+    pub inputs: u64,
+    /// Whether there was a snapshot to begin from.
+    pub had_snapshot: bool,
+    /// The bytes of the segments that were read.
+    pub bytes: u64,
+    /// The time that it took.
+    pub took: Duration,
+    /// The time of the last input.
+    pub last_input: Timestamp,
+    /// Damaged snapshots that were passed over.
+    pub damaged_snapshots: Vec<String>,
+    /// What was cut off the end.
+    pub cut: Option<JournalCut>,
+    /// The records of inputs that made this program panic. They were not applied.
+    pub set_aside: Vec<u64>,
+}
