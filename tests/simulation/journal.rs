@@ -117,6 +117,11 @@ fn operator() -> (Actor, CommandReason) {
     (actor, CommandReason::try_from("a test".to_owned()).expect("a reason"))
 }
 
+/// The incarnation of a task, unless it has restarted.
+fn first_incarnation(task: TaskId) -> TaskIncarnation {
+    TaskIncarnation(1000 + u64::from(task.0.unsigned_abs()))
+}
+
 /// Makes random calls, commands and ends of connections.
 struct RandomClients {
     random: Rng,
@@ -128,6 +133,19 @@ struct RandomClients {
 }
 
 impl RandomClients {
+    /// Registers all tasks, so that the run starts; in a later life of the service they are known already.
+    fn register_all_tasks(&mut self, engine: &Engine) {
+        for task in (0..TASKS.cast_signed()).map(TaskId) {
+            let connection = engine.register_connection("10.0.0.7:4000".parse().expect("an address"));
+            let (caller, inbox) =
+                (Caller { connection, claim: None }, self.inbox.clone() as Arc<dyn AnswerInbox>);
+            let request = Request::Register { task, incarnation: first_incarnation(task), recoverable: true };
+            self.calls += 1;
+            engine.call(self.job, caller, request, &inbox, self.calls);
+            self.connections.push((connection, Vec::new()));
+        }
+    }
+
     fn step(&mut self, engine: &Engine) {
         let random = &mut self.random;
         if random.u8(..50) == 0 {
@@ -164,8 +182,9 @@ impl RandomClients {
             }
             _ => {
                 let task = TaskId(random.i32(..TASKS.cast_signed()));
-                let incarnation =
-                    TaskIncarnation(1000 + task.0.unsigned_abs() as u64 + random.u64(..20) / 19 * 100);
+                // Some tasks restart.
+                let restarts = u64::from(random.u8(..60) == 0) * 100;
+                let incarnation = TaskIncarnation(first_incarnation(task).0 + restarts);
                 let request = random_request(random, task, incarnation);
                 let (connection, calls) = &mut self.connections[at];
                 let caller = Caller { connection: *connection, claim: None };
@@ -187,14 +206,16 @@ fn clients(engine: &Engine, seed: u64) -> RandomClients {
         let settings = JobSettings { recoverable: true, ..JobSettings::new(TASKS) };
         engine.declare_job(name, settings).expect("a new job")
     });
-    RandomClients {
+    let mut clients = RandomClients {
         random: Rng::with_seed(seed),
         job,
         inbox: Arc::default(),
         connections: Vec::new(),
         calls: 0,
         answered: 0,
-    }
+    };
+    clients.register_all_tasks(engine);
+    clients
 }
 
 fn check_seed(seed: u64) {
