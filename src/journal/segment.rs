@@ -137,7 +137,7 @@ impl SegmentFile {
 }
 
 fn write_zeroes(mut file: &File, bytes: usize) -> io::Result<()> {
-    const PART: [u8; 1 << 16] = [0; 1 << 16];
+    static PART: [u8; 1 << 16] = [0; 1 << 16];
     let mut left = bytes;
     while left > 0 {
         let part = left.min(PART.len());

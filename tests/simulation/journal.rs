@@ -1,6 +1,8 @@
 //! The engine with a journal: what another process restores is what the engine had, after any sequence of calls, and at any
 //! moment.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
