@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 
 use super::connection_limits::{self, ConnectionLimits};
 use super::server_journal::{ServerJournal, declare_configured_jobs};
-use crate::clock::Clock;
+use crate::clock::{self, Clock};
 use crate::config::{Config, JobConfig, TlsConfig};
 use crate::coordination::JobName;
 use crate::engine::{Engine, Observer, PersistentObserver};
@@ -45,6 +45,8 @@ const HTTP_STOP_TIMEOUT: Duration = Duration::from_millis(200);
 const AUDIT_STOP_TIMEOUT: Duration = Duration::from_secs(1);
 /// The time that the last traces have.
 const TRACES_STOP_TIMEOUT: Duration = Duration::from_secs(3);
+/// The time that a process which was killed may take to release its addresses.
+const ENDING_PROCESS_WAIT: Duration = Duration::from_secs(1);
 /// The time that the last snapshot of the journal has.
 const JOURNAL_STOP_TIMEOUT: Duration = Duration::from_secs(10);
 /// The time that the gRPC port has, beyond the stop timeout, to close unfinished connections.
@@ -117,10 +119,12 @@ struct BoundListeners {
 
 impl BoundListeners {
     /// Binds every address of `config`.
-    fn bind(config: &Config, clock: Clock, limits: &ConnectionLimits) -> Result<Self> {
+    ///
+    /// An address that is in use may be free after `wait`.
+    fn bind(config: &Config, clock: Clock, limits: &ConnectionLimits, wait: Duration) -> Result<Self> {
         let server = &config.server;
         let http = |address, what, name, limits| {
-            let (listener, address) = bind_listener(address, what, &format!("--{name}"))?;
+            let (listener, address) = bind_listener(address, what, &format!("--{name}"), wait)?;
             Ok::<_, anyhow::Error>(HttpListener {
                 listener,
                 address,
@@ -133,12 +137,12 @@ impl BoundListeners {
         };
         let auxiliary = HttpLimits::new(limits.auxiliary);
         let main = http(server.http, "HTTP", "http", pages)?;
-        let (listener, address) = bind_listener(server.grpc, "gRPC", "--grpc")?;
+        let (listener, address) = bind_listener(server.grpc, "gRPC", "--grpc", wait)?;
         let mut grpc = vec![GrpcListener { listener, address, job: None }];
         for job in &config.jobs {
             if let Some(address) = job.grpc {
                 let (listener, address) =
-                    bind_listener(address, "gRPC", &format!("--job {}=N@ADDR", job.name))?;
+                    bind_listener(address, "gRPC", &format!("--job {}=N@ADDR", job.name), wait)?;
                 grpc.push(GrpcListener { listener, address, job: Some(job.name.clone()) });
             }
         }
@@ -213,7 +217,9 @@ impl RunningServer {
         let handshakes = Arc::new(HandshakeFailures::new(clock));
         let [grpc_tls, http_tls] = build_transport_policies(config, clock, &handshakes)?;
         let guard = Arc::new(build_access_control(config, clock)?);
-        let bound = BoundListeners::bind(config, clock, &connections)?;
+        // The former process on this journal may still be ending, if it was killed.
+        let wait = journal.as_ref().map_or(Duration::ZERO, |_| ENDING_PROCESS_WAIT);
+        let bound = BoundListeners::bind(config, clock, &connections, wait)?;
         let engine = Engine::new(clock);
         engine.set_job_limit(config.server.jobs_max);
         let observers = EngineObservers::start(config, &engine, histories)?;
@@ -478,11 +484,24 @@ fn start_traces(config: &Config, engine: &Arc<Engine>) -> Result<Option<Arc<Trac
     Ok(Some(traces))
 }
 
-fn bind_listener(address: SocketAddr, what: &str, flag: &str) -> Result<(TcpListener, SocketAddr)> {
-    let bind = || {
-        let listener = grpc::bind_listener(address)?;
-        let bound = listener.local_addr()?;
-        Ok::<_, std::io::Error>((listener, bound))
+fn bind_listener(
+    address: SocketAddr,
+    what: &str,
+    flag: &str,
+    wait: Duration,
+) -> Result<(TcpListener, SocketAddr)> {
+    let began = clock::monotonic();
+    let bind = || loop {
+        match grpc::bind_listener(address) {
+            Err(error) if error.kind() == std::io::ErrorKind::AddrInUse && began.elapsed() < wait => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            listener => {
+                let listener = listener?;
+                let bound = listener.local_addr()?;
+                return Ok::<_, std::io::Error>((listener, bound));
+            }
+        }
     };
     bind().with_context(|| {
         format!("cannot listen for {what} at {address}: choose another address with {flag} (port 0 picks a free one)")

@@ -7,6 +7,7 @@ use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::fs::FlockOperation;
 
@@ -215,6 +216,21 @@ impl JournalFolder {
     }
 }
 
+/// The time that a process which was killed may take to end and to release its lock.
+const LOCK_WAIT: Duration = Duration::from_secs(2);
+
+fn lock_within(lock: &File, wait: Duration) -> rustix::io::Result<()> {
+    let began = muster_clock::monotonic();
+    loop {
+        match rustix::fs::flock(lock, FlockOperation::NonBlockingLockExclusive) {
+            Err(rustix::io::Errno::WOULDBLOCK) if began.elapsed() < wait => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            locked => return locked,
+        }
+    }
+}
+
 /// Locks the folder and leaves the description of this process in it.
 fn lock_folder(path: &Path, holder: &str) -> Result<File, JournalError> {
     let name = path.join("lock");
@@ -227,7 +243,7 @@ fn lock_folder(path: &Path, holder: &str) -> Result<File, JournalError> {
         .mode(0o600)
         .open(&name)
         .map_err(failed("open"))?;
-    match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+    match lock_within(&lock, LOCK_WAIT) {
         Ok(()) => {}
         Err(rustix::io::Errno::WOULDBLOCK) => {
             let mut holder = String::new();
