@@ -10,8 +10,10 @@ use crate::engine::Engine;
 pub(super) fn write_journal_samples(engine: &Engine, page: &mut ScrapeOutput) {
     let state = engine.journal_state();
     page.add_integer_sample(&metric::JOURNAL_ENABLED, &[], u64::from(state.is_some()));
-    let Some(state) = state else { return };
-    let files = &state.files;
+    // Without a journal, all counts are zero.
+    let files = state.as_ref().map(|state| state.files.clone()).unwrap_or_default();
+    let restored = state.as_ref().map(|state| state.restored.clone()).unwrap_or_default();
+    let (restarts, refused) = state.map_or((0, 0), |state| (state.restarts, state.refused_changes));
     page.add_integer_sample(&metric::JOURNAL_RECORDS, &[], files.records);
     page.add_integer_sample(&metric::JOURNAL_BYTES, &[], files.appended_bytes);
     page.add_integer_sample(&metric::JOURNAL_LAG, &[], files.records_not_on_disk());
@@ -23,8 +25,8 @@ pub(super) fn write_journal_samples(engine: &Engine, page: &mut ScrapeOutput) {
     page.add_sample(&metric::JOURNAL_SNAPSHOT_TIME, &[], files.snapshot_time.as_secs_f64());
     page.add_integer_sample(&metric::JOURNAL_TROUBLE, &[], u64::from(files.trouble.is_some()));
     page.add_integer_sample(&metric::JOURNAL_LOST, &[], files.lost_records);
-    page.add_integer_sample(&metric::JOURNAL_REFUSED, &[], state.refused_changes);
-    page.add_integer_sample(&metric::JOURNAL_RESTARTS, &[], state.restarts);
-    page.add_integer_sample(&metric::JOURNAL_REPLAYED, &[], state.restored.inputs);
-    page.add_sample(&metric::JOURNAL_REPLAY_TIME, &[], state.restored.took.as_secs_f64());
+    page.add_integer_sample(&metric::JOURNAL_REFUSED, &[], refused);
+    page.add_integer_sample(&metric::JOURNAL_RESTARTS, &[], restarts);
+    page.add_integer_sample(&metric::JOURNAL_REPLAYED, &[], restored.inputs);
+    page.add_sample(&metric::JOURNAL_REPLAY_TIME, &[], restored.took.as_secs_f64());
 }
