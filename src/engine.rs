@@ -25,6 +25,7 @@
 
 mod counters;
 mod drop_thread;
+mod durable_state;
 mod event_history;
 mod held_answers;
 mod jobs;
@@ -36,7 +37,6 @@ mod replay;
 mod restore_report;
 mod waiting_calls;
 
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -47,12 +47,13 @@ use tokio::sync::{Notify, broadcast};
 use crate::clock::{self, Clock};
 use crate::coordination::{
     CallId, CallOutcome, Caller, ClaimAnswer, ClaimRefusal, CommandOutcome, CommandRefusal, ConnectionEnd,
-    ConnectionId, Coordinator, DeferredFree, Effect, Failure, Input, JobId, JobName, JobSettings, Request,
-    ServiceIncarnation, Timestamp,
+    ConnectionId, Coordinator, DeferredFree, Effect, Failure, Input, JobId, Request, ServiceIncarnation,
+    Timestamp,
 };
 
 pub use counters::EngineCounters;
 use drop_thread::DropThread;
+use durable_state::DurableState;
 use event_history::{EventHistory, EventsByNumber};
 pub use event_history::{EventHistoryExcerpt, NumberedEvent};
 use held_answers::HeldAnswers;
@@ -76,21 +77,15 @@ pub enum AnsweredOrWaiting {
 }
 
 struct EngineState {
-    coordinator: Coordinator,
+    /// What survives the process, if the server has a journal.
+    durable: DurableState,
     waiting: WaitingCalls,
     effects: Vec<Effect>,
-    next_call: u64,
-    next_connection: u64,
-    history: EventHistory,
-    next_event: u64,
-    inputs: u64,
     lags: u64,
     /// The answers to waiting calls that are collected while work is pending.
     undelivered: Vec<(WaitingCall, CallOutcome)>,
     /// Records inputs, if the server has a journal.
     recorder: Option<InputRecorder>,
-    /// The settings with which the configuration last declared each job.
-    declared: BTreeMap<JobName, JobSettings>,
     /// The journal has been ended: nothing would record a change.
     is_closed: bool,
 }
@@ -186,18 +181,12 @@ impl Engine {
     #[must_use]
     pub fn new(clock: Clock) -> Arc<Self> {
         let state = EngineState {
-            coordinator: Coordinator::default(),
+            durable: DurableState::default(),
             waiting: WaitingCalls::default(),
             effects: Vec::new(),
-            next_call: 0,
-            next_connection: 0,
-            history: EventHistory::default(),
-            next_event: 1,
-            inputs: 0,
             lags: 0,
             undelivered: Vec::new(),
             recorder: None,
-            declared: BTreeMap::new(),
             is_closed: false,
         };
         let (followers, _) = broadcast::channel(EVENTS_BUFFERED);
@@ -255,8 +244,8 @@ impl Engine {
     /// Registers a new connection and returns its number.
     pub fn register_connection(&self, peer: SocketAddr) -> ConnectionId {
         let mut state = self.lock();
-        let connection = ConnectionId(state.next_connection);
-        state.next_connection += 1;
+        let connection = ConnectionId(state.durable.next_connection);
+        state.durable.next_connection += 1;
         self.apply_input(state, Input::ConnectionOpened { connection, peer });
         connection
     }
@@ -317,9 +306,9 @@ impl Engine {
         if let Some(refusal) = state.call_refusal(&request) {
             return AnsweredOrWaiting::Now(Err(refusal));
         }
-        let call = CallId(state.next_call);
-        state.next_call += 1;
-        let had_work = state.coordinator.has_pending_work();
+        let call = CallId(state.durable.next_call);
+        state.durable.next_call += 1;
+        let had_work = state.durable.coordinator.has_pending_work();
         let mut applied = self.apply(&mut state, Input::Call { job, call, caller, request }, Some(call));
         let status = match applied.own.take() {
             Some(outcome) if !is_heartbeat && state.held_until().is_some() => {
@@ -357,7 +346,7 @@ impl Engine {
     pub fn read<T>(&self, look: impl FnOnce(&Coordinator, Timestamp) -> T) -> T {
         let (copy, now) = {
             let state = self.lock_for_read();
-            (state.coordinator.snapshot(), self.clock.now())
+            (state.durable.coordinator.snapshot(), self.clock.now())
         };
         look(&copy, now)
     }
@@ -365,7 +354,7 @@ impl Engine {
     /// Runs `look` under the lock. It must take the same short time however large the state is; otherwise use
     /// [`Engine::read`].
     pub fn read_under_lock<T>(&self, look: impl FnOnce(&Coordinator) -> T) -> T {
-        look(&self.lock_for_read().coordinator)
+        look(&self.lock_for_read().durable.coordinator)
     }
 
     /// Returns the number of waiting calls.
@@ -383,7 +372,7 @@ impl Engine {
 
     fn subscribe_all_with_history(&self) -> (EventHistory, broadcast::Receiver<NumberedEvent>) {
         let state = self.lock_for_read();
-        (state.history.clone(), self.followers.subscribe())
+        (state.durable.history.clone(), self.followers.subscribe())
     }
 
     /// Returns the retained events of a job after number `after`, and a stream of later events of all jobs.
@@ -433,14 +422,14 @@ impl Engine {
 
     fn arm_timer(&self) -> Option<Timestamp> {
         let state = self.lock();
-        let next = state.coordinator.next_wakeup();
+        let next = state.durable.coordinator.next_wakeup();
         self.armed.store(next.map_or(u64::MAX, |at| at.0), Ordering::Relaxed);
         next
     }
 
     fn apply_input(&self, mut state: WriteLockedState<'_, EngineState>, input: Input) {
         // Ticks do the work that is pending; other inputs only what they have left themselves.
-        let continues = matches!(input, Input::Tick) || !state.coordinator.has_pending_work();
+        let continues = matches!(input, Input::Tick) || !state.durable.coordinator.has_pending_work();
         let mut applied = self.apply(&mut state, input, None);
         let state = if continues { self.continue_pending_work(state, &mut applied) } else { state };
         self.unlock_and_deliver(state, applied);
@@ -455,7 +444,7 @@ impl Engine {
     ) -> AppliedInput {
         let now = locked.locked_at().unwrap_or_else(|| self.clock.now());
         let state = &mut **locked;
-        state.inputs += 1;
+        state.durable.inputs += 1;
         let observers = self.observers.get().map(Vec::as_slice).unwrap_or_default();
         let mut effects = std::mem::take(&mut state.effects);
         let mut applied = AppliedInput::default();
@@ -464,12 +453,14 @@ impl Engine {
         // of its own.
         while let Some(input) = next {
             let recorded = match &mut state.recorder {
-                Some(recorder) => recorder.record_before(now, &input, &state.coordinator, state.next_event),
+                Some(recorder) => {
+                    recorder.record_before(now, &input, &state.durable.coordinator, state.durable.next_event)
+                }
                 None => Ok(None),
             };
             match recorded {
                 Ok(unrecorded) => {
-                    state.coordinator.apply(now, input, &mut effects);
+                    state.durable.coordinator.apply(now, input, &mut effects);
                     if let (Some(read), Some(recorder)) = (unrecorded, &mut state.recorder) {
                         recorder.record_after(now, read, &effects);
                     }
@@ -491,11 +482,12 @@ impl Engine {
                     Effect::ClaimAnswered(answer) => applied.claimed = Some(answer),
                     Effect::Event(event) => {
                         observers.iter().for_each(|observer| observer.on_event(&event));
-                        let numbered = NumberedEvent { number: state.next_event, event: Arc::new(event) };
-                        state.next_event += 1;
+                        let numbered =
+                            NumberedEvent { number: state.durable.next_event, event: Arc::new(event) };
+                        state.durable.next_event += 1;
                         // Without followers, the send fails; that is no error.
                         let _ = self.followers.send(numbered.clone());
-                        state.history.push(numbered, &mut applied.events);
+                        state.durable.history.push(numbered, &mut applied.events);
                     }
                     Effect::BarrierEnded(ending) => {
                         observers.iter().for_each(|observer| observer.on_barrier_ended(&ending));
@@ -520,7 +512,7 @@ impl Engine {
         mut state: WriteLockedState<'a, EngineState>,
         applied: &mut AppliedInput,
     ) -> WriteLockedState<'a, EngineState> {
-        while state.coordinator.has_pending_work() && applied.deliveries.len() < DELIVERED_AT_ONCE {
+        while state.durable.coordinator.has_pending_work() && applied.deliveries.len() < DELIVERED_AT_ONCE {
             drop(state);
             state = self.lock_for_bulk_work();
             let part = self.apply(&mut state, Input::Tick, None);
@@ -536,14 +528,14 @@ impl Engine {
     /// Releases the lock, wakes the timer task if the next deadline is earlier, and delivers the answers. While work is
     /// pending, answers are collected first; the ticks that do this work deliver them.
     fn unlock_and_deliver(&self, mut state: WriteLockedState<'_, EngineState>, mut applied: AppliedInput) {
-        let is_pending = state.coordinator.has_pending_work();
+        let is_pending = state.durable.coordinator.has_pending_work();
         if is_pending || !state.undelivered.is_empty() {
             state.undelivered.append(&mut applied.deliveries);
             if !is_pending || state.undelivered.len() >= DELIVERED_AT_ONCE {
                 applied.deliveries = std::mem::take(&mut state.undelivered);
             }
         }
-        let next = state.coordinator.next_wakeup().map_or(u64::MAX, |at| at.0);
+        let next = state.durable.coordinator.next_wakeup().map_or(u64::MAX, |at| at.0);
         let nearer = next < self.armed.load(Ordering::Relaxed);
         if nearer {
             self.armed.store(next, Ordering::Relaxed);

@@ -113,6 +113,10 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
 
 fn open(folder: &Path) -> Result<JournalFolder> {
     anyhow::ensure!(folder.join("identity").exists(), "there is no journal in {}", folder.display());
+    open_or_create(folder)
+}
+
+fn open_or_create(folder: &Path) -> Result<JournalFolder> {
     let holder = format!("process {} (muster journal)", std::process::id());
     Ok(JournalFolder::open(folder, &holder)?)
 }
@@ -260,8 +264,7 @@ fn parse_time(text: &str) -> Result<Timestamp> {
 fn export(arguments: &ExportArguments) -> Result<ExitCode> {
     let folder = open(&arguments.folder)?;
     let restored = RestoredState::read(&folder, &[])?;
-    let target =
-        JournalFolder::open(&arguments.target, &format!("process {} (muster journal)", std::process::id()))?;
+    let target = open_or_create(&arguments.target)?;
     let bytes = restored.export(&target)?;
     print(&TerminalText::from_line(format!(
         "{} begins with the state of {} job(s), {}. Start a server with --data-dir {}",

@@ -272,20 +272,25 @@ mod tests {
         }
     }
 
+    /// Returns the request `number` for the stacks of nine tasks.
+    fn request_view(number: u64, at: Timestamp) -> StackRequestView {
+        StackRequestView {
+            number,
+            at,
+            run: RunNumber(1),
+            open: true,
+            actor: Actor { who: "alice".into(), address: None, means: ActorOrigin::Cli },
+            reason: CommandReason::try_from("hangs".to_owned()).unwrap(),
+            tasks: vec![range(0, 8)],
+            task_count: 9,
+        }
+    }
+
     /// Returns a page of the answers to a request, whose groups each have one task: `first`, and those after it.
     fn page(request: u64, answered: i32, tasks: std::ops::Range<i32>) -> StacksView {
         let next = (tasks.end < answered).then(|| u64::try_from(tasks.end).unwrap());
         StacksView {
-            request: Some(StackRequestView {
-                number: request,
-                at: Timestamp(0),
-                run: RunNumber(1),
-                open: true,
-                actor: Actor { who: "alice".into(), address: None, means: ActorOrigin::Cli },
-                reason: CommandReason::try_from("hangs".to_owned()).unwrap(),
-                tasks: vec![range(0, 8)],
-                task_count: 9,
-            }),
+            request: Some(request_view(request, Timestamp(0))),
             answered: vec![range(0, answered - 1)],
             groups: tasks.map(|task| group(range(task, task), &[("f", "f.py", 1)])).collect(),
             next,
@@ -324,16 +329,7 @@ mod tests {
             ("wait", "/venv/lib/python3.11/site-packages/jax/b.py", 8),
         ];
         let view = StacksView {
-            request: Some(StackRequestView {
-                number: 3,
-                at: Timestamp(1_700_000_000_000_000),
-                run: RunNumber(1),
-                open: true,
-                actor: Actor { who: "alice".into(), address: None, means: ActorOrigin::Cli },
-                reason: CommandReason::try_from("hangs".to_owned()).unwrap(),
-                tasks: vec![range(0, 8)],
-                task_count: 9,
-            }),
+            request: Some(request_view(3, Timestamp(1_700_000_000_000_000))),
             answered: vec![range(0, 5), range(7, 7)],
             awaited: vec![range(6, 6)],
             without_helper: vec![range(8, 8)],

@@ -29,10 +29,10 @@ impl Engine {
     pub fn counters(&self) -> EngineCounters {
         let state = self.lock_for_read();
         EngineCounters {
-            inputs: state.inputs,
-            events: state.next_event - 1,
-            events_kept: state.history.len(),
-            events_kept_max: state.history.capacity(),
+            inputs: state.durable.inputs,
+            events: state.durable.next_event - 1,
+            events_kept: state.durable.history.len(),
+            events_kept_max: state.durable.history.capacity(),
             events_missed: self.missed.load(Ordering::Relaxed),
             followers: self.followers.receiver_count(),
             lags: state.lags,

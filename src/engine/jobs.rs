@@ -70,7 +70,11 @@ impl Engine {
     ) -> Result<DeclaredJob, DeclareError> {
         let known = {
             let state = self.lock();
-            state.coordinator.job_named(name.as_str()).map(|job| (job, state.declared.get(name).cloned()))
+            state
+                .durable
+                .coordinator
+                .job_named(name.as_str())
+                .map(|job| (job, state.durable.declared.get(name).cloned()))
         };
         let Some((job, before)) = known else {
             self.declare_job(name.clone(), settings.clone())?;
@@ -81,7 +85,7 @@ impl Engine {
         }
         {
             let mut state = self.lock();
-            state.declared.insert(name.clone(), settings.clone());
+            state.durable.declared.insert(name.clone(), settings.clone());
             if let Some(recorder) = &mut state.recorder {
                 recorder.record_declaration(name, settings);
             }
@@ -123,26 +127,26 @@ impl Engine {
         if let Some(why) = state.change_refusal() {
             return Err(DeclareError::NotRecordable(why));
         }
-        if state.coordinator.job_named(name.as_str()).is_some() {
+        if state.durable.coordinator.job_named(name.as_str()).is_some() {
             return Err(DeclareError::Exists(name));
         }
         let most = self.jobs_max.load(Ordering::Relaxed);
-        if state.coordinator.jobs().count() >= most {
+        if state.durable.coordinator.jobs().count() >= most {
             return Err(DeclareError::TooMany(most));
         }
-        let job = state.coordinator.next_job_id();
+        let job = state.durable.coordinator.next_job_id();
         let incarnation = ServiceIncarnation(clock::random_nonzero().get());
         if actor.is_none() {
-            state.declared.insert(name.clone(), settings.clone());
+            state.durable.declared.insert(name.clone(), settings.clone());
         }
-        let (name_text, settings) = (name.as_str().to_owned(), Box::new(settings));
+        let settings = Box::new(settings);
         let input = Input::DeclareJob { job, name, settings, incarnation, actor };
         let applied = self.apply(&mut state, input, None);
-        if state.coordinator.job_named(&name_text).is_none() {
+        if state.durable.coordinator.job_name(job).is_none() {
             let why = state.change_refusal().unwrap_or_else(|| "The journal has no room.".to_owned());
             return Err(DeclareError::NotRecordable(why));
         }
-        let (taken, held_until) = (take(&state.coordinator), state.held_until());
+        let (taken, held_until) = (take(&state.durable.coordinator), state.held_until());
         self.unlock_and_deliver(state, applied);
         self.wait_for_disk(held_until);
         self.job_changes.fetch_add(1, Ordering::Release);
@@ -187,13 +191,13 @@ impl Engine {
         };
         let mut state = self.lock_for_bulk_work();
         if let Some(why) = state.change_refusal() {
-            let copy = state.coordinator.snapshot();
+            let copy = state.durable.coordinator.snapshot();
             drop(state);
             return look(&copy, Err(CommandRefusal::NotRecordable(why)));
         }
         let mut applied = self.apply(&mut state, Input::Command { job, actor, reason, act }, None);
         let acted = applied.acted.take().unwrap_or(Err(CommandRefusal::NoSuchJob));
-        let (copy, held_until) = (state.coordinator.snapshot(), state.held_until());
+        let (copy, held_until) = (state.durable.coordinator.snapshot(), state.held_until());
         self.unlock_and_deliver(state, applied);
         self.wait_for_disk(held_until);
         if acted == Ok(CommandOutcome::JobDeleted) {

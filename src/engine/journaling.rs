@@ -10,7 +10,7 @@ use muster_journal::{JournalError, JournalFolder, JournalOptions, JournalWriter}
 
 use super::held_answers::HeldAnswers;
 use super::recorder::{InputRecorder, JournalState};
-use super::replay::{DurableState, snapshot_writer};
+use super::replay::snapshot_writer;
 use super::{Durability, Engine, EngineState, PersistentObserver, RestoredState};
 use crate::clock;
 use crate::coordination::{Input, ServiceIncarnation, Timestamp};
@@ -37,22 +37,10 @@ impl Engine {
         }
         let mut locked = self.lock_for_bulk_work();
         let state = &mut *locked;
-        let DurableState {
-            coordinator,
-            next_call,
-            next_connection,
-            history,
-            next_event,
-            inputs,
-            declared,
-            restarts,
-        } = restored.state;
-        (state.coordinator, state.history, state.declared) = (coordinator, history, declared);
-        (state.next_call, state.next_connection) = (next_call, next_connection);
-        (state.next_event, state.inputs) = (next_event.max(1), inputs);
         let has_state = restored.report.had_snapshot || restored.report.inputs > 0;
-        let restarts = restarts + u64::from(has_state);
-        state.recorder = Some(InputRecorder::new(writer, durability, restarts, restored.report.clone()));
+        state.durable = restored.state;
+        state.durable.restarts += u64::from(has_state);
+        state.recorder = Some(InputRecorder::new(writer, durability, restored.report));
         for job in restored.wanted_incarnations {
             let incarnation = ServiceIncarnation(clock::random_nonzero().get());
             self.apply(&mut locked, Input::NextIncarnation { job, incarnation }, None);
@@ -62,7 +50,7 @@ impl Engine {
             let now = self.clock.now();
             self.begin_snapshot(&mut locked, now);
         }
-        let changes = locked.coordinator.jobs().count() as u64;
+        let changes = locked.durable.coordinator.jobs().count() as u64;
         self.job_changes.fetch_add(changes, Ordering::Release);
         drop(locked);
         self.rearm.notify_one();
@@ -71,20 +59,10 @@ impl Engine {
 
     /// Copies the state, which costs one pointer for each job, and some for each connection, and writes it on another thread.
     fn begin_snapshot(&self, state: &mut EngineState, now: Timestamp) {
-        let durable = DurableState {
-            coordinator: state.coordinator.clone(),
-            next_call: state.next_call,
-            next_connection: state.next_connection,
-            history: state.history.clone(),
-            next_event: state.next_event,
-            inputs: state.inputs,
-            declared: state.declared.clone(),
-            restarts: state.recorder.as_ref().map_or(0, InputRecorder::restarts),
-        };
         let observers = self.persistent_observers.get().map(Vec::as_slice).unwrap_or_default();
         let saved = observers.iter().map(|observer| (observer.name(), observer.copy_contents())).collect();
         if let Some(recorder) = &mut state.recorder {
-            recorder.begin_snapshot(snapshot_writer(now, durable, saved));
+            recorder.begin_snapshot(snapshot_writer(now, state.durable.clone(), saved));
         }
     }
 
@@ -118,13 +96,7 @@ impl Engine {
     #[must_use]
     pub fn journal_state(&self) -> Option<JournalState> {
         let state = self.lock_for_read();
-        state.recorder.as_ref().map(InputRecorder::state)
-    }
-
-    /// Returns the reason for which the server refuses changes now: its journal cannot be written.
-    #[must_use]
-    pub fn change_refusal(&self) -> Option<String> {
-        self.lock_for_read().change_refusal()
+        state.recorder.as_ref().map(|recorder| recorder.state(state.durable.restarts))
     }
 
     /// Ends the journal with a snapshot, so that the next start, also of another version, needs no replay. Blocks until it is

@@ -126,7 +126,6 @@ pub(super) struct InputRecorder {
     writer: JournalWriter,
     durability: Durability,
     inputs_since_check: u32,
-    restarts: u64,
     refused_changes: AtomicU64,
     restored: RestoreReport,
 }
@@ -151,18 +150,9 @@ pub(super) struct UnrecordedRead(Input);
 
 impl InputRecorder {
     /// Begins to record after the end of a journal.
-    pub fn new(
-        mut writer: JournalWriter,
-        durability: Durability,
-        restarts: u64,
-        restored: RestoreReport,
-    ) -> Self {
-        let version = (ENCODING_VERSION, env!("CARGO_PKG_VERSION"));
-        if let Err(error) = append(&mut writer, kind::ENCODING, &version) {
-            writer.record_lost(&error);
-        }
-        let refused_changes = AtomicU64::new(0);
-        Self { writer, durability, inputs_since_check: 0, restarts, refused_changes, restored }
+    pub fn new(mut writer: JournalWriter, durability: Durability, restored: RestoreReport) -> Self {
+        append_or_lose(&mut writer, kind::ENCODING, &(ENCODING_VERSION, env!("CARGO_PKG_VERSION")));
+        Self { writer, durability, inputs_since_check: 0, refused_changes: AtomicU64::new(0), restored }
     }
 
     /// Records an input that is about to be applied at `now`. Returns a read that need not be recorded if it changes nothing:
@@ -208,25 +198,19 @@ impl InputRecorder {
         let UnrecordedRead(input) = read;
         let Input::Call { call: own, .. } = &input else { return };
         let has_changed = !matches!(effects, [Effect::Reply(call, _)] if call == own);
-        if has_changed && let Err(error) = append(&mut self.writer, kind::INPUT, &(now, &input)) {
-            self.writer.record_lost(&error);
+        if has_changed {
+            append_or_lose(&mut self.writer, kind::INPUT, &(now, &input));
         }
     }
 
     /// Records that the configuration declares a job with other settings than before.
     pub fn record_declaration(&mut self, name: &JobName, settings: &JobSettings) {
-        self.append_or_lose(kind::DECLARED, &(name, settings));
+        append_or_lose(&mut self.writer, kind::DECLARED, &(name, settings));
     }
 
     /// Records what a persistent observer added by itself.
     pub fn record_note(&mut self, observer: &str, contents: &[u8]) {
-        self.append_or_lose(kind::NOTE, &(observer, contents));
-    }
-
-    fn append_or_lose(&mut self, kind: RecordKind, value: &impl Serialize) {
-        if let Err(error) = append(&mut self.writer, kind, value) {
-            self.writer.record_lost(&error);
-        }
+        append_or_lose(&mut self.writer, kind::NOTE, &(observer, contents));
     }
 
     /// Does what ends a trouble of the journal, if that is possible now.
@@ -260,16 +244,11 @@ impl InputRecorder {
         self.writer.begin_snapshot(Box::new(write));
     }
 
-    /// Returns the number of starts that found a state.
-    pub fn restarts(&self) -> u64 {
-        self.restarts
-    }
-
     /// Returns the description for metrics and pages.
-    pub fn state(&self) -> JournalState {
+    pub fn state(&self, restarts: u64) -> JournalState {
         JournalState {
             durability: self.durability,
-            restarts: self.restarts,
+            restarts,
             refused_changes: self.refused_changes.load(Ordering::Relaxed),
             restored: self.restored.clone(),
             files: self.writer.status(),
@@ -290,6 +269,13 @@ fn refusal_text(why: &str) -> String {
 fn append(writer: &mut JournalWriter, kind: RecordKind, value: &impl Serialize) -> Result<u64, AppendError> {
     let length = || postcard::experimental::serialized_size(value).unwrap_or(usize::MAX >> 1);
     writer.append(kind, length, |space| postcard::to_slice(value, space).ok().map(|used| used.len()))
+}
+
+/// Appends a record whose loss stops nobody. If it is lost, the journal needs a snapshot.
+fn append_or_lose(writer: &mut JournalWriter, kind: RecordKind, value: &impl Serialize) {
+    if let Err(error) = append(writer, kind, value) {
+        writer.record_lost(&error);
+    }
 }
 
 /// Returns whether an input can be refused instead of being applied.

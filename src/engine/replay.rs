@@ -7,7 +7,7 @@
 //! An input that made the former process panic would end each later process in the same way. So if an input panics here, it
 //! is *set aside*: the replay begins again without it, and the report names it. Nobody had an answer to it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::io::{self, Write};
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
@@ -15,14 +15,15 @@ use std::sync::Arc;
 use muster_journal::{
     JournalError, JournalFolder, JournalRecord, JournalRecovery, RecoveryEnd, RecoveryError,
 };
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
-use super::event_history::{EventHistory, NumberedEvent};
+use super::durable_state::DurableState;
+use super::event_history::NumberedEvent;
 use super::recorder::{ENCODING_VERSION, StateCheck, kind};
 use super::restore_report::RestoreReport;
 use super::{ContentsSerialiser, PersistentObserver};
 use crate::clock;
-use crate::coordination::{Coordinator, Effect, Input, JobId, JobName, JobSettings, Timestamp};
+use crate::coordination::{Coordinator, Effect, Input, JobId, JobSettings, Timestamp};
 
 /// The reason for which the state cannot be restored.
 #[derive(Debug, thiserror::Error)]
@@ -33,7 +34,7 @@ pub enum RestoreError {
     /// The journal was written by a program with another encoding.
     #[error(
         "the journal has records of encoding {found} (written by version {by}); this program has encoding {ENCODING_VERSION}. \
-             Start the version that wrote it, stop it with SIGTERM, and start this program again"
+             Start the version that wrote it, or begin anew with another --data-dir"
     )]
     OtherEncoding {
         /// The encoding of the journal.
@@ -44,7 +45,7 @@ pub enum RestoreError {
     /// A snapshot or a record does not decode, or the replay went another way.
     #[error(
         "{what}: {why}. Start the version of the program that wrote the journal and stop it with SIGTERM, which leaves a \
-             snapshot, or end the journal earlier with: muster journal repair"
+             snapshot; or end the journal earlier with: muster journal repair --before RECORD"
     )]
     Replay {
         /// The record or the snapshot.
@@ -62,20 +63,6 @@ struct SnapshotToWrite<'a> {
     at: Timestamp,
     state: &'a DurableState,
     observers: &'a [(&'static str, Vec<u8>)],
-}
-
-/// The part of the engine's state that survives the process.
-#[derive(Debug, Default, Clone, Serialize, Deserialize)]
-pub(super) struct DurableState {
-    pub coordinator: Coordinator,
-    pub next_call: u64,
-    pub next_connection: u64,
-    pub history: EventHistory,
-    pub next_event: u64,
-    pub inputs: u64,
-    pub declared: BTreeMap<JobName, JobSettings>,
-    /// The number of starts that found a state.
-    pub restarts: u64,
 }
 
 /// The state that was restored, and the end of the journal.
@@ -170,7 +157,7 @@ impl RestoredState {
     /// Returns the number of the last event; 0 if there was none.
     #[must_use]
     pub fn last_event(&self) -> u64 {
-        self.state.next_event.saturating_sub(1)
+        self.state.next_event - 1
     }
 
     /// Begins another journal with this state.
@@ -306,7 +293,7 @@ impl Replay {
             kind::CHECK if self.is_past_until => {}
             kind::CHECK => {
                 let expected: StateCheck = postcard::from_bytes(record.payload).map_err(undecodable)?;
-                let found = StateCheck::of(&self.state.coordinator, self.state.next_event.max(1));
+                let found = StateCheck::of(&self.state.coordinator, self.state.next_event);
                 if found != expected {
                     let why = format!(
                         "the inputs before it lead this program to another state than the program that recorded them ({found} \
@@ -365,7 +352,7 @@ impl Replay {
             match effect {
                 Effect::Event(event) => {
                     observers.iter().for_each(|observer| observer.on_event(&event));
-                    let number = state.next_event.max(1);
+                    let number = state.next_event;
                     state.history.push(NumberedEvent { number, event: Arc::new(event) }, &mut Vec::new());
                     state.next_event = number + 1;
                 }

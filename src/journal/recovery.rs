@@ -58,8 +58,6 @@ pub struct JournalCut {
 pub struct RecoveryEnd {
     /// The number of the next record.
     pub next_record: u64,
-    /// The number of records that were replayed.
-    pub records: u64,
     /// The bytes of the segments that were read.
     pub bytes: u64,
     /// What was cut off.
@@ -133,7 +131,6 @@ struct Replay<'a> {
     start: u64,
     /// The greatest number that a mark has.
     durable: u64,
-    records: u64,
     bytes: u64,
     /// This record and all later ones count as damaged.
     end_before: Option<u64>,
@@ -181,18 +178,10 @@ impl JournalRecovery<'_> {
         let indexes = self.folder.segment_indexes()?;
         let headers = read_headers(self.folder, &indexes)?;
         let first = self.first_needed(&headers, start)?;
-        let mut replay = Replay {
-            folder: self.folder,
-            expected: start,
-            start,
-            durable: 0,
-            records: 0,
-            bytes: 0,
-            end_before,
-        };
+        let mut replay =
+            Replay { folder: self.folder, expected: start, start, durable: 0, bytes: 0, end_before };
         let mut end = RecoveryEnd {
             next_record: start,
-            records: 0,
             bytes: 0,
             cut: None,
             durable: 0,
@@ -222,7 +211,7 @@ impl JournalRecovery<'_> {
             end.cut = replay.replay_segment(&segment, later, &mut each)?;
         }
         end.next_record = replay.expected.max(start);
-        (end.records, end.bytes, end.durable) = (replay.records, replay.bytes, replay.durable);
+        (end.bytes, end.durable) = (replay.bytes, replay.durable);
         Ok(end)
     }
 
@@ -291,7 +280,6 @@ impl Replay<'_> {
                     } else if record.number >= self.start {
                         each(record)
                             .map_err(|error| RecoveryError::Record { number: record.number, error })?;
-                        self.records += 1;
                     }
                     self.expected += 1;
                     at = (at + occupied).min(segment.bytes.len());

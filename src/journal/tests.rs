@@ -47,6 +47,12 @@ fn append(writer: &mut JournalWriter) -> u64 {
     appended.expect("there is room")
 }
 
+fn append_many(writer: &mut JournalWriter, count: usize) {
+    for _ in 0..count {
+        append(writer);
+    }
+}
+
 /// What a journal contains.
 struct Contents {
     /// The payloads that were replayed, each named by its number at the time of its appending.
@@ -135,9 +141,7 @@ fn a_kill_in_the_middle_of_an_append_loses_this_record_only() {
     let folder = TestFolder::new();
     let path = folder.0.join("journal");
     let mut writer = begin(&path, small());
-    (0..5).for_each(|_| {
-        append(&mut writer);
-    });
+    append_many(&mut writer, 5);
     let name = "segment-00000001";
     let before = fs::read(path.join(name)).unwrap();
     append(&mut writer);
@@ -170,9 +174,7 @@ fn a_damaged_record_is_an_error_that_names_it_and_is_not_skipped() {
     let folder = TestFolder::new();
     let path = folder.0.join("journal");
     let mut writer = begin(&path, small());
-    (0..30).for_each(|_| {
-        append(&mut writer);
-    });
+    append_many(&mut writer, 30);
     drop(writer);
     let name = path.join("segment-00000001");
     let whole = fs::read(&name).unwrap();
@@ -196,9 +198,7 @@ fn a_missing_segment_is_an_error() {
     let folder = TestFolder::new();
     let path = folder.0.join("journal");
     let mut writer = begin(&path, small());
-    (0..300).for_each(|_| {
-        append(&mut writer);
-    });
+    append_many(&mut writer, 300);
     drop(writer);
     assert!(read(&open(&path)).replayed.len() == 300);
     fs::rename(path.join("segment-00000002"), folder.0.join("elsewhere")).unwrap();
@@ -224,14 +224,10 @@ fn a_snapshot_replaces_the_records_before_it_and_a_damaged_one_is_passed_over() 
     let mut writer = begin(&path, small());
     let mut snapshots = Vec::new();
     for _ in 0..4 {
-        (0..200).for_each(|_| {
-            append(&mut writer);
-        });
+        append_many(&mut writer, 200);
         snapshots.push(write_snapshot(&mut writer));
     }
-    (0..10).for_each(|_| {
-        append(&mut writer);
-    });
+    append_many(&mut writer, 10);
     let next = writer.next_record();
     // A mark at the end says that nothing is missing.
     drop(writer);
@@ -390,9 +386,9 @@ fn a_hole_before_the_snapshot_hides_nothing_after_it() {
     let folder = TestFolder::new();
     let path = folder.0.join("journal");
     let mut writer = begin(&path, JournalOptions { segment_bytes: 1 << 20, ..small() });
-    (0..20).for_each(|_| drop_number(append(&mut writer)));
+    append_many(&mut writer, 20);
     let record = write_snapshot(&mut writer);
-    (0..10).for_each(|_| drop_number(append(&mut writer)));
+    append_many(&mut writer, 10);
     let name = path.join("segment-00000001");
     let mut bytes = fs::read(&name).unwrap();
     bytes[200] ^= 1;
@@ -401,8 +397,6 @@ fn a_hole_before_the_snapshot_hides_nothing_after_it() {
     let contents = read(&open(&path));
     assert_eq!((contents.snapshot, contents.replayed.len()), (Some(record), 10));
 }
-
-fn drop_number(_: u64) {}
 
 /// The files of a folder, by name.
 type Image = BTreeMap<String, Vec<u8>>;
@@ -447,9 +441,7 @@ fn what_was_durable_survives_the_loss_of_the_host() {
         let mut durable_image = image_of(&path);
         let mut durable = 0;
         for _ in 0..random.usize(1..6) {
-            (0..random.usize(1..40)).for_each(|_| {
-                append(&mut writer);
-            });
+            append_many(&mut writer, random.usize(1..40));
             if random.bool() {
                 let appended = writer.next_record();
                 writer.sync().request_sync();
@@ -489,9 +481,7 @@ fn a_repair_ends_the_journal_before_the_damage_and_keeps_the_rest_aside() {
     let folder = TestFolder::new();
     let path = folder.0.join("journal");
     let mut writer = begin(&path, small());
-    (0..200).for_each(|_| {
-        append(&mut writer);
-    });
+    append_many(&mut writer, 200);
     drop(writer);
     assert_eq!(open(&path).repair(None).unwrap(), None, "nothing is damaged");
     let second = path.join("segment-00000002");
