@@ -94,6 +94,8 @@ pub struct ServerConfig {
     pub durability: Durability,
     /// Nothing survives the process: there is no journal.
     pub ephemeral: bool,
+    /// The process serves by itself, without a keeper.
+    pub no_keeper: bool,
     /// The path of the audit file.
     pub audit_file: Option<PathBuf>,
     /// The treatment of changes while the audit file cannot be written.
@@ -160,6 +162,7 @@ impl ServerConfig {
             data_dir: None,
             durability: Durability::default(),
             ephemeral: profile == ServerProfile::Launch,
+            no_keeper: profile == ServerProfile::Launch,
             audit_file: None,
             audit_failure: AuditFailurePolicy::default(),
             audit_lines: AuditLog::DEFAULT,

@@ -32,6 +32,7 @@ mod jobs;
 mod journaling;
 mod lock;
 mod observer;
+mod packed_heartbeats;
 mod recorder;
 mod replay;
 mod restore_report;
@@ -61,7 +62,7 @@ pub use jobs::{DeclareError, DeclaredJob};
 pub use lock::EngineLockTimes;
 use lock::{ReadLockedState, StateLock, WriteLockedState};
 pub use observer::{ContentsSerialiser, Observer, PersistentObserver};
-pub use recorder::{Durability, JournalState};
+pub use recorder::{Durability, JOURNAL_ENCODING, JournalState};
 use recorder::{InputRecorder, is_refusable, refusal_effects, refused_call};
 pub use replay::{RestoreError, RestoredState, Visited};
 pub use restore_report::RestoreReport;
@@ -461,8 +462,8 @@ impl Engine {
             match recorded {
                 Ok(unrecorded) => {
                     state.durable.coordinator.apply(now, input, &mut effects);
-                    if let (Some(read), Some(recorder)) = (unrecorded, &mut state.recorder) {
-                        recorder.record_after(now, read, &effects);
+                    if let (Some(input), Some(recorder)) = (unrecorded, &mut state.recorder) {
+                        recorder.record_after(now, input, &effects);
                     }
                 }
                 Err(why) => effects.extend(refusal_effects(input, why)),

@@ -228,7 +228,8 @@ fn record_kind(record: Visited<'_>) -> &'static str {
         Visited::Input(Input::Tick) => "tick",
         Visited::Input(Input::DriverLagged) => "driver-lagged",
         Visited::Input(Input::Stop) => "stop",
-        Visited::Input(Input::Resumed) => "resumed",
+        Visited::Input(Input::Resumed { .. }) => "resumed",
+        Visited::Heartbeats => "heartbeats",
         Visited::Other(_) => "checks and versions",
     }
 }

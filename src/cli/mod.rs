@@ -18,7 +18,9 @@ mod exclude;
 mod hosts;
 mod job;
 mod journal;
+mod keeper;
 mod launch;
+mod listeners;
 mod local_server;
 mod metrics;
 mod output;
@@ -153,6 +155,7 @@ pub fn main_in_other_program(arguments: Vec<OsString>, restart: Vec<OsString>) -
 }
 
 fn run_command_line(arguments: Vec<OsString>) -> ExitCode {
+    self_command::set_arguments(arguments.iter().skip(1).cloned().collect());
     let mut command = command_line();
     let mut matches = command.try_get_matches_from_mut(arguments).unwrap_or_else(|error| error.exit());
     let read = Arguments::from_arg_matches_mut(&mut matches);

@@ -13,6 +13,7 @@ use std::sync::OnceLock;
 const THIS_EXECUTABLE: &str = "/proc/self/exe";
 
 static WORDS: OnceLock<Vec<OsString>> = OnceLock::new();
+static ARGUMENTS: OnceLock<Vec<OsString>> = OnceLock::new();
 
 /// Sets the command that starts this program again. Only the first call has an effect.
 pub fn set_self_exec_words(words: Vec<OsString>) {
@@ -20,6 +21,19 @@ pub fn set_self_exec_words(words: Vec<OsString>) {
         // A second call would come from a second command line in one process.
         let _ = WORDS.set(words);
     }
+}
+
+/// Sets the arguments of this process, without the name of the program. Only the first call has an effect.
+pub fn set_arguments(arguments: Vec<OsString>) {
+    // A second call would come from a second command line in one process.
+    let _ = ARGUMENTS.set(arguments);
+}
+
+/// Returns the command that starts this program again with the same arguments.
+pub fn this_command() -> Command {
+    let mut command = self_exec_command();
+    command.args(ARGUMENTS.get().into_iter().flatten());
+    command
 }
 
 /// Returns the command that starts this program again: the program and its first arguments.

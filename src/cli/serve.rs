@@ -12,8 +12,10 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::client::DEFAULT_SERVER;
 use super::config::JobDeclarationArgs;
+use super::keeper::{self, KeeperLink};
 use super::output::{TerminalText, print};
 use super::server::RunningServer;
+use super::server_journal::journal_folder;
 use super::setting_flags::ServeFlags;
 use super::stop_signals::StopSignals;
 use super::{allocator, connection_limits};
@@ -31,6 +33,9 @@ use crate::telemetry::log::{self, LogFormat};
 /// connections may finish for --stop-timeout. A second signal ends it at once.
 ///
 /// SIGHUP opens the audit file again, which may have been rotated, and reloads tokens and certificates.
+///
+/// The process holds the listening sockets and starts a second one that serves. If that one dies, another takes its place,
+/// with the state from the journal (`muster help journal`).
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {
@@ -43,6 +48,10 @@ pub struct Arguments {
     /// Check the configuration, report its errors, and serve nothing
     #[arg(long)]
     check_config: bool,
+
+    /// Serve as the process that a keeper has started
+    #[arg(long = keeper::CORE_FLAG, hide = true)]
+    core: bool,
 }
 
 const EXAMPLES: &str = "\
@@ -88,23 +97,33 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     }
     log::start_logging(&config.server.log, config.server.log_format).map_err(anyhow::Error::msg)?;
     connection_limits::raise_open_file_limit();
+    if !arguments.core && !config.server.no_keeper && journal_folder(&config.server).is_some() {
+        return keeper::run_keeper(&config);
+    }
+    let mut keeper = arguments.core.then(KeeperLink::open).transpose()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(config.server.io_threads)
         .enable_all()
         .build()
         .context("cannot start the threads that serve connections")?;
     allocator::configure_allocator_and_start_trimming(runtime.handle());
-    let served = runtime.block_on(serve_until_stopped(&config));
+    let served = runtime.block_on(serve_until_stopped(&config, keeper.as_mut()));
     // Tasks that still run have had their time.
     runtime.shutdown_background();
     served
 }
 
-async fn serve_until_stopped(config: &Config) -> Result<ExitCode> {
+async fn serve_until_stopped(config: &Config, mut keeper: Option<&mut KeeperLink>) -> Result<ExitCode> {
     let mut stops = StopSignals::listen()?;
     let mut hangups = signal(SignalKind::hangup()).context("cannot listen for signals")?;
-    let server = RunningServer::start(config).await?;
-    print_announcement(config, server.server_info()).await?;
+    let server = RunningServer::start_as_core(config, keeper.as_deref_mut()).await?;
+    // The addresses are the same after a restart.
+    if keeper.as_ref().is_none_or(|keeper| keeper.task.starts == 1) {
+        print_announcement(config, server.server_info()).await?;
+    }
+    if let Some(keeper) = keeper {
+        keeper.report_serving();
+    }
     let first = loop {
         tokio::select! {
             first = stops.next() => break first,

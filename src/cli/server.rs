@@ -3,6 +3,7 @@
 //! The server stops its parts in a fixed order. The HTTP port stops after the gRPC port, so clients can see the state
 //! until then. Begin at `RunningServer::start`, then `stop`.
 
+use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,8 +15,10 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use super::connection_limits::{self, ConnectionLimits};
+use super::keeper::{CoreTask, KeeperLink, KeeperMetrics};
+use super::listeners::{ListenAddress, ListenerSource};
 use super::server_journal::{ServerJournal, declare_configured_jobs};
-use crate::clock::{self, Clock};
+use crate::clock::Clock;
 use crate::config::{Config, JobConfig, TlsConfig};
 use crate::coordination::JobName;
 use crate::engine::{Engine, Observer, PersistentObserver};
@@ -73,6 +76,8 @@ pub struct RunningServer {
     log: TokioTaskGroup,
     timers: JoinSet<()>,
     traces: Option<Arc<Traces>>,
+    /// What the keeper has told this process; `None`: there is no keeper.
+    core_task: Option<CoreTask>,
 }
 
 /// Tokio tasks that stop on a signal.
@@ -118,13 +123,16 @@ struct BoundListeners {
 }
 
 impl BoundListeners {
-    /// Binds every address of `config`.
-    ///
-    /// An address that is in use may be free after `wait`.
-    fn bind(config: &Config, clock: Clock, limits: &ConnectionLimits, wait: Duration) -> Result<Self> {
+    /// Takes a socket for every address of `config`.
+    fn open(
+        config: &Config,
+        clock: Clock,
+        limits: &ConnectionLimits,
+        mut sockets: ListenerSource,
+    ) -> Result<Self> {
         let server = &config.server;
-        let http = |address, what, name, limits| {
-            let (listener, address) = bind_listener(address, what, &format!("--{name}"), wait)?;
+        let mut http = |at: &ListenAddress, name, limits| {
+            let (listener, address) = sockets.listen(at)?;
             Ok::<_, anyhow::Error>(HttpListener {
                 listener,
                 address,
@@ -135,20 +143,20 @@ impl BoundListeners {
             connections_per_source: server.http_connections_per_source,
             ..HttpLimits::new(limits.http)
         };
-        let auxiliary = HttpLimits::new(limits.auxiliary);
-        let main = http(server.http, "HTTP", "http", pages)?;
-        let (listener, address) = bind_listener(server.grpc, "gRPC", "--grpc", wait)?;
+        let main = http(&ListenAddress::http(config), "http", pages)?;
+        let mut auxiliary = |at: Option<ListenAddress>, name| {
+            at.map(|at| http(&at, name, HttpLimits::new(limits.auxiliary))).transpose()
+        };
+        let metrics = auxiliary(ListenAddress::metrics(config), "metrics")?;
+        let health = auxiliary(ListenAddress::health(config), "health")?;
+        let (listener, address) = sockets.listen(&ListenAddress::grpc(config))?;
         let mut grpc = vec![GrpcListener { listener, address, job: None }];
         for job in &config.jobs {
-            if let Some(address) = job.grpc {
-                let (listener, address) =
-                    bind_listener(address, "gRPC", &format!("--job {}=N@ADDR", job.name), wait)?;
+            if let Some(at) = ListenAddress::grpc_of_job(job) {
+                let (listener, address) = sockets.listen(&at)?;
                 grpc.push(GrpcListener { listener, address, job: Some(job.name.clone()) });
             }
         }
-        let metrics =
-            server.metrics.map(|address| http(address, "metrics", "metrics", auxiliary)).transpose()?;
-        let health = server.health.map(|address| http(address, "health", "health", auxiliary)).transpose()?;
         Ok(Self { grpc, http: main, metrics, health })
     }
 
@@ -205,13 +213,22 @@ impl EngineObservers {
 }
 
 impl RunningServer {
-    /// Binds every address of `config`, declares its jobs and serves them.
+    /// Listens at every address of `config`, declares its jobs and serves them.
     pub async fn start(config: &Config) -> Result<Self> {
+        Self::start_as_core(config, None).await
+    }
+
+    /// Does what [`Self::start`] does, in the core of a keeper.
+    pub async fn start_as_core(config: &Config, keeper: Option<&mut KeeperLink>) -> Result<Self> {
+        let (task, kept) = match keeper {
+            Some(keeper) => (Some(keeper.task.clone()), std::mem::take(&mut keeper.listeners)),
+            None => (None, HashMap::new()),
+        };
         let connections = connection_limits::compute_connection_limits(config)?;
         // The clock of the server begins after the last time in the journal, and the lines of the audit are in the journal too.
         let audit = Arc::new(open_audit_log(config, Clock::start())?);
         let histories = ServiceHistories::new(Arc::clone(&audit));
-        let journal = ServerJournal::open(config, &histories.as_persistent_observers())?;
+        let journal = ServerJournal::open(config, &histories.as_persistent_observers(), task.as_ref())?;
         let clock = ServerJournal::start_clock(journal.as_ref());
         config.check_access_control()?;
         let handshakes = Arc::new(HandshakeFailures::new(clock));
@@ -219,14 +236,15 @@ impl RunningServer {
         let guard = Arc::new(build_access_control(config, clock)?);
         // The former process on this journal may still be ending, if it was killed.
         let wait = journal.as_ref().map_or(Duration::ZERO, |_| ENDING_PROCESS_WAIT);
-        let bound = BoundListeners::bind(config, clock, &connections, wait)?;
+        let bound = BoundListeners::open(config, clock, &connections, ListenerSource { kept, wait })?;
         let engine = Engine::new(clock);
         engine.set_job_limit(config.server.jobs_max);
         let observers = EngineObservers::start(config, &engine, histories)?;
         // Events of an earlier process were logged by that process.
         let logged = journal.as_ref().map_or(0, ServerJournal::last_event);
         if let Some(journal) = journal {
-            journal.resume(&engine, observers.histories.as_persistent_observers())?;
+            let after = task.as_ref().and_then(|task| task.previous_end.as_ref()).map(ToString::to_string);
+            journal.resume(&engine, observers.histories.as_persistent_observers(), after)?;
         }
         audit.record_lines_in_journal(&engine);
         declare_configured_jobs(&engine, &config.jobs)?;
@@ -244,6 +262,7 @@ impl RunningServer {
             log: TokioTaskGroup::new(),
             timers: JoinSet::new(),
             traces: observers.traces.clone(),
+            core_task: task,
             engine,
         };
         server.timers.spawn(Arc::clone(&server.engine).run_timers());
@@ -306,6 +325,7 @@ impl RunningServer {
         }));
         let stacks = Arc::clone(edge.stack_collector());
         others.push(Arc::new(StackMetrics(Arc::clone(&stacks))));
+        others.push(Arc::new(KeeperMetrics(self.core_task.clone())));
         others.push(Arc::clone(&self.stack_waits) as Arc<dyn MetricSource>);
         others.push(Arc::new(TransferReportMetrics {
             engine: Arc::clone(&self.engine),
@@ -482,30 +502,6 @@ fn start_traces(config: &Config, engine: &Arc<Engine>) -> Result<Option<Arc<Trac
     let traces = started.with_context(|| format!("traces cannot be sent to {endpoint}"))?;
     tracing::info!(endpoint, %protocol, "traces are sent");
     Ok(Some(traces))
-}
-
-fn bind_listener(
-    address: SocketAddr,
-    what: &str,
-    flag: &str,
-    wait: Duration,
-) -> Result<(TcpListener, SocketAddr)> {
-    let began = clock::monotonic();
-    let bind = || loop {
-        match grpc::bind_listener(address) {
-            Err(error) if error.kind() == std::io::ErrorKind::AddrInUse && began.elapsed() < wait => {
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            listener => {
-                let listener = listener?;
-                let bound = listener.local_addr()?;
-                return Ok::<_, std::io::Error>((listener, bound));
-            }
-        }
-    };
-    bind().with_context(|| {
-        format!("cannot listen for {what} at {address}: choose another address with {flag} (port 0 picks a free one)")
-    })
 }
 
 /// Describes the server by its version and its addresses.

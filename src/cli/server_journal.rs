@@ -8,6 +8,7 @@ use std::sync::Arc;
 use anyhow::{Context as _, Result};
 use muster_journal::{JournalError, JournalFolder, JournalOptions};
 
+use super::keeper::CoreTask;
 use crate::clock::Clock;
 use crate::config::{Config, JobConfig, ServerConfig};
 use crate::engine::{DeclaredJob, Durability, Engine, PersistentObserver, RestoredState};
@@ -43,7 +44,12 @@ pub fn journal_folder(server: &ServerConfig) -> Option<PathBuf> {
 
 impl ServerJournal {
     /// Opens and reads the journal that `config` names. If the default folder cannot be used, the server has no journal.
-    pub fn open(config: &Config, observers: &[Arc<dyn PersistentObserver>]) -> Result<Option<Self>> {
+    /// `task` is what the keeper has told this process, if there is one.
+    pub fn open(
+        config: &Config,
+        observers: &[Arc<dyn PersistentObserver>],
+        task: Option<&CoreTask>,
+    ) -> Result<Option<Self>> {
         let server = &config.server;
         let Some(path) = journal_folder(server) else {
             anyhow::ensure!(
@@ -59,7 +65,7 @@ impl ServerJournal {
         };
         let holder = format!(
             "process {} on {} (muster {}, gRPC {}, HTTP {})",
-            std::process::id(),
+            task.map_or_else(std::process::id, |task| task.keeper),
             machine_name(),
             env!("CARGO_PKG_VERSION"),
             server.grpc,
@@ -75,7 +81,12 @@ impl ServerJournal {
             }
             opened => opened.with_context(way_out)?,
         };
-        let restored = RestoredState::read(&folder, observers).with_context(way_out)?;
+        let restored = if task.is_some_and(|task| task.sets_last_input_aside) {
+            RestoredState::read_without_last_input(&folder, observers)
+        } else {
+            RestoredState::read(&folder, observers)
+        };
+        let restored = restored.with_context(way_out)?;
         Ok(Some(Self { folder, restored, durability: server.durability }))
     }
 
@@ -90,8 +101,14 @@ impl ServerJournal {
         self.restored.last_event()
     }
 
-    /// Gives the restored state to the engine, which records from now on.
-    pub fn resume(self, engine: &Engine, observers: Vec<Arc<dyn PersistentObserver>>) -> Result<()> {
+    /// Gives the restored state to the engine, which records from now on. `after` says how the former process ended, if that
+    /// is known.
+    pub fn resume(
+        self,
+        engine: &Engine,
+        observers: Vec<Arc<dyn PersistentObserver>>,
+        after: Option<String>,
+    ) -> Result<()> {
         let Self { folder, restored, durability } = self;
         let report = restored.report.clone();
         let path = folder.path().display().to_string();
@@ -111,11 +128,11 @@ impl ServerJournal {
         for record in &report.set_aside {
             tracing::error!(
                 record,
-                "this input of the journal was not applied, because it makes the service panic: report it"
+                "this input of the journal was not applied, because it ends the service: report it"
             );
         }
         engine
-            .resume_from_journal(restored, folder, JournalOptions::default(), durability, observers)
+            .resume_from_journal(restored, folder, JournalOptions::default(), durability, observers, after)
             .with_context(|| format!("cannot write the journal in {path}"))?;
         tracing::info!(
             folder = path, %durability, jobs, inputs = report.inputs, bytes = report.bytes, took = format_exact_duration(report.took),

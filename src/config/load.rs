@@ -223,6 +223,8 @@ impl ConfigLoader<'_> {
             let grpc = parse_given_value(job.values.get("grpc"), "grpc", parse_address)?;
             declared.push(JobDeclaration { name: name.clone(), tasks, grpc });
         }
+        // The default job is the first one, however the file declares it.
+        declared.sort_by_key(|job| job.name.as_str() != JobName::DEFAULT);
         Ok(declared)
     }
 

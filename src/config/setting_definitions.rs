@@ -88,7 +88,7 @@ macro_rules! tls_mode_setting {
 }
 
 /// The settings of the server.
-pub static SERVER_SETTINGS: [Setting<ServerConfig>; 45] = [
+pub static SERVER_SETTINGS: [Setting<ServerConfig>; 46] = [
     Setting {
         name: "grpc",
         placeholder: "ADDR",
@@ -354,6 +354,15 @@ pub static SERVER_SETTINGS: [Setting<ServerConfig>; 45] = [
         help: "Keep no journal: the end of this process ends all runs",
         show: |server| SettingValue::Switch(server.ephemeral),
         set: |server, text| parse_bool(text).map(|value| server.ephemeral = value),
+    },
+    Setting {
+        name: "no-keeper",
+        placeholder: "true|false",
+        is_advanced: true,
+        help: "Serve from this process, which nobody starts again when it dies. By default, if there is a journal, it holds the \
+               listening sockets, and starts another process that serves",
+        show: |server| SettingValue::Switch(server.no_keeper),
+        set: |server, text| parse_bool(text).map(|value| server.no_keeper = value),
     },
     path_setting!(
         "audit-file",

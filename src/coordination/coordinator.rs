@@ -23,11 +23,11 @@ use super::command::{CommandOutcome, CommandRefusal, ExclusionPreview, OperatorC
 use super::deferred_free::DeferredFree;
 use super::exclusion::ExclusionTarget;
 use super::failure::{Code, Failure};
-use super::ids::{ConnectionId, JobId, JobName, Timestamp};
+use super::ids::{ConnectionId, JobId, JobName, TaskId, Timestamp};
 use super::input::{ConnectionEnd, Effect, Input};
 use super::job::Job;
 use super::peer_jobs::{no_such_peer_job_failure, peer_job_refusal};
-use super::request_reply::Request;
+use super::request_reply::{Request, StatedIncarnations};
 use super::shared_failures::job_deleted_failure;
 use super::task_owner_table::ClaimRefusal;
 
@@ -216,12 +216,12 @@ impl Coordinator {
                 self.update_every_job(|job| job.fail_waiting_calls_for_stop(now, effects, budget));
             }
             Input::DriverLagged => self.update_every_job(|job| job.restart_heartbeat_timeouts(now)),
-            Input::Resumed => {
+            Input::Resumed { after } => {
                 self.stopping = false;
                 self.connections.clear();
                 self.deleted.clear();
                 self.jobs_with_work.clear();
-                self.update_every_job(|job| job.resume_after_restart(now, effects));
+                self.update_every_job(|job| job.resume_after_restart(now, effects, after.as_deref()));
             }
         }
     }
@@ -288,6 +288,12 @@ impl Coordinator {
     #[must_use]
     pub fn is_connection_known_to_job(&self, job: JobId, connection: ConnectionId) -> bool {
         self.jobs.get(&job).is_some_and(|job| job.has_connection(connection))
+    }
+
+    /// Returns the incarnations that a call of this task states; `None` if the present run knows no incarnation of it.
+    #[must_use]
+    pub fn present_incarnations(&self, job: JobId, task: TaskId) -> Option<StatedIncarnations> {
+        self.jobs.get(&job)?.present_incarnations(task)
     }
 
     /// Returns every job, by name.

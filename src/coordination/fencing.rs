@@ -81,6 +81,12 @@ impl Job {
         Ok(())
     }
 
+    /// Returns the incarnations that a call of this task states; `None` if the run knows no incarnation of it.
+    pub(super) fn present_incarnations(&self, task: TaskId) -> Option<StatedIncarnations> {
+        let task = self.run.task(task)?.incarnation?;
+        Some(StatedIncarnations { service: self.run.incarnation, task })
+    }
+
     /// Checks the incarnations that a caller of generation C states.
     fn check_stated_incarnations(&self, claim: StatedIncarnations, task: Option<TaskId>) -> Option<Failure> {
         let current = self.run.incarnation;

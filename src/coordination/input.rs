@@ -186,7 +186,10 @@ pub enum Input {
     Stop,
     /// The service restarted with this state: every connection and waiting call of it is gone, and the
     /// silence since then fails no task.
-    Resumed,
+    Resumed {
+        /// How the former process ended, in a clause, if that is known.
+        after: Option<String>,
+    },
 }
 
 /// A task for the driver after an input.

@@ -111,7 +111,13 @@ impl Job {
     }
 
     /// Continues after a restart of the service, which lost every connection and every waiting call.
-    pub(super) fn resume_after_restart(&mut self, now: Timestamp, effects: &mut Vec<Effect>) {
+    /// `after` says how its former process ended.
+    pub(super) fn resume_after_restart(
+        &mut self,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+        after: Option<&str>,
+    ) {
         let (connections, calls) = (self.connections.len(), self.waiting_call_count());
         self.connections = CowMap::default();
         self.task_connections = CowMap::default();
@@ -119,8 +125,9 @@ impl Job {
         self.ended_run_calls.clear();
         with_run!(self, now, effects, |run, cx| {
             let reason = format!(
-                "the service started again; {connections} connection(s) and {calls} waiting call(s) of its former process ended. The \
-                 silence since then fails no task"
+                "the service started again{}; {connections} connection(s) and {calls} waiting call(s) of its former process ended. \
+                 The silence since then fails no task",
+                after.map(|after| format!(": {after}")).unwrap_or_default()
             );
             cx.emit_event(EventKind::ServiceRestarted, reason);
             for (call, _) in run.waiters.first_waiting_calls(usize::MAX) {

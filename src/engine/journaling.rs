@@ -18,19 +18,22 @@ use crate::coordination::{Input, ServiceIncarnation, Timestamp};
 impl Engine {
     /// Takes the restored state in place of the empty one, and records every input from now on. To be called before anybody
     /// uses the engine, and after [`Engine::set_observers`]. Connections and waiting calls of the former process are gone, and
-    /// the silence since then fails no task. `persistent_observers` are part of snapshots.
+    /// the silence since then fails no task. `persistent_observers` are part of snapshots. `after` says how the former process
+    /// ended, if that is known.
     ///
     /// # Errors
     /// If the journal cannot be written.
     pub fn resume_from_journal(
         &self,
-        restored: RestoredState,
+        mut restored: RestoredState,
         folder: JournalFolder,
         options: JournalOptions,
         durability: Durability,
         persistent_observers: Vec<Arc<dyn PersistentObserver>>,
+        after: Option<String>,
     ) -> Result<(), JournalError> {
         let writer = JournalWriter::begin(folder, &restored.end, options)?;
+        restored.report.after.clone_from(&after);
         let _ = self.persistent_observers.set(persistent_observers);
         if durability == Durability::Host {
             let _ = self.held_answers.set(HeldAnswers::new(writer.sync()));
@@ -46,7 +49,7 @@ impl Engine {
             self.apply(&mut locked, Input::NextIncarnation { job, incarnation }, None);
         }
         if has_state {
-            self.apply(&mut locked, Input::Resumed, None);
+            self.apply(&mut locked, Input::Resumed { after }, None);
             let now = self.clock.now();
             self.begin_snapshot(&mut locked, now);
         }

@@ -6,6 +6,7 @@
 //! - *An input is recorded before it is applied*, under the engine's lock. No answer leaves before the lock is released, so
 //!   whatever was answered is in the journal. With [`Durability::Host`] the answer also waits until its record is on the
 //!   disk (`held_answers.rs`).
+//! - *Heartbeats are recorded together*, before the next other input (`packed_heartbeats.rs`).
 //! - *A read that changes nothing is not recorded.* The recorder decides this after the read was applied: it had one effect,
 //!   its own answer, and no other work was pending before it. If it had other effects, it is recorded then; it was applied
 //!   under the same lock.
@@ -24,9 +25,10 @@ use muster_journal::{AppendError, JournalStatus, JournalWriter, RecordKind};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::packed_heartbeats::PackedHeartbeats;
 use super::restore_report::RestoreReport;
 use crate::coordination::{
-    ClaimRefusal, Code, CommandRefusal, Coordinator, Effect, Failure, Input, JobName, JobSettings, Request,
+    CallId, ClaimRefusal, Code, CommandRefusal, Coordinator, Effect, Failure, Input, JobName, JobSettings, Request,
     Timestamp,
 };
 
@@ -82,10 +84,18 @@ pub(super) mod kind {
     pub const DECLARED: RecordKind = RecordKind(4);
     /// The name of a persistent observer, and contents that it added by itself.
     pub const NOTE: RecordKind = RecordKind(5);
+    /// Heartbeats, as `PackedHeartbeats` has them. Since encoding 2.
+    pub const HEARTBEATS: RecordKind = RecordKind(6);
 }
 
 /// The version of the encoding of inputs and of the state in snapshots. It grows when a type changes that they contain.
-pub(super) const ENCODING_VERSION: u32 = 1;
+///
+/// | version | new in it |
+/// | --- | --- |
+/// | 2 | heartbeats are packed; `Input::Resumed` says how the former process ended |
+pub const JOURNAL_ENCODING: u32 = 2;
+/// The oldest encoding that this program reads.
+pub(super) const OLDEST_ENCODING: u32 = 1;
 
 /// A check is recorded after so many inputs.
 const CHECK_INTERVAL: u32 = 1024;
@@ -124,6 +134,7 @@ impl fmt::Display for StateCheck {
 /// Records inputs.
 pub(super) struct InputRecorder {
     writer: JournalWriter,
+    heartbeats: PackedHeartbeats,
     durability: Durability,
     inputs_since_check: u32,
     refused_changes: AtomicU64,
@@ -145,17 +156,29 @@ pub struct JournalState {
     pub files: JournalStatus,
 }
 
-/// A read that was not recorded before it was applied.
-pub(super) struct UnrecordedRead(Input);
+/// An input that was not recorded before it was applied.
+pub(super) enum Unrecorded {
+    /// A read, which is recorded if it has other effects than its answer.
+    Read(Input),
+    /// A heartbeat that was packed. If it has other effects than the answer to this call, it is recorded at once.
+    Heartbeat(CallId),
+}
 
 impl InputRecorder {
     /// Begins to record after the end of a journal.
     pub fn new(mut writer: JournalWriter, durability: Durability, restored: RestoreReport) -> Self {
-        append_or_lose(&mut writer, kind::ENCODING, &(ENCODING_VERSION, env!("CARGO_PKG_VERSION")));
-        Self { writer, durability, inputs_since_check: 0, refused_changes: AtomicU64::new(0), restored }
+        append_or_lose(&mut writer, kind::ENCODING, &(JOURNAL_ENCODING, env!("CARGO_PKG_VERSION")));
+        Self {
+            writer,
+            heartbeats: PackedHeartbeats::default(),
+            durability,
+            inputs_since_check: 0,
+            refused_changes: AtomicU64::new(0),
+            restored,
+        }
     }
 
-    /// Records an input that is about to be applied at `now`. Returns a read that need not be recorded if it changes nothing:
+    /// Records an input that is about to be applied at `now`. Returns one that need not be recorded if it changes nothing:
     /// pass it to [`Self::record_after`].
     ///
     /// # Errors
@@ -166,14 +189,24 @@ impl InputRecorder {
         input: &Input,
         coordinator: &Coordinator,
         next_event: u64,
-    ) -> Result<Option<UnrecordedRead>, NotRecordable> {
+    ) -> Result<Option<Unrecorded>, NotRecordable> {
+        if let Input::Call { call, request: Request::Heartbeat { .. }, .. } = input {
+            let is_packed = self.heartbeats.push(now, input, coordinator) || {
+                self.flush_heartbeats();
+                self.heartbeats.push(now, input, coordinator)
+            };
+            if is_packed {
+                return Ok(Some(Unrecorded::Heartbeat(*call)));
+            }
+        }
         if let Input::Call { job, caller, request, .. } = input
             && request.is_read()
             && !coordinator.has_pending_work()
             && coordinator.is_connection_known_to_job(*job, caller.connection)
         {
-            return Ok(Some(UnrecordedRead(input.clone())));
+            return Ok(Some(Unrecorded::Read(input.clone())));
         }
+        self.flush_heartbeats();
         self.inputs_since_check += 1;
         if self.inputs_since_check >= CHECK_INTERVAL {
             self.inputs_since_check = 0;
@@ -193,14 +226,34 @@ impl InputRecorder {
         }
     }
 
-    /// Records a read after it was applied, if it had other effects than its answer.
-    pub fn record_after(&mut self, now: Timestamp, read: UnrecordedRead, effects: &[Effect]) {
-        let UnrecordedRead(input) = read;
-        let Input::Call { call: own, .. } = &input else { return };
-        let has_changed = !matches!(effects, [Effect::Reply(call, _)] if call == own);
-        if has_changed {
-            append_or_lose(&mut self.writer, kind::INPUT, &(now, &input));
+    /// Records an input after it was applied, if it had other effects than its answer.
+    pub fn record_after(&mut self, now: Timestamp, unrecorded: Unrecorded, effects: &[Effect]) {
+        let answers_only = |own: CallId| matches!(effects, [Effect::Reply(call, _)] if *call == own);
+        match unrecorded {
+            Unrecorded::Heartbeat(call) if answers_only(call) => {}
+            Unrecorded::Heartbeat(_) => self.flush_heartbeats(),
+            Unrecorded::Read(Input::Call { call, .. }) if answers_only(call) => {}
+            Unrecorded::Read(input) => {
+                self.flush_heartbeats();
+                append_or_lose(&mut self.writer, kind::INPUT, &(now, &input));
+            }
         }
+    }
+
+    /// Records the heartbeats that were packed.
+    fn flush_heartbeats(&mut self) {
+        let bytes = self.heartbeats.bytes();
+        if bytes.is_empty() {
+            return;
+        }
+        let appended = self.writer.append(kind::HEARTBEATS, || bytes.len(), |space| {
+            space.get_mut(..bytes.len())?.copy_from_slice(bytes);
+            Some(bytes.len())
+        });
+        if let Err(error) = appended {
+            self.writer.record_lost(&error);
+        }
+        self.heartbeats.clear();
     }
 
     /// Records that the configuration declares a job with other settings than before.
@@ -213,8 +266,9 @@ impl InputRecorder {
         append_or_lose(&mut self.writer, kind::NOTE, &(observer, contents));
     }
 
-    /// Does what ends a trouble of the journal, if that is possible now.
+    /// Records the heartbeats that were packed, and does what ends a trouble of the journal, if that is possible now.
     pub fn maintain(&mut self) {
+        self.flush_heartbeats();
         self.writer.maintain();
     }
 
@@ -241,6 +295,8 @@ impl InputRecorder {
 
     /// Makes a snapshot on another thread.
     pub fn begin_snapshot(&mut self, write: impl FnOnce(&mut dyn Write) -> io::Result<()> + Send + 'static) {
+        // The state in the snapshot has them.
+        self.flush_heartbeats();
         self.writer.begin_snapshot(Box::new(write));
     }
 

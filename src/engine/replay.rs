@@ -19,7 +19,8 @@ use serde::Serialize;
 
 use super::durable_state::DurableState;
 use super::event_history::NumberedEvent;
-use super::recorder::{ENCODING_VERSION, StateCheck, kind};
+use super::packed_heartbeats::unpack_heartbeats;
+use super::recorder::{JOURNAL_ENCODING, OLDEST_ENCODING, StateCheck, kind};
 use super::restore_report::RestoreReport;
 use super::{ContentsSerialiser, PersistentObserver};
 use crate::clock;
@@ -33,8 +34,8 @@ pub enum RestoreError {
     Journal(#[from] JournalError),
     /// The journal was written by a program with another encoding.
     #[error(
-        "the journal has records of encoding {found} (written by version {by}); this program has encoding {ENCODING_VERSION}. \
-             Start the version that wrote it, or begin anew with another --data-dir"
+        "the journal has records of encoding {found} (written by version {by}); this program reads encodings {OLDEST_ENCODING} to \
+             {JOURNAL_ENCODING}. Start the version that wrote it, or begin anew with another --data-dir"
     )]
     OtherEncoding {
         /// The encoding of the journal.
@@ -85,7 +86,7 @@ pub(super) fn snapshot_writer(
         let program = env!("CARGO_PKG_VERSION");
         let observers: Vec<_> = observers.into_iter().map(|(name, serialise)| (name, serialise())).collect();
         let snapshot =
-            SnapshotToWrite { encoding: ENCODING_VERSION, program, at, state: &state, observers: &observers };
+            SnapshotToWrite { encoding: JOURNAL_ENCODING, program, at, state: &state, observers: &observers };
         postcard::to_io(&snapshot, out).map_err(io::Error::other).map(drop)
     }
 }
@@ -102,6 +103,30 @@ impl RestoredState {
         Self::read_until(folder, observers, Timestamp(u64::MAX), |_, _| {})
     }
 
+    /// Does what [`Self::read`] does, but does not apply the last input, which ended the processes that applied it.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub fn read_without_last_input(
+        folder: &JournalFolder,
+        observers: &[Arc<dyn PersistentObserver>],
+    ) -> Result<Self, RestoreError> {
+        let mut last = None;
+        let found = folder.recover()?.replay(|record| {
+            if record.kind == kind::INPUT {
+                last = Some(record.number);
+            }
+            Ok(())
+        });
+        match found {
+            Ok(_) => {}
+            Err(RecoveryError::Journal(error)) => return Err(error.into()),
+            Err(RecoveryError::Record { error, .. }) => return Err(error),
+        }
+        let set_aside = last.into_iter().collect();
+        Self::read_without(folder, observers, Timestamp(u64::MAX), set_aside, |_, _| {})
+    }
+
     /// Restores the state as it was at `until`, and passes each record that it comes to, and its length, to `visit`.
     ///
     /// # Errors
@@ -110,11 +135,21 @@ impl RestoredState {
         folder: &JournalFolder,
         observers: &[Arc<dyn PersistentObserver>],
         until: Timestamp,
+        visit: impl FnMut(Visited<'_>, usize),
+    ) -> Result<Self, RestoreError> {
+        Self::read_without(folder, observers, until, BTreeSet::new(), visit)
+    }
+
+    /// Restores the state, and does not apply the records in `set_aside`.
+    fn read_without(
+        folder: &JournalFolder,
+        observers: &[Arc<dyn PersistentObserver>],
+        until: Timestamp,
+        mut set_aside: BTreeSet<u64>,
         mut visit: impl FnMut(Visited<'_>, usize),
     ) -> Result<Self, RestoreError> {
         let began = clock::monotonic();
         let contents: Vec<Vec<u8>> = observers.iter().map(|observer| observer.save()).collect();
-        let mut set_aside = BTreeSet::new();
         let (recovery, replay, replayed) = loop {
             let attempt = Attempt { folder, observers, until, set_aside: &set_aside };
             match attempt.run(&mut visit)? {
@@ -144,6 +179,7 @@ impl RestoredState {
             damaged_snapshots: recovery.damaged_snapshots().to_vec(),
             cut: end.cut.clone(),
             set_aside: set_aside.into_iter().collect(),
+            after: None,
         };
         Ok(Self { state: replay.state, end, wanted_incarnations: replay.wanted_incarnations, report })
     }
@@ -222,6 +258,8 @@ impl<'a> Attempt<'a> {
 pub enum Visited<'a> {
     /// An input.
     Input(&'a Input),
+    /// Packed heartbeats.
+    Heartbeats,
     /// Another record; the number is its kind.
     Other(u8),
 }
@@ -230,6 +268,8 @@ pub enum Visited<'a> {
 struct Replay {
     /// Later inputs are not applied.
     until: Timestamp,
+    /// The encoding of the records.
+    encoding: u32,
     state: DurableState,
     is_past_until: bool,
     wanted_incarnations: BTreeSet<JobId>,
@@ -249,7 +289,7 @@ impl Replay {
             |error: postcard::Error| RestoreError::Replay { what: what(), why: error.to_string() };
         let (encoding, rest) = postcard::take_from_bytes::<u32>(bytes).map_err(undecodable)?;
         let (program, rest) = postcard::take_from_bytes::<String>(rest).map_err(undecodable)?;
-        check_encoding(encoding, &program)?;
+        self.set_encoding(encoding, program)?;
         let (at, rest) = postcard::take_from_bytes::<Timestamp>(rest).map_err(undecodable)?;
         let (state, rest) = postcard::take_from_bytes::<DurableState>(rest).map_err(undecodable)?;
         let saved: Vec<(String, Vec<u8>)> = postcard::from_bytes(rest).map_err(undecodable)?;
@@ -280,8 +320,7 @@ impl Replay {
             |error: postcard::Error| RestoreError::Replay { what: what(), why: error.to_string() };
         match record.kind {
             kind::INPUT => {
-                let (now, input): (Timestamp, Input) =
-                    postcard::from_bytes(record.payload).map_err(undecodable)?;
+                let (now, input) = self.decode_input(record.payload).map_err(undecodable)?;
                 visit(Visited::Input(&input));
                 if now <= self.until {
                     self.apply_input(now, input, observers);
@@ -289,6 +328,16 @@ impl Replay {
                     self.is_past_until = true;
                 }
                 return Ok(());
+            }
+            kind::HEARTBEATS => {
+                visit(Visited::Heartbeats);
+                let unpacked = unpack_heartbeats(record.payload, |now, to_input| {
+                    match to_input(&self.state.coordinator) {
+                        Some(input) if now <= self.until => self.apply_input(now, input, observers),
+                        _ => self.is_past_until |= now > self.until,
+                    }
+                });
+                return unpacked.map_err(undecodable);
             }
             kind::CHECK if self.is_past_until => {}
             kind::CHECK => {
@@ -318,7 +367,7 @@ impl Replay {
             kind::ENCODING => {
                 let (encoding, program): (u32, String) =
                     postcard::from_bytes(record.payload).map_err(undecodable)?;
-                check_encoding(encoding, &program)?;
+                self.set_encoding(encoding, program)?;
             }
             other => {
                 let why = format!("its kind {} is unknown", other.0);
@@ -329,6 +378,22 @@ impl Replay {
         Ok(())
     }
 
+    fn set_encoding(&mut self, encoding: u32, program: String) -> Result<(), RestoreError> {
+        if !(OLDEST_ENCODING..=JOURNAL_ENCODING).contains(&encoding) {
+            return Err(RestoreError::OtherEncoding { found: encoding, by: program });
+        }
+        self.encoding = encoding;
+        Ok(())
+    }
+
+    fn decode_input(&self, payload: &[u8]) -> Result<(Timestamp, Input), postcard::Error> {
+        if self.encoding >= 2 {
+            return postcard::from_bytes(payload);
+        }
+        // `Resumed`, which is the last variant, has got a field. A zero is its `None`, and ends no other input.
+        postcard::from_bytes(&[payload, &[0]].concat())
+    }
+
     fn apply_input(&mut self, now: Timestamp, input: Input, observers: &[Arc<dyn PersistentObserver>]) {
         let state = &mut self.state;
         match &input {
@@ -336,7 +401,7 @@ impl Replay {
             Input::ConnectionOpened { connection, .. } => {
                 state.next_connection = state.next_connection.max(connection.0 + 1);
             }
-            Input::Resumed => state.restarts += 1,
+            Input::Resumed { .. } => state.restarts += 1,
             Input::DeclareJob { name, settings, actor: None, .. } => {
                 state.declared.insert(name.clone(), JobSettings::clone(settings));
             }
@@ -371,9 +436,3 @@ impl Replay {
     }
 }
 
-fn check_encoding(encoding: u32, program: &str) -> Result<(), RestoreError> {
-    if encoding == ENCODING_VERSION {
-        return Ok(());
-    }
-    Err(RestoreError::OtherEncoding { found: encoding, by: program.to_owned() })
-}

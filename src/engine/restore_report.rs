@@ -23,6 +23,8 @@ pub struct RestoreReport {
     pub damaged_snapshots: Vec<String>,
     /// What was cut off the end.
     pub cut: Option<JournalCut>,
-    /// The records of inputs that made this program panic. They were not applied.
+    /// The records of inputs that ended this program. They were not applied.
     pub set_aside: Vec<u64>,
+    /// How the former process ended, in a clause, if that is known.
+    pub after: Option<String>,
 }

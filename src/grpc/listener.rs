@@ -38,7 +38,7 @@ const ABORT_TIMEOUT: Duration = Duration::from_secs(1);
 ///
 /// # Errors
 /// If the address cannot be bound.
-pub fn bind_listener(address: SocketAddr) -> io::Result<TcpListener> {
+pub fn bind_listener(address: SocketAddr) -> io::Result<std::net::TcpListener> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     if address.ip().is_ipv6() && address.ip().is_unspecified() {
         socket.set_only_v6(false)?;
@@ -47,7 +47,7 @@ pub fn bind_listener(address: SocketAddr) -> io::Result<TcpListener> {
     socket.set_nonblocking(true)?;
     socket.bind(&address.into())?;
     socket.listen(BACKLOG)?;
-    TcpListener::from_std(socket.into())
+    Ok(socket.into())
 }
 
 impl GrpcServer {

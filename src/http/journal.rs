@@ -34,6 +34,10 @@ pub struct JournalView {
     pub replay_seconds: f64,
     /// The time of the last input before this process.
     pub last_input_before: Option<Timestamp>,
+    /// How the process before this one ended, in a clause, if the server has a keeper that saw it.
+    pub previous_end: Option<String>,
+    /// The records whose inputs the start of this process did not apply, because they end the process.
+    pub set_aside_records: Vec<u64>,
     /// The calls and commands that were refused because the journal could not be written.
     pub refused_changes: u64,
     /// Why changes are refused now, in a sentence.
@@ -56,6 +60,8 @@ impl JournalView {
             replayed_inputs: restored.inputs,
             replay_seconds: restored.took.as_secs_f64(),
             last_input_before: Some(restored.last_input).filter(|at| at.0 > 0),
+            previous_end: restored.after,
+            set_aside_records: restored.set_aside,
             refused_changes: state.map_or(0, |state| state.refused_changes),
             trouble: files.trouble,
         }

@@ -7,14 +7,16 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use crate::harness::process::OutputLine;
 use crate::harness::temp_folder::TempFolder;
+use crate::harness::time::PATIENCE;
 use crate::harness::{MusterServer, Process, Signal, muster, run, wait_until};
 
 const JOB: &str = "/api/v1/jobs/default";
 
 /// Starts a server on the journal in `folder`, at the gRPC address of an earlier one.
 #[track_caller]
-fn serve(folder: &str, grpc: &str, further: &[&str]) -> MusterServer {
+pub fn serve(folder: &str, grpc: &str, further: &[&str]) -> MusterServer {
     let server = [
         "serve",
         "--grpc",
@@ -30,7 +32,7 @@ fn serve(folder: &str, grpc: &str, further: &[&str]) -> MusterServer {
     MusterServer::run(&mut muster(server.iter().chain(further)))
 }
 
-fn start_worker(server: &MusterServer, task: &str) -> Process {
+pub fn start_worker(server: &MusterServer, task: &str) -> Process {
     let service = server.grpc.to_string();
     let arguments =
         ["worker", "--service", &service, "--task", task, "--program", "exercise", "--pause=20ms"];
@@ -41,12 +43,12 @@ fn start_worker(server: &MusterServer, task: &str) -> Process {
     ])))
 }
 
-fn read(server: &MusterServer, path: &str) -> Value {
+pub fn read(server: &MusterServer, path: &str) -> Value {
     server.get(&format!("{JOB}{path}")).json()
 }
 
 #[track_caller]
-fn put_key(server: &MusterServer, key: &str, value: &str) -> u16 {
+pub fn put_key(server: &MusterServer, key: &str, value: &str) -> u16 {
     let body = json!({"text": value, "reason": "a test"}).to_string();
     server.send("PUT", &format!("{JOB}/keys/{key}"), &body).status
 }
@@ -70,6 +72,7 @@ fn durable_state(server: &MusterServer) -> Value {
 fn a_killed_server_goes_on_and_its_workers_do_not_notice() {
     let folder = TempFolder::new("journal-kill");
     let path = folder.path("journal");
+    // The whole service dies with its keeper.
     let mut server = serve(&path, "127.0.0.1:0", &[]);
     let grpc = server.grpc.to_string();
     let mut workers = [start_worker(&server, "0"), start_worker(&server, "1")];
@@ -87,9 +90,9 @@ fn a_killed_server_goes_on_and_its_workers_do_not_notice() {
         server.end();
         server = serve(&path, &grpc, &[]);
         assert_eq!(durable_state(&server), before, "after kill {kill}");
-        for worker in &mut workers {
-            worker.err_line("the service answers again");
-            worker.out_line(": tasks 0 1;");
+        for worker in &workers {
+            let step = |line: &OutputLine| line.text.contains(": tasks 0 1;").then_some(());
+            worker.find(worker.mark(), PATIENCE, step).expect("a step after the restart");
         }
         let audit = server.get("/api/v1/audit").json();
         let acts: Vec<_> = audit["lines"].as_array().into_iter().flatten().map(|line| &line["act"]).collect();

@@ -9,6 +9,7 @@ mod figures;
 mod harness;
 mod hostile;
 mod journal;
+mod keeper;
 mod launch;
 mod operations;
 mod runs;

@@ -284,6 +284,7 @@ async fn a_stalled_tls_handshake_is_closed() {
     let server = grpc::GrpcServer::with_transport_policy(entrance, engine, limits, None);
     let listener = grpc::bind_listener(([127, 0, 0, 1], 0).into()).unwrap();
     let address = listener.local_addr().unwrap();
+    let listener = tokio::net::TcpListener::from_std(listener).unwrap();
     let stop = watch::Sender::new(false);
     tokio::spawn(Arc::clone(&server).serve(listener, ListenerJobRule::ByAuthority(None), stop.subscribe()));
     // The head of a TLS record that announces more bytes than are sent.

@@ -17,8 +17,8 @@ use muster::coordination::{
     OperatorCommand, Request, TaskId, TaskIncarnation, TaskSet,
 };
 use muster::engine::{
-    AnswerInbox, AnsweredOrWaiting, ContentsSerialiser, Durability, Engine, Observer, PersistentObserver,
-    RestoredState,
+    AnswerInbox, AnsweredOrWaiting, ContentsSerialiser, Durability, Engine, JOURNAL_ENCODING, Observer,
+    PersistentObserver, RestoredState,
 };
 use muster_journal::{JournalFolder, JournalOptions};
 
@@ -66,7 +66,7 @@ fn start(path: &Path, durability: Durability) -> Arc<Engine> {
     let restored = RestoredState::read(&folder, &[]).unwrap_or_else(|error| panic!("{error}"));
     let engine = Engine::new(Clock::start_not_before(restored.report.last_input));
     let options = JournalOptions { segment_bytes: 1 << 16, snapshot_after_bytes: 1 << 15 };
-    engine.resume_from_journal(restored, folder, options, durability, Vec::new()).expect("it can be written");
+    engine.resume_from_journal(restored, folder, options, durability, Vec::new(), None).expect("it can be written");
     engine
 }
 
@@ -189,7 +189,10 @@ impl RandomClients {
                 let incarnation = TaskIncarnation(first_incarnation(task).0 + restarts);
                 let request = random_request(random, task, incarnation);
                 let (connection, calls) = &mut self.connections[at];
-                let caller = Caller { connection: *connection, claim: None };
+                // Calls of generation C state incarnations.
+                let present = engine.read_under_lock(|core| core.present_incarnations(self.job, task));
+                let claim = present.filter(|_| random.bool());
+                let caller = Caller { connection: *connection, claim };
                 self.calls += 1;
                 let inbox: Arc<dyn AnswerInbox> = self.inbox.clone();
                 match engine.call(self.job, caller, request, &inbox, self.calls) {
@@ -227,6 +230,8 @@ fn check_seed(seed: u64) {
         let mut clients = clients(&engine, seed * 10 + life);
         for _ in 0..3 {
             (0..clients.random.usize(1..250)).for_each(|_| clients.step(&engine));
+            // Heartbeats are recorded together.
+            engine.maintain_journal();
             let (restored, present) = (restored_now(&folder), engine.read(|core, _| core.snapshot()));
             assert_eq!(restored, present, "seed {seed}, life {life}");
         }
@@ -270,7 +275,42 @@ fn answers_that_wait_for_the_disk_all_arrive_once() {
     let state = engine.journal_state().expect("a journal");
     assert!(clients.answered > 0, "heartbeats and reads do not wait for the disk");
     assert!(state.files.syncs > 0 && state.files.durable_records > 1, "{state:?}");
+    engine.maintain_journal();
     assert_eq!(restored_now(&folder), engine.read(|core, _| core.snapshot()));
+}
+
+#[test]
+fn heartbeats_take_few_bytes_and_a_killed_process_loses_no_other_input() {
+    let folder = TestFolder::new();
+    let engine = start(&folder.journal(), Durability::Process);
+    let mut clients = clients(&engine, 3);
+    let inbox: Arc<dyn AnswerInbox> = clients.inbox.clone();
+    let appended = || engine.journal_state().expect("a journal").files.appended_bytes;
+    let mut beat = |count: u64| {
+        for number in 0..count {
+            let task = TaskId(i32::try_from(number % u64::from(TASKS)).expect("a task"));
+            let (connection, _) = clients.connections[number as usize % clients.connections.len()];
+            let request = Request::Heartbeat { task, incarnation: first_incarnation(task) };
+            clients.calls += 1;
+            let caller = Caller { connection, claim: None };
+            engine.call(clients.job, caller, request, &inbox, clients.calls);
+        }
+    };
+    beat(5);
+    let before = appended();
+    beat(10_000);
+    engine.maintain_journal();
+    let of_each = (appended() - before) / 10_000;
+    assert!((1..16).contains(&of_each), "a heartbeat takes {of_each} bytes");
+
+    beat(100);
+    let (actor, reason) = operator();
+    let act = OperatorCommand::PutKey { key: "last".into(), value: "v".into(), overwrite: true };
+    engine.perform_command(clients.job, actor, reason, act).expect("it is written");
+    let at_command = engine.read(|core, _| core.snapshot());
+    beat(100);
+    // The last heartbeats are lost with the process; the state before them is there, and nothing else.
+    assert_eq!(restored_now(&folder), at_command);
 }
 
 /// An observer that panics at one event.
@@ -321,6 +361,38 @@ fn an_input_that_panics_is_set_aside_and_the_others_are_applied() {
     };
     assert!(!value(&restored));
     assert!(value(&RestoredState::read(&journal, &[]).expect("it can be read")));
+}
+
+#[test]
+fn the_last_input_can_be_set_aside() {
+    let folder = TestFolder::new();
+    let engine = start(&folder.journal(), Durability::Process);
+    let clients = clients(&engine, 1);
+    for key in ["a", "b"] {
+        let (actor, reason) = operator();
+        let act = OperatorCommand::PutKey { key: key.into(), value: "v".into(), overwrite: true };
+        engine.perform_command(clients.job, actor, reason, act).expect("it is written");
+    }
+    drop(engine);
+    let journal = open(&folder.journal());
+    let restored = RestoredState::read_without_last_input(&journal, &[]).expect("it can be read");
+    assert_eq!(restored.report.set_aside.len(), 1, "{:?}", restored.report);
+    let has = |key: &[u8]| {
+        restored.coordinator().job(clients.job).and_then(|job| job.stored_value(key)).is_some()
+    };
+    assert!(has(b"a") && !has(b"b"));
+    // The engine goes on from there, also in the next process.
+    let engine = Engine::new(Clock::start_not_before(restored.report.last_input));
+    let options = JournalOptions { segment_bytes: 1 << 16, snapshot_after_bytes: 1 << 15 };
+    let after = Some("the process before this one crashed".to_owned());
+    engine
+        .resume_from_journal(restored, journal, options, Durability::Process, Vec::new(), after)
+        .expect("it can be written");
+    engine.close_journal();
+    let again = RestoredState::read(&open(&folder.journal()), &[]).expect("it can be read");
+    assert!(again.report.set_aside.is_empty(), "a snapshot without the input follows it: {:?}", again.report);
+    let job = again.coordinator().job(clients.job).expect("the job");
+    assert!(job.stored_value(b"a").is_some() && job.stored_value(b"b").is_none());
 }
 
 /// The journals of all encodings so far. Their folders are named by the version of the encoding.
@@ -378,7 +450,7 @@ fn write_a_journal_of_this_encoding() {
         (0..400).for_each(|_| clients.step(&engine));
     }
     let restored = RestoredState::read(&open(&folder.journal()), &[]).expect("it can be read");
-    let target = kept_journals().join("1");
+    let target = kept_journals().join(JOURNAL_ENCODING.to_string());
     fs::create_dir_all(&target).unwrap();
     for file in fs::read_dir(folder.journal()).unwrap().flatten() {
         fs::copy(file.path(), target.join(file.file_name())).unwrap();

@@ -52,6 +52,7 @@ impl TestServer {
         let server = GrpcServer::new(Arc::clone(&engine), limits);
         let listener = bind_listener("127.0.0.1:0".parse().expect("an address")).expect("a free port");
         let address = listener.local_addr().expect("it is bound");
+        let listener = tokio::net::TcpListener::from_std(listener).expect("a runtime runs");
         let (stop, stopped) = watch::channel(false);
         let serving =
             tokio::spawn(Arc::clone(&server).serve(listener, ListenerJobRule::ByAuthority(None), stopped));

@@ -350,6 +350,11 @@ catalogue! {
     JOURNAL_REPLAYED: Gauge "muster_journal_replayed_inputs" [];
     /// How long the start of this process read the journal.
     JOURNAL_REPLAY_TIME: Gauge "muster_journal_replay_seconds" [];
+    /// Whether a keeper starts the service again when it dies: 1, or 0 if nobody in this program does.
+    KEEPER_ENABLED: Gauge "muster_keeper_enabled" [];
+    /// Ends of the service that nobody asked for, since the keeper started: exited (with a code), killed (by a signal from
+    /// outside, or the kernel for lack of memory) or crashed.
+    KEEPER_ENDS: Counter "muster_keeper_service_ends_total" ["cause"];
     /// Scrapes before this one.
     SCRAPES: Counter "muster_scrapes_total" [];
     /// How long the scrape before this one took to put together.

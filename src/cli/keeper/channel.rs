@@ -1,0 +1,190 @@
+//! The channel between the keeper and a core: a pair of Unix sockets that carries messages and descriptors.
+//!
+//! The core's end is its standard input. A message is one JSON text, which a program of another version reads as far as it
+//! knows the fields. Begin at [`KeeperMessage`] and [`CoreMessage`].
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+};
+use rustix::process::Pid;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use tokio::io::Interest;
+use tokio::net::UnixStream;
+
+use super::core_end::{CoreEnd, CoreEndCounts};
+
+/// The longest message.
+const MESSAGE_MAX: usize = 64 << 10;
+
+/// A message of the keeper to a core that has just started.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum KeeperMessage {
+    /// A listening socket, which comes with the message, and the name of its address.
+    Listener(String),
+    /// All listening sockets were sent: the core begins to serve.
+    Serve(CoreTask),
+}
+
+/// What a core has to know to serve.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CoreTask {
+    /// The process of the keeper, which is the one that people see.
+    pub keeper: u32,
+    /// The number of cores that the keeper has started, this one included.
+    pub starts: u64,
+    /// The ends that nobody asked for.
+    pub ends: CoreEndCounts,
+    /// The end of the core before this one.
+    pub previous_end: Option<CoreEnd>,
+    /// Whether the last input of the journal is not applied.
+    pub sets_last_input_aside: bool,
+}
+
+/// A message of a core to its keeper.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum CoreMessage {
+    /// The core serves.
+    Serving,
+    /// A thread of the core panicked, with this message. The core may go on.
+    Panicked(String),
+}
+
+/// Returns the two ends of a new channel: the keeper's, and the core's.
+pub fn create_channel() -> io::Result<(KeeperEnd, OwnedFd)> {
+    let (keeper, core) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    rustix::io::ioctl_fionbio(&keeper, true)?;
+    // It waits for any Unix socket; whole messages are exchanged by the functions below.
+    Ok((KeeperEnd(UnixStream::from_std(keeper.into())?), core))
+}
+
+/// The keeper's end of a channel.
+#[derive(Debug)]
+pub struct KeeperEnd(UnixStream);
+
+impl KeeperEnd {
+    /// Sends a message, and a descriptor with it.
+    pub async fn send(&self, message: &KeeperMessage, descriptor: Option<BorrowedFd<'_>>) -> io::Result<()> {
+        self.0.async_io(Interest::WRITABLE, || send_message(self.0.as_fd(), message, descriptor)).await
+    }
+
+    /// Waits for the next message of the core. Returns `None` when the core has ended.
+    pub async fn receive(&self) -> io::Result<Option<CoreMessage>> {
+        let received = self.0.async_io(Interest::READABLE, || receive_message(self.0.as_fd())).await?;
+        Ok(received.map(|(message, _)| message))
+    }
+}
+
+/// The core's end of a channel.
+#[derive(Debug)]
+pub struct CoreSide(OwnedFd);
+
+impl CoreSide {
+    /// Takes the channel from the standard input of this process, which is empty afterwards.
+    ///
+    /// # Errors
+    /// If standard input is no channel.
+    pub fn take_standard_input() -> io::Result<Self> {
+        let channel = io::stdin().as_fd().try_clone_to_owned()?;
+        if rustix::net::sockopt::socket_type(&channel)? != SocketType::SEQPACKET {
+            return Err(io::Error::other("it is a socket of another kind"));
+        }
+        let empty = std::fs::File::open("/dev/null")?;
+        rustix::stdio::dup2_stdin(&empty)?;
+        Ok(Self(channel))
+    }
+
+    /// Returns the process that made the channel.
+    pub fn keeper(&self) -> io::Result<Option<Pid>> {
+        Ok(Some(rustix::net::sockopt::socket_peercred(&self.0)?.pid))
+    }
+
+    /// Waits for the next message of the keeper, with its descriptor. Returns `None` when the keeper has ended.
+    pub fn receive(&self) -> io::Result<Option<(KeeperMessage, Option<OwnedFd>)>> {
+        receive_message(self.0.as_fd())
+    }
+
+    /// Sends a message, unless the keeper has left too many unread.
+    pub fn send(&self, message: &CoreMessage) -> io::Result<()> {
+        send_message(self.0.as_fd(), message, None)
+    }
+}
+
+fn send_message(
+    socket: BorrowedFd<'_>,
+    message: &impl Serialize,
+    descriptor: Option<BorrowedFd<'_>>,
+) -> io::Result<()> {
+    let text = serde_json::to_vec(message)?;
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut with = SendAncillaryBuffer::new(&mut space);
+    if !with.push(SendAncillaryMessage::ScmRights(descriptor.as_slice())) {
+        return Err(io::Error::other("no space for a descriptor"));
+    }
+    sendmsg(socket, &[IoSlice::new(&text)], &mut with, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+fn receive_message<M: DeserializeOwned>(
+    socket: BorrowedFd<'_>,
+) -> io::Result<Option<(M, Option<OwnedFd>)>> {
+    let mut text = vec![0; MESSAGE_MAX];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut with = RecvAncillaryBuffer::new(&mut space);
+    let received = recvmsg(socket, &mut [IoSliceMut::new(&mut text)], &mut with, RecvFlags::CMSG_CLOEXEC)?;
+    if received.bytes == 0 {
+        return Ok(None);
+    }
+    let descriptor = with.drain().find_map(|part| match part {
+        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
+        _ => None,
+    });
+    let message = serde_json::from_slice(text.get(..received.bytes).unwrap_or_default())?;
+    Ok(Some((message, descriptor)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn messages_and_descriptors_come_through_and_the_end_is_noticed() {
+        let (keeper, core) = create_channel().expect("a channel");
+        let core = CoreSide(core);
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        for _ in 0..20 {
+            let message = KeeperMessage::Listener("--grpc".to_owned());
+            keeper.send(&message, Some(listener.as_fd())).await.expect("it is sent");
+            let (message, descriptor) = core.receive().expect("it is received").expect("the keeper lives");
+            assert!(matches!(message, KeeperMessage::Listener(name) if name == "--grpc"));
+            let same = TcpListener::from(descriptor.expect("a descriptor"));
+            assert_eq!(same.local_addr().expect("bound"), listener.local_addr().expect("bound"));
+        }
+        let task = CoreTask { starts: 3, ..CoreTask::default() };
+        keeper.send(&KeeperMessage::Serve(task.clone()), None).await.expect("it is sent");
+        let (message, descriptor) = core.receive().expect("it is received").expect("the keeper lives");
+        assert!(descriptor.is_none() && matches!(message, KeeperMessage::Serve(received) if received == task));
+        for message in [CoreMessage::Panicked("at a line".to_owned()), CoreMessage::Serving] {
+            core.send(&message).expect("it is sent");
+            assert_eq!(keeper.receive().await.expect("it is received"), Some(message));
+        }
+        drop(core);
+        assert_eq!(keeper.receive().await.expect("the end"), None);
+    }
+
+    #[tokio::test]
+    async fn a_keeper_that_reads_nothing_does_not_block_the_core() {
+        let (_keeper, core) = create_channel().expect("a channel");
+        let core = CoreSide(core);
+        let message = CoreMessage::Panicked("x".repeat(1000));
+        let failed = (0..100_000).find_map(|_| core.send(&message).err()).expect("the channel is full");
+        assert_eq!(failed.kind(), io::ErrorKind::WouldBlock);
+    }
+}

@@ -1,0 +1,86 @@
+//! The core's side of a keeper. Begin at [`KeeperLink::open`].
+
+use std::backtrace::{Backtrace, BacktraceStatus};
+use std::collections::HashMap;
+use std::net::TcpListener;
+use std::panic::{self, PanicHookInfo};
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result, bail};
+use rustix::process::{Signal, getppid, set_parent_process_death_signal};
+
+use super::channel::{CoreMessage, CoreSide, CoreTask, KeeperMessage};
+use crate::text::truncate_text;
+
+/// The bytes of a panic that the keeper is told.
+const PANIC_MAX: usize = 4 << 10;
+
+/// The keeper of this process.
+#[derive(Debug)]
+pub struct KeeperLink {
+    channel: Arc<CoreSide>,
+    /// What this process has to know to serve.
+    pub task: CoreTask,
+    /// The listening sockets, by the names of their addresses.
+    pub listeners: HashMap<String, TcpListener>,
+}
+
+impl KeeperLink {
+    /// Receives what the keeper hands over. From now on this process dies with its keeper, which is told of panics.
+    ///
+    /// # Errors
+    /// If this process has no keeper.
+    pub fn open() -> Result<Self> {
+        set_parent_process_death_signal(Some(Signal::KILL)).context("cannot tie this process to its keeper")?;
+        let channel =
+            CoreSide::take_standard_input().context("only the keeper starts a core: standard input is no channel")?;
+        // A keeper that ended before this process was tied to it sends no signal.
+        if channel.keeper().context("cannot identify the keeper")? != getppid() {
+            bail!("the keeper has ended");
+        }
+        let mut listeners = HashMap::new();
+        let task = loop {
+            match channel.receive().context("cannot read the keeper's message")? {
+                Some((KeeperMessage::Listener(name), Some(socket))) => {
+                    _ = listeners.insert(name, TcpListener::from(socket));
+                }
+                Some((KeeperMessage::Listener(name), None)) => bail!("the keeper sent no socket for {name}"),
+                Some((KeeperMessage::Serve(task), _)) => break task,
+                None => bail!("the keeper has ended"),
+            }
+        };
+        let channel = Arc::new(channel);
+        report_panics_to(Arc::clone(&channel));
+        Ok(Self { channel, task, listeners })
+    }
+
+    /// Tells the keeper that this process serves.
+    pub fn report_serving(&self) {
+        if let Err(error) = self.channel.send(&CoreMessage::Serving) {
+            tracing::warn!(%error, "the keeper was not told that this process serves");
+        }
+    }
+}
+
+/// Tells the keeper of each panic, also of one that ends the process just afterwards.
+fn report_panics_to(channel: Arc<CoreSide>) {
+    let former = panic::take_hook();
+    panic::set_hook(Box::new(move |panic| {
+        former(panic);
+        // A keeper that does not read learns of the end of this process all the same.
+        let _ = channel.send(&CoreMessage::Panicked(panic_text(panic)));
+    }));
+}
+
+fn panic_text(panic: &PanicHookInfo<'_>) -> String {
+    let thread = std::thread::current();
+    let message = panic.payload_as_str().unwrap_or("no message");
+    let place = panic.location().map_or_else(|| "an unknown place".to_owned(), ToString::to_string);
+    let mut text = format!("{message} (at {place}, thread {})", thread.name().unwrap_or("without a name"));
+    // RUST_BACKTRACE asks for it. The released binary has no names, so a backtrace would be addresses.
+    let backtrace = Backtrace::capture();
+    if backtrace.status() == BacktraceStatus::Captured {
+        text.push_str(&format!("\n{backtrace}"));
+    }
+    truncate_text(&text, PANIC_MAX, "…")
+}
