@@ -6,29 +6,25 @@
 
 mod record;
 mod rounds;
+mod service;
 mod workers;
 
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use clap::Args;
 
-use super::local_server::{parse_duration_or_seconds, parse_loopback_address, start_local_server};
-use super::server::RunningServer;
+use super::local_server::{parse_duration_or_seconds, parse_loopback_address};
 use super::stop_signals::StopSignals;
 use super::{allocator, connection_limits};
-use crate::coordination::{JobName, TaskId};
+use crate::coordination::TaskId;
 use crate::telemetry::log::{self, LogFormat};
 use record::DemoRecord;
 use rounds::{Demo, print_line};
-use workers::{HEARTBEAT_TIMEOUT, WORKERS, WorkerProcesses};
-
-/// The time that the service has to stop.
-const STOP_TIMEOUT: Duration = Duration::from_secs(1);
+use service::DemoService;
+use workers::{WORKERS, WorkerProcesses};
 
 /// Run a demo: a service, four workers, buffers that move, losses and returns
 ///
@@ -37,12 +33,18 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 /// Then the demo kills one of them, the others continue without it, and it comes back. This repeats until
 /// Ctrl-C or the time given by --for. It needs nothing but this program. Operators may exclude workers,
 /// readmit them and drain the job meanwhile: the demo adapts to it.
+///
+/// With --kill-service it kills the service too: another process goes on from the journal, in the same run.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// End after about this time, with status 0 only if every content was right and every step held; steps
     /// may fail while a worker is away that the demo itself has killed
     #[arg(long = "for", value_name = "SECONDS", value_parser = parse_duration_or_seconds)]
     length: Option<Duration>,
+
+    /// Kill the service with kill -9 in each round, and show that the job goes on
+    #[arg(long)]
+    kill_service: bool,
 
     /// The pause between two steps of the workers
     #[arg(long, value_name = "DURATION", default_value = "500ms", value_parser = parse_duration_or_seconds)]
@@ -71,55 +73,39 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     code
 }
 
-async fn start_service(arguments: &Arguments) -> Result<RunningServer> {
-    let flags = BTreeMap::from([
-        ("recoverable", true.to_string()),
-        ("heartbeat-timeout", HEARTBEAT_TIMEOUT.to_owned()),
-    ]);
-    let name: JobName = JobName::DEFAULT.parse().map_err(anyhow::Error::msg)?;
-    start_local_server([arguments.grpc, arguments.http], &name, WORKERS, &flags).await
-}
-
 async fn run_demo(arguments: &Arguments) -> Result<ExitCode> {
     let mut stops = StopSignals::listen()?;
-    let server = start_service(arguments).await?;
-    let http = server.server_info().http;
-    let name: JobName = JobName::DEFAULT.parse().map_err(anyhow::Error::msg)?;
-    let service = server
-        .server_info()
-        .coordinator_address(&name, Some("127.0.0.1"))
-        .context("the job is not served")?;
+    let service = DemoService::start([arguments.grpc, arguments.http], arguments.kill_service).await?;
+    let [grpc, http] = service.addresses().context("the job is not served")?;
     print_line(&format!("Muster demo: a service, and {WORKERS} workers that move buffers to one another"))?;
     print_line(&format!("  look at  http://{http}/"))?;
     print_line(&format!("  or with  muster status --server http://{http} --watch"))?;
     print_line("  end with Ctrl-C")?;
-    let engine = Arc::clone(server.engine());
+    let job_view = service.job_view();
     let excluded = move |task: u32| {
-        let view = engine.read(|core, now| core.job_view(core.job_named(JobName::DEFAULT)?, now));
         let task = TaskId(task as i32);
-        view.is_some_and(|view| view.run.tasks.iter().any(|of| of.task == task && of.excluded.is_some()))
+        job_view().is_some_and(|view| view.run.tasks.iter().any(|of| of.task == task && of.excluded.is_some()))
     };
-    let engine = Arc::clone(server.engine());
-    let drained = move || {
-        let view = engine.read(|core, now| core.job_view(core.job_named(JobName::DEFAULT)?, now));
-        view.filter(|view| view.run.preemption.is_some()).map(|view| view.run.number.0)
-    };
-    let workers = WorkerProcesses::new(service, arguments.pause)?;
-    let mut demo = Demo::new(workers, Box::new(excluded), Box::new(drained));
+    let job_view = service.job_view();
+    let drained =
+        move || job_view().filter(|view| view.run.preemption.is_some()).map(|view| view.run.number.0);
+    let workers = WorkerProcesses::new(grpc.to_string(), arguments.pause)?;
+    let mut demo = Demo::new(workers, Box::new(excluded), Box::new(drained), service.killer());
     let ended = tokio::select! {
         played = demo.run_rounds(arguments.length) => played.map(|()| None),
         stop = stops.next() => Ok(Some(stop)),
     };
     let left = demo.end_workers().await;
-    server.stop(STOP_TIMEOUT).await;
+    service.stop().await;
     let verdict = match (ended, left) {
         (Err(error), _) | (Ok(None), Err(error)) => Err(error),
         (Ok(stop), _) => Ok(stop),
     };
-    let DemoRecord { steps, resharded, checked, losses, .. } = &demo.record;
+    let DemoRecord { steps, resharded, checked, losses, service_kills, .. } = &demo.record;
+    let killed = if *service_kills > 0 { format!(", the service killed {service_kills} time(s)") } else { String::new() };
     print_line(&format!(
         "{steps} steps, {resharded} of them with an array resharded, {checked} buffers checked byte for byte, {losses} \
-         worker(s) lost and taken back"
+         worker(s) lost and taken back{killed}"
     ))?;
     match verdict {
         Ok(None) => {

@@ -41,6 +41,7 @@ mod task_owners;
 mod tls;
 mod token;
 mod transfer;
+mod upgrade;
 mod worker;
 
 use std::ffi::OsString;
@@ -105,6 +106,7 @@ enum Command {
     Job(job::Arguments),
     Audit(audit::Arguments),
     Journal(journal::Arguments),
+    Upgrade(upgrade::Arguments),
     Config(config::Arguments),
     Tls(tls::Arguments),
     Token(token::Arguments),
@@ -177,6 +179,7 @@ fn run_command_line(arguments: Vec<OsString>) -> ExitCode {
         Command::Job(arguments) => job::run(&arguments),
         Command::Audit(arguments) => audit::run(&arguments),
         Command::Journal(arguments) => journal::run(&arguments),
+        Command::Upgrade(arguments) => upgrade::run(&arguments),
         Command::Config(arguments) => config::run(&arguments),
         Command::Tls(arguments) => tls::run(&arguments),
         Command::Token(arguments) => token::run(&arguments),

@@ -29,11 +29,9 @@ pub fn set_arguments(arguments: Vec<OsString>) {
     let _ = ARGUMENTS.set(arguments);
 }
 
-/// Returns the command that starts this program again with the same arguments.
-pub fn this_command() -> Command {
-    let mut command = self_exec_command();
-    command.args(ARGUMENTS.get().into_iter().flatten());
-    command
+/// Returns the arguments of this process, without the name of the program.
+pub fn arguments() -> &'static [OsString] {
+    ARGUMENTS.get().map(Vec::as_slice).unwrap_or_default()
 }
 
 /// Returns the command that starts this program again: the program and its first arguments.

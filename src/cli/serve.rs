@@ -13,9 +13,9 @@ use tokio::signal::unix::{SignalKind, signal};
 use super::client::DEFAULT_SERVER;
 use super::config::JobDeclarationArgs;
 use super::keeper::{self, KeeperLink};
-use super::output::{TerminalText, print};
+use super::output::{TerminalText, print, print_json};
 use super::server::RunningServer;
-use super::server_journal::journal_folder;
+use super::server_journal::{ServerJournal, journal_folder};
 use super::setting_flags::ServeFlags;
 use super::stop_signals::StopSignals;
 use super::{allocator, connection_limits};
@@ -52,6 +52,10 @@ pub struct Arguments {
     /// Serve as the process that a keeper has started
     #[arg(long = keeper::CORE_FLAG, hide = true)]
     core: bool,
+
+    /// Say whether this program could take over from another one, and serve nothing
+    #[arg(long = keeper::TRIAL_FLAG, hide = true)]
+    trial: bool,
 }
 
 const EXAMPLES: &str = "\
@@ -95,10 +99,15 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
         )))?;
         return Ok(ExitCode::SUCCESS);
     }
+    if arguments.trial {
+        RunningServer::check_certificates_and_tokens(&config)?;
+        print_json(&ServerJournal::try_read(&config)?)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     log::start_logging(&config.server.log, config.server.log_format).map_err(anyhow::Error::msg)?;
     connection_limits::raise_open_file_limit();
-    if !arguments.core && !config.server.no_keeper && journal_folder(&config.server).is_some() {
-        return keeper::run_keeper(&config);
+    if let Some(folder) = journal_folder(&config.server).filter(|_| !arguments.core && !config.server.no_keeper) {
+        return keeper::run_keeper(&config, folder);
     }
     let mut keeper = arguments.core.then(KeeperLink::open).transpose()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()

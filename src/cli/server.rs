@@ -243,7 +243,7 @@ impl RunningServer {
         // Events of an earlier process were logged by that process.
         let logged = journal.as_ref().map_or(0, ServerJournal::last_event);
         if let Some(journal) = journal {
-            let after = task.as_ref().and_then(|task| task.previous_end.as_ref()).map(ToString::to_string);
+            let after = task.as_ref().and_then(|task| task.previous_end.clone());
             journal.resume(&engine, observers.histories.as_persistent_observers(), after)?;
         }
         audit.record_lines_in_journal(&engine);

@@ -8,12 +8,17 @@ use std::sync::Arc;
 use anyhow::{Context as _, Result};
 use muster_journal::{JournalError, JournalFolder, JournalOptions};
 
-use super::keeper::CoreTask;
+use super::keeper::{CoreTask, TrialReport};
 use crate::clock::Clock;
 use crate::config::{Config, JobConfig, ServerConfig};
-use crate::engine::{DeclaredJob, Durability, Engine, PersistentObserver, RestoredState};
+use crate::engine::{
+    DeclaredJob, Durability, Engine, JOURNAL_ENCODING, PersistentObserver, RestoredState,
+};
 use crate::http::api::machine_name;
 use crate::text::format_exact_duration;
+
+/// So often a journal that is being written is read again, if it looks damaged.
+const TRIAL_ATTEMPTS: usize = 5;
 
 /// The journal of a server, opened and read.
 pub struct ServerJournal {
@@ -88,6 +93,24 @@ impl ServerJournal {
         };
         let restored = restored.with_context(way_out)?;
         Ok(Some(Self { folder, restored, durability: server.durability }))
+    }
+
+    /// Reads the journal that another process writes, to say whether this program could go on from it.
+    pub fn try_read(config: &Config) -> Result<TrialReport> {
+        let path = journal_folder(&config.server).context("this configuration has no journal")?;
+        let read = || {
+            let folder = JournalFolder::open_for_reading(&path)?;
+            anyhow::Ok(RestoredState::read(&folder, &[])?)
+        };
+        // Files go, and records are appended, while they are read.
+        let mut attempts = (0..TRIAL_ATTEMPTS).map(|_| read());
+        let restored = attempts.find(Result::is_ok).unwrap_or_else(read);
+        let restored = restored.with_context(|| format!("cannot read the journal in {}", path.display()))?;
+        Ok(TrialReport {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            encoding: JOURNAL_ENCODING,
+            inputs: restored.report.inputs,
+        })
     }
 
     /// Returns a clock that shows no time before the last one in the journal.

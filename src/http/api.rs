@@ -4,6 +4,7 @@
 //! (`JobView`, `TaskView`, …), which are defined in `coordination`. Begin at [`Problem`] and [`ServerInfo`].
 
 mod history;
+mod journal;
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -24,6 +25,7 @@ use crate::service::reports::{
 pub use history::{
     BarrierArrivalsPage, BarrierArrivalsView, EndedBarrierView, TaskStatesPage, TaskStatesView,
 };
+pub use journal::JournalView;
 
 /// The type of the problem that a job does not exist.
 pub const NO_SUCH_JOB: &str = "/problems/no-such-job";

@@ -92,13 +92,13 @@ impl JournalError {
     }
 }
 
-/// The folder of a journal. The folder is locked as long as this exists.
+/// The folder of a journal. The folder is locked as long as this exists, unless it was opened only to read.
 #[derive(Debug)]
 pub struct JournalFolder {
     path: PathBuf,
     id: u64,
     boot: [u8; 16],
-    _lock: File,
+    lock: Option<File>,
 }
 
 impl JournalFolder {
@@ -123,7 +123,27 @@ impl JournalFolder {
             Err(error) if error.kind() == io::ErrorKind::NotFound => create_identity(path, &identity)?,
             Err(error) => return Err(JournalError::io("read", &identity)(error)),
         };
-        Ok(Self { path: path.to_owned(), id, boot: boot_id(), _lock: lock })
+        Ok(Self { path: path.to_owned(), id, boot: boot_id(), lock: Some(lock) })
+    }
+
+    /// Opens a journal that another process may write, only to read it. Files may go and records may come meanwhile, so a
+    /// journal that looks damaged may be intact.
+    ///
+    /// # Errors
+    /// If there is no journal, or it cannot be accessed.
+    pub fn open_for_reading(path: &Path) -> Result<Self, JournalError> {
+        let identity = path.join("identity");
+        let text = fs::read_to_string(&identity).map_err(JournalError::io("read", &identity))?;
+        let id = parse_identity(path, &text)?;
+        Ok(Self { path: path.to_owned(), id, boot: boot_id(), lock: None })
+    }
+
+    /// Refuses a folder that was opened only to read.
+    pub(crate) fn check_locked(&self) -> Result<(), JournalError> {
+        match &self.lock {
+            Some(_) => Ok(()),
+            None => Err(JournalError::io("write to", &self.path)(io::ErrorKind::PermissionDenied.into())),
+        }
     }
 
     /// Returns the path of the folder.

@@ -42,6 +42,7 @@ impl JournalWriter {
         end: &RecoveryEnd,
         options: JournalOptions,
     ) -> Result<Self, JournalError> {
+        folder.check_locked()?;
         for index in &end.spares {
             let path = folder.segment_path(*index);
             std::fs::remove_file(&path).map_err(JournalError::io("delete", &path))?;

@@ -15,9 +15,9 @@ use crate::harness::{MusterServer, Signal, is_alive, muster, signal, wait_until}
 /// Sends a signal to the process that serves, and waits until another one does.
 #[track_caller]
 fn end_core(server: &MusterServer, by: Signal) {
-    let core = server.core().expect("a process serves");
+    let core = server.first_child().expect("a process serves");
     signal(core, by);
-    wait_until("another process", || server.core().is_some_and(|present| present != core));
+    wait_until("another process", || server.first_child().is_some_and(|present| present != core));
 }
 
 fn journal_state(server: &MusterServer) -> Value {
@@ -118,7 +118,7 @@ fn a_service_that_cannot_serve_says_so_once_and_is_not_started_again() {
 fn the_service_dies_with_its_keeper() {
     let folder = TempFolder::new("keeper-dies");
     let server = serve(&folder.path("journal"), "127.0.0.1:0", &[]);
-    let (core, grpc) = (server.core().expect("a process serves"), server.grpc);
+    let (core, grpc) = (server.first_child().expect("a process serves"), server.grpc);
     server.signal(Signal::KILL);
     server.end();
     wait_until("the end of the service", || !is_alive(core) && TcpStream::connect(grpc).is_err());
@@ -128,10 +128,10 @@ fn the_service_dies_with_its_keeper() {
 fn without_a_keeper_one_process_serves() {
     let folder = TempFolder::new("keeper-none");
     let server = serve(&folder.path("journal"), "127.0.0.1:0", &["--no-keeper"]);
-    assert_eq!(server.core(), None);
+    assert_eq!(server.first_child(), None);
     assert_eq!(metric(&server, "muster_keeper_enabled"), Some(0));
     // What keeps no journal has no keeper either: there would be nothing to go on from.
-    assert_eq!(MusterServer::start(&["--tasks", "1"]).core(), None);
+    assert_eq!(MusterServer::start(&["--tasks", "1"]).first_child(), None);
 }
 
 #[test]
@@ -140,7 +140,7 @@ fn a_service_that_dies_again_and_again_ends() {
     let server = serve(&folder.path("journal"), "127.0.0.1:0", &[]);
     // Each process is killed before it has served for long.
     while server.is_running() {
-        if let Some(core) = server.core() {
+        if let Some(core) = server.first_child() {
             signal(core, Signal::KILL);
         }
         thread::sleep(Duration::from_millis(2));
@@ -148,4 +148,113 @@ fn a_service_that_dies_again_and_again_ends() {
     let ended = server.end();
     assert_eq!(ended.code, Some(137), "{ended:?}");
     assert!(ended.err.contains("ended again and again"), "{ended:?}");
+}
+
+/// Writes a program that does what a shell script says; `$MUSTER` is the program under test.
+fn write_program(folder: &TempFolder, name: &str, script: &str) -> String {
+    let path = folder.path(name);
+    let text = format!("#!/bin/sh\nMUSTER={}\n{script}\n", env!("CARGO_BIN_EXE_muster"));
+    std::fs::write(&path, text).expect("it can be written");
+    std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("it can be run");
+    path
+}
+
+fn upgrade(journal: &str, program: &str) -> crate::harness::CommandOutput {
+    crate::harness::run(&mut muster(["upgrade", "--data-dir", journal, program]))
+}
+
+fn program_of(server: &MusterServer) -> String {
+    let core = server.first_child().expect("a process serves");
+    let words = std::fs::read(format!("/proc/{core}/cmdline")).expect("it runs");
+    String::from_utf8_lossy(&words).replace('\0', " ")
+}
+
+#[test]
+fn another_program_takes_over_and_the_workers_go_on_in_the_same_run() {
+    let folder = TempFolder::new("upgrade");
+    let journal = folder.path("journal");
+    let server = serve(&journal, "127.0.0.1:0", &[]);
+    let workers = [start_worker(&server, "0"), start_worker(&server, "1")];
+    let step = |line: &OutputLine| line.text.contains(": tasks 0 1;").then_some(());
+    workers.iter().for_each(|worker| _ = worker.find(0, PATIENCE, step).expect("a step"));
+    assert_eq!(put_key(&server, "checkpoint", "step 100"), 204);
+    let before = read(&server, "/runs/1")["incarnation"].clone();
+    let other = folder.path("other-muster");
+    std::fs::copy(env!("CARGO_BIN_EXE_muster"), &other).expect("a copy");
+    for program in [other.as_str(), env!("CARGO_BIN_EXE_muster")] {
+        let done = upgrade(&journal, program);
+        assert_eq!(done.code, Some(0), "{done:?}");
+        assert!(done.out.contains("can read the journal") && done.out.contains("serves,"), "{done:?}");
+        assert!(program_of(&server).starts_with(program), "{}", program_of(&server));
+        assert_eq!(read(&server, "/runs/1")["incarnation"], before);
+        assert_eq!(read(&server, "/keys/checkpoint")["text"], "step 100");
+        for worker in &workers {
+            worker.find(worker.mark(), PATIENCE, step).expect("a step after the upgrade");
+        }
+    }
+    let events = read(&server, "/events?limit=1000&kind=service-restarted").to_string();
+    assert_eq!(events.matches("was stopped for an upgrade").count(), 2, "{events}");
+    for worker in workers {
+        worker.signal(Signal::TERM);
+        assert_eq!(worker.end().code, Some(0));
+    }
+    server.signal(Signal::TERM);
+    assert_eq!(server.end().code, Some(0));
+    let absent = upgrade(&journal, &other);
+    assert!(absent.code == Some(1) && absent.err.contains("no keeper answers"), "{absent:?}");
+}
+
+#[test]
+fn a_program_that_cannot_take_over_leaves_the_service_as_it_is() {
+    let folder = TempFolder::new("upgrade-refused");
+    let journal = folder.path("journal");
+    let server = serve(&journal, "127.0.0.1:0", &[]);
+    assert_eq!(put_key(&server, "a", "1"), 204);
+    let core = server.first_child();
+    let wrong = write_program(&folder, "wrong", "echo 'the journal is from the future' >&2; exit 1");
+    for (program, why) in [
+        ("/nowhere/muster", "cannot run /nowhere/muster"),
+        (&wrong, "the journal is from the future"),
+        ("/bin/true", "is no program that can take over"),
+    ] {
+        let refused = upgrade(&journal, program);
+        assert!(refused.code == Some(1) && refused.err.contains(why), "{refused:?}");
+        assert!(refused.err.replace('\n', " ").contains("goes on as it is"), "{refused:?}");
+    }
+    assert_eq!(server.first_child(), core, "the same process serves all the time");
+    assert_eq!(read(&server, "/keys/a")["text"], "1");
+}
+
+#[test]
+fn the_former_program_is_back_if_the_other_one_does_not_serve_or_ends_soon() {
+    let folder = TempFolder::new("upgrade-back");
+    let journal = folder.path("journal");
+    let server = serve(&journal, "127.0.0.1:0", &[]);
+    assert_eq!(put_key(&server, "a", "1"), 204);
+    let trial = "case \"$*\" in *--trial*) exec $MUSTER \"$@\";; esac";
+
+    let never = write_program(&folder, "never", &format!("{trial}\nexit 7"));
+    let failed = upgrade(&journal, &never);
+    assert!(failed.code == Some(1) && failed.err.contains("exited with code 7"), "{failed:?}");
+    wait_until("the former program", || read(&server, "/keys/a")["text"] == "1");
+    assert!(!program_of(&server).contains("/never "), "{}", program_of(&server));
+
+    // It writes another encoding, and damages what it finds.
+    let script = format!(
+        "case \"$*\" in *--trial*) $MUSTER \"$@\" | sed 's/\"encoding\": *[0-9]*/\"encoding\": 99/'; exit;; esac\n\
+         for file in {journal}/segment-* {journal}/snapshot-*; do echo damage > $file; done; exit 8"
+    );
+    let damaging = write_program(&folder, "damaging", &script);
+    let failed = upgrade(&journal, &damaging);
+    assert!(failed.code == Some(1) && failed.err.contains("exited with code 8"), "{failed:?}");
+    wait_until("the former program", || read(&server, "/keys/a")["text"] == "1");
+
+    let dying = write_program(&folder, "dying", &format!("{trial}\nexec $MUSTER \"$@\""));
+    let done = upgrade(&journal, &dying);
+    assert_eq!(done.code, Some(0), "{done:?}");
+    assert_eq!(put_key(&server, "b", "2"), 204);
+    end_core(&server, Signal::KILL);
+    wait_until("the former program", || read(&server, "/keys/b")["text"] == "2");
+    let state = journal_state(&server);
+    assert!(state["previous_end"].to_string().contains("the upgrade failed: version"), "{state}");
 }

@@ -221,6 +221,13 @@ impl Process {
         self.pid.as_raw_pid()
     }
 
+    /// Returns its first child: of a keeper, the process that serves.
+    pub fn first_child(&self) -> Option<i32> {
+        let pid = self.pid();
+        let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
+        children.split_whitespace().next()?.parse().ok()
+    }
+
     /// Sends a signal, and returns the time of that.
     #[track_caller]
     pub fn signal(&self, signal: Signal) -> TestInstant {

@@ -101,13 +101,6 @@ impl MusterServer {
         Ok(Self { process, grpc, http })
     }
 
-    /// Returns the process that serves: the child of the keeper. It may be on its way.
-    pub fn core(&self) -> Option<i32> {
-        let pid = self.process.pid();
-        let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
-        children.split_whitespace().next()?.parse().ok()
-    }
-
     /// Returns the URL for subcommands.
     pub fn url(&self) -> String {
         format!("http://{}", self.http)

@@ -1,23 +1,41 @@
-//! Tests of a service that is killed and started again from its journal while real JAX processes train.
+//! Tests of a service that is killed while real JAX processes train, and goes on from its journal.
 //!
-//! Between a kill and the start of the next process nothing listens at the port, so the test starts it at once: a heartbeat
-//! that is due meanwhile would end a JAX process.
+//! The keeper holds the port while no process serves. If it is killed too, nothing listens until the next start, so the test
+//! starts the service at once: a heartbeat that is due meanwhile would end a JAX process.
 
 use std::time::Duration;
 
+use muster::coordination::{EventKind, JobView};
 use rustix::process::Signal;
 
 use super::fixture::JaxFixture;
+use super::harness::{signal, wait_until};
+use super::process::Process;
 use super::server::Server;
 use super::{RunSet, Test};
-use muster::coordination::EventKind;
 
 pub const TESTS: &[Test] = &[
-    (RunSet::All, "a_job_trains_on_while_its_service_is_killed_and_restored", |scene| {
-        train(scene, &["--error-delivery", "cancel"]);
+    (RunSet::All, "a_job_trains_on_while_its_service_is_killed", |scene| {
+        let (job, server) = TrainingJob::start(scene, &["--error-delivery", "cancel"]);
+        for kill in 1..=KILLS {
+            job.wait_a_little();
+            let core = server.process.first_child().expect("a process serves");
+            signal(core, Signal::KILL);
+            wait_until("another process", || server.process.first_child().is_some_and(|now| now != core));
+            job.check_goes_on(&server, kill);
+        }
+        job.finish(&server);
     }),
-    (RunSet::Both, "a_recoverable_job_trains_on_while_its_service_is_killed_and_restored", |scene| {
-        train(scene, &["--recoverable"]);
+    (RunSet::Both, "a_recoverable_job_trains_on_while_its_service_and_the_keeper_are_killed", |scene| {
+        let (job, mut server) = TrainingJob::start(scene, &["--recoverable"]);
+        for kill in 1..=KILLS {
+            job.wait_a_little();
+            server.process.signal(Signal::KILL);
+            server.process.end();
+            server = Server::start_at(&job.address, &job.arguments());
+            job.check_goes_on(&server, kill);
+        }
+        job.finish(&server);
     }),
 ];
 
@@ -25,24 +43,39 @@ const KILLS: usize = 6;
 const TASKS: usize = 3;
 const STEPS: &str = "1000";
 
-fn train(scene: &JaxFixture, settings: &[&str]) {
-    let journal = scene.file("journal");
-    let tasks = TASKS.to_string();
-    let further: Vec<&str> =
-        [&["--tasks", &tasks, "--data-dir", &journal, "--heartbeat-timeout", "60s"], settings].concat();
-    let mut server = Server::start(&further);
-    let address = server.grpc().to_string();
-    let program = ["train.py", "--steps", STEPS, "--step-ms", "10"];
-    let processes: Vec<_> = (0..TASKS).map(|task| scene.start_at(&address, task, TASKS, &program)).collect();
-    processes[0].text("step  100 ");
+/// Processes that train, and the service that they use.
+struct TrainingJob {
+    arguments: Vec<String>,
+    address: String,
+    processes: Vec<Process>,
+    before: JobView,
+}
 
-    let before = server.view("default").run;
-    let mut random = fastrand::Rng::new();
-    for kill in 1..=KILLS {
-        server.process.signal(Signal::KILL);
-        server.process.end();
-        server = Server::start_at(&address, &further);
-        let after = server.view("default").run;
+impl TrainingJob {
+    fn start(scene: &JaxFixture, settings: &[&str]) -> (Self, Server) {
+        let (journal, tasks) = (scene.file("journal"), TASKS.to_string());
+        let own = ["--tasks", &tasks, "--data-dir", &journal, "--heartbeat-timeout", "60s"];
+        let arguments: Vec<String> = own.iter().chain(settings).map(|&word| word.to_owned()).collect();
+        let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let server = Server::start(&words);
+        let address = server.grpc().to_string();
+        let program = ["train.py", "--steps", STEPS, "--step-ms", "10"];
+        let processes: Vec<_> = (0..TASKS).map(|task| scene.start_at(&address, task, TASKS, &program)).collect();
+        processes[0].text("step  100 ");
+        let before = server.view("default");
+        (Self { arguments, address, processes, before }, server)
+    }
+
+    fn arguments(&self) -> Vec<&str> {
+        self.arguments.iter().map(String::as_str).collect()
+    }
+
+    fn wait_a_little(&self) {
+        std::thread::sleep(Duration::from_millis(fastrand::u64(100..700)));
+    }
+
+    fn check_goes_on(&self, server: &Server, kill: usize) {
+        let (after, before) = (server.view("default").run, &self.before.run);
         assert_eq!(
             (after.number, &after.incarnation),
             (before.number, &before.incarnation),
@@ -54,13 +87,14 @@ fn train(scene: &JaxFixture, settings: &[&str]) {
                 before.lives.last().map(|life| &life.incarnation)
             );
         }
-        std::thread::sleep(Duration::from_millis(random.u64(100..700)));
     }
-    let restarts =
-        server.events("default").iter().filter(|event| event.what == EventKind::ServiceRestarted).count();
-    assert_eq!(restarts, KILLS);
-    for process in &processes {
-        process.succeed();
+
+    fn finish(&self, server: &Server) {
+        let is_restart = |event: &&muster::http::api::EventLine| event.what == EventKind::ServiceRestarted;
+        assert_eq!(server.events("default").iter().filter(is_restart).count(), KILLS);
+        for process in &self.processes {
+            process.succeed();
+        }
+        assert_eq!(server.view("default").run.number, self.before.run.number, "one run from begin to end");
     }
-    assert_eq!(server.view("default").run.number, before.number, "one run from begin to end");
 }

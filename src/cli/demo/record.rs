@@ -10,8 +10,8 @@ use super::super::worker::StepLine;
 /// The maximum number of failed steps that the verdict names.
 const NAMED: usize = 5;
 
-/// The steps in which a worker may be missing: from the step in progress when the demo killed it until the
-/// step in which it takes part again.
+/// The steps that may fail: from the step in progress when the demo killed a worker or the service, until the step in which
+/// all take part again.
 #[derive(Debug, Clone, Copy)]
 struct AbsenceWindow {
     run: u64,
@@ -30,8 +30,9 @@ pub struct DemoRecord {
     pub resharded: u64,
     pub checked: u64,
     pub losses: u64,
+    pub service_kills: u64,
     window: Option<AbsenceWindow>,
-    /// Failed steps while a worker was away that the demo had killed, by run and number.
+    /// Failed steps while a worker or the service was away that the demo had killed, by run and number.
     tolerated: BTreeSet<(u64, u64)>,
     /// Other failed steps, by run, number and reporting task.
     broken: BTreeSet<(u64, u64, u32)>,
@@ -40,14 +41,22 @@ pub struct DemoRecord {
 }
 
 impl DemoRecord {
-    /// Records that the demo kills a worker.
-    pub const fn record_worker_kill(&mut self) {
+    /// Records that the demo kills a worker or the service.
+    pub const fn record_kill(&mut self) {
         self.window = Some(AbsenceWindow { run: self.run, from: self.told, until: None });
     }
 
     /// Records that the worker takes part again, in this step.
     pub fn record_worker_return(&mut self, step: u64) {
         self.losses += 1;
+        if let Some(window) = &mut self.window {
+            window.until = Some(step);
+        }
+    }
+
+    /// Records that all take part again after the service was killed, in this step.
+    pub fn record_service_return(&mut self, step: u64) {
+        self.service_kills += 1;
         if let Some(window) = &mut self.window {
             window.until = Some(step);
         }
@@ -133,7 +142,8 @@ impl DemoRecord {
         Ok(match self.tolerated.len() {
             0 => "every content was right, and every step held".to_owned(),
             tolerated => format!(
-                "every content was right, and every step held but {tolerated} while a worker was away that the demo had killed"
+                "every content was right, and every step held but {tolerated} while a worker{} was away that the demo had killed",
+                if self.service_kills > 0 { " or the service" } else { "" }
             ),
         })
     }
@@ -164,7 +174,7 @@ mod tests {
         assert!(wrong.starts_with("1 step(s) failed") && wrong.contains("step 2 of worker 1"), "{wrong}");
 
         let mut story = record_after_steps(&[(1, true), (2, true)]);
-        story.record_worker_kill();
+        story.record_kill();
         // The step in progress, and one without the lost worker.
         story.record_step(0, &example_step_line(2, false));
         story.record_step(0, &example_step_line(3, false));
@@ -177,7 +187,7 @@ mod tests {
         let said = story.verdict(4, 4).unwrap();
         assert!(said.contains("every step held but 3 while a worker was away"), "{said}");
         let mut before = record_after_steps(&[(1, true), (2, true), (3, true)]);
-        before.record_worker_kill();
+        before.record_kill();
         before.record_step(0, &example_step_line(2, false));
         assert!(before.verdict(4, 4).is_err(), "it was over before the worker was taken away");
         story.record_step(3, &example_step_line(5, false));
@@ -194,7 +204,7 @@ mod tests {
     #[test]
     fn a_new_run_is_not_tolerated_by_the_last_one() {
         let mut story = record_after_steps(&[(1, true)]);
-        story.record_worker_kill();
+        story.record_kill();
         story.record_start_of_next_run();
         story.record_step(0, &example_step_line(1, false));
         assert!(story.verdict(4, 4).is_err());

@@ -14,6 +14,7 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 use super::super::output::{TerminalText, print};
 use super::super::worker::{CANCELLED_TEXT, StepLine, parse_step_line};
 use super::record::DemoRecord;
+use super::service::{ServiceKilled, ServiceKiller};
 use super::workers::{TaskWorkerEvent, WORKERS, Worker, WorkerEvent, WorkerProcesses};
 
 /// The time for which all workers run before one is killed, and for which the others then run without it.
@@ -45,6 +46,8 @@ pub struct Demo {
     excluded: Box<dyn Fn(u32) -> bool>,
     /// Returns the present run, if an operator drains it: then all workers end at one step.
     drained: DrainedRunLookup,
+    /// What kills the service; `None`: it lives in this process.
+    killer: Option<ServiceKiller>,
     /// The last run that ended by a drain.
     drained_last: Option<u64>,
     /// Workers have ended because of a drain, and the others will follow.
@@ -64,11 +67,13 @@ impl Demo {
         workers: WorkerProcesses,
         excluded: Box<dyn Fn(u32) -> bool>,
         drained: DrainedRunLookup,
+        killer: Option<ServiceKiller>,
     ) -> Self {
         Self {
             workers,
             excluded,
             drained,
+            killer,
             drained_last: None,
             leaving: false,
             out: BTreeSet::new(),
@@ -97,6 +102,10 @@ impl Demo {
             }
             if self.is_time_over() {
                 break;
+            }
+            if together && !self.kill_service(&all).await? {
+                together = false;
+                continue;
             }
             let lost = self.run_loss_round(victim, &all).await?;
             if lost == RoundEnd::Drained {
@@ -145,6 +154,27 @@ impl Demo {
         Ok(RoundEnd::Whole)
     }
 
+    /// Kills the service, if it has a process of its own, and waits until all workers step together. Returns `false` if they
+    /// do not, because the run is drained.
+    async fn kill_service(&mut self, all: &[u32]) -> Result<bool> {
+        let Some(mut killer) = self.killer.take() else { return Ok(true) };
+        self.handle_events_during(STEADY_TIME).await?;
+        self.record.record_kill();
+        let killed = killer.kill().await;
+        self.killer = Some(killer);
+        let ServiceKilled { process, away } = killed?;
+        print_line(&format!(
+            "the service (process {process}) was killed: kill -9; another process goes on from its journal, after {} ms",
+            away.as_millis()
+        ))?;
+        // The first report may be of a step from before the kill.
+        let _ = self.wait_for_step_completed_by(all).await?;
+        let Some(step) = self.wait_for_step_completed_by(all).await? else { return Ok(false) };
+        self.record.record_service_return(step);
+        print_line(&format!("all {WORKERS} workers step on in the same run"))?;
+        Ok(true)
+    }
+
     /// Returns whether this run is being drained or has ended.
     fn is_run_drained(&self, run: u64) -> bool {
         self.runs != run || (self.drained)().is_some_and(|drained| self.drained_last != Some(drained))
@@ -174,7 +204,7 @@ impl Demo {
     /// Kills a worker with SIGKILL, if it runs.
     fn kill_worker(&mut self, task: u32) -> Result<bool> {
         let Some(killed) = self.workers.kill_worker(task)? else { return Ok(false) };
-        self.record.record_worker_kill();
+        self.record.record_kill();
         print_line(&format!("worker {task} (process {}) is killed: kill -9", killed.as_raw_pid()))?;
         Ok(true)
     }

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 
-use super::core_end::{CoreEnd, CoreEndCounts};
+use super::core_end::CoreEndCounts;
 
 /// The longest message.
 const MESSAGE_MAX: usize = 64 << 10;
@@ -40,8 +40,8 @@ pub struct CoreTask {
     pub starts: u64,
     /// The ends that nobody asked for.
     pub ends: CoreEndCounts,
-    /// The end of the core before this one.
-    pub previous_end: Option<CoreEnd>,
+    /// How the core before this one ended, in a clause.
+    pub previous_end: Option<String>,
     /// Whether the last input of the journal is not applied.
     pub sets_last_input_aside: bool,
 }

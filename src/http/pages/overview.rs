@@ -27,7 +27,7 @@ use crate::engine::Durability;
 use crate::http::activity::recent_activity;
 use crate::http::allowed_hosts::host_without_port;
 use crate::http::api::{ServerInfo, machine_name};
-use crate::http::journal::JournalView;
+use crate::http::api::JournalView;
 use crate::http::{AppState, Problem};
 use crate::service::JobActivity;
 use crate::tls::FailedHandshake;
