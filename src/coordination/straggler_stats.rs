@@ -18,7 +18,7 @@
 //! most, and later arrivals reduce it again. A task that is always late has a score near 1. The score has no unit: a
 //! straggler matters only if it also costs time, and lateness and hold-up measure this time.
 //!
-//! The *best* lateness is the lowest average lateness since the sixteenth barrier. If the best lateness is high too,
+//! The *best* lateness is the lowest average lateness since the eighth barrier. If the best lateness is high too,
 //! the task was always late, for example because it has more work than the others. If the best lateness is low, the
 //! task has become slow.
 
@@ -27,6 +27,8 @@ use utoipa::ToSchema;
 
 /// The number of instances over which the averages are taken.
 const AVERAGED: u64 = 16;
+/// The number of instances from which on the average counts as the usual lateness of a task.
+const BEST_AFTER: u64 = 8;
 /// The number of latest instances for which it is remembered whether the task was last.
 const RECENT_INSTANCES: u64 = 64;
 /// The score 1, in the fixed-point form of scores.
@@ -41,7 +43,7 @@ pub(super) struct StragglerStats {
     lateness_total_us: u64,
     /// The moving average of the lateness.
     lateness_us: u64,
-    /// The least value of that average, once it covers [`AVERAGED`] instances.
+    /// The least value of that average, once it covers [`BEST_AFTER`] instances.
     lateness_best_us: Option<u64>,
     /// The moving average of the shares.
     score: u64,
@@ -65,7 +67,7 @@ impl StragglerStats {
         self.lateness_total_us = self.lateness_total_us.saturating_add(part.lateness);
         let memory = self.taken_part.min(AVERAGED);
         self.lateness_us = update_moving_average(self.lateness_us, part.lateness, memory);
-        if memory == AVERAGED {
+        if memory >= BEST_AFTER {
             let best = self.lateness_best_us.map_or(self.lateness_us, |best| best.min(self.lateness_us));
             self.lateness_best_us = Some(best);
         }
@@ -125,7 +127,7 @@ pub struct StragglerView {
     /// The usual time from the first arrival to its own, in microseconds: a moving average over about sixteen
     /// barriers.
     pub lateness_us: u64,
-    /// The least value of `lateness_us` in this run; absent before it took part in sixteen barriers.
+    /// The least value of `lateness_us` in this run; absent before it took part in eight barriers.
     pub lateness_best_us: Option<u64>,
     /// The time from the first arrival to its own, added up over all barriers, in microseconds.
     pub lateness_total_us: u64,

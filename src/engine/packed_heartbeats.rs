@@ -29,10 +29,16 @@ struct PackedHeartbeat {
 }
 
 /// Heartbeats that are not in the journal yet.
-#[derive(Default)]
 pub(super) struct PackedHeartbeats {
-    bytes: Vec<u8>,
+    space: Box<[u8; SPACE]>,
+    used: usize,
     last: Timestamp,
+}
+
+impl Default for PackedHeartbeats {
+    fn default() -> Self {
+        Self { space: Box::new([0; SPACE]), used: 0, last: Timestamp(0) }
+    }
 }
 
 impl PackedHeartbeats {
@@ -54,25 +60,20 @@ impl PackedHeartbeats {
             task: *task,
             is_stated: caller.claim.is_some(),
         };
-        let used = self.bytes.len();
-        self.bytes.resize(SPACE, 0);
-        let packed = postcard::to_slice(&heartbeat, &mut self.bytes[used..]).map(|packed| packed.len());
-        self.bytes.truncate(used + packed.as_ref().unwrap_or(&0));
-        if packed.is_ok() {
-            self.last = now;
-        }
-        packed.is_ok()
+        let Ok(packed) = postcard::to_slice(&heartbeat, &mut self.space[self.used..]) else { return false };
+        self.used += packed.len();
+        self.last = now;
+        true
     }
 
     /// Returns the heartbeats as the payload of a record; empty if there are none.
     pub fn bytes(&self) -> &[u8] {
-        &self.bytes
+        &self.space[..self.used]
     }
 
     /// Forgets the heartbeats.
     pub fn clear(&mut self) {
-        self.bytes.clear();
-        self.last = Timestamp(0);
+        (self.used, self.last) = (0, Timestamp(0));
     }
 }
 

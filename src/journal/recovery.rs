@@ -14,12 +14,17 @@
 //! A damaged snapshot is passed over if an older one and the records after it are there. Reading changes no file.
 
 use std::fs;
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
 use crate::folder::{JournalError, JournalFolder};
 use crate::record::{Decoded, JournalRecord, decode, intact_records, marked_durable};
 use crate::segment::{SEGMENT_HEADER_BYTES, SegmentHeader};
 use crate::snapshot::read_snapshot;
+
+/// A segment is read in blocks of this length, which the caches of a processor hold.
+const READ_BLOCK_BYTES: usize = 128 << 10;
+static ZEROES: [u8; READ_BLOCK_BYTES] = [0; READ_BLOCK_BYTES];
 
 /// A snapshot that was read.
 #[derive(Debug)]
@@ -139,6 +144,7 @@ struct Replay<'a> {
 /// A segment that was read into memory.
 struct LoadedSegment {
     index: u64,
+    /// Its bytes up to the last one that is not zero, and some zeroes.
     bytes: Vec<u8>,
     header: Option<SegmentHeader>,
 }
@@ -404,9 +410,42 @@ impl Replay<'_> {
     }
 }
 
+/// Reads a segment without the zeroes at its end, which are most of it. They are unwritten: a record has no zero header.
 fn read_segment(folder: &JournalFolder, index: u64) -> Result<Vec<u8>, JournalError> {
     let path = folder.segment_path(index);
-    fs::read(&path).map_err(JournalError::io("read", &path))
+    let read = || -> io::Result<Vec<u8>> {
+        let mut file = fs::File::open(&path)?;
+        let (mut bytes, mut zeroes) = (Vec::new(), 0);
+        let mut block = vec![0; READ_BLOCK_BYTES];
+        loop {
+            let length = read_block(&mut file, &mut block)?;
+            if length == 0 {
+                return Ok(bytes);
+            }
+            let block = &block[..length];
+            if block == &ZEROES[..length] {
+                zeroes += length;
+            } else {
+                bytes.resize(bytes.len() + std::mem::take(&mut zeroes), 0);
+                bytes.extend_from_slice(block);
+            }
+        }
+    };
+    read().map_err(JournalError::io("read", &path))
+}
+
+/// Fills a block from a file; it is shorter at the end.
+fn read_block(file: &mut fs::File, block: &mut [u8]) -> io::Result<usize> {
+    let mut length = 0;
+    while length < block.len() {
+        match file.read(&mut block[length..]) {
+            Ok(0) => break,
+            Ok(more) => length += more,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(length)
 }
 
 /// Returns the headers of the segments in the order of their records. The order of their indexes may differ: the writer may
@@ -415,7 +454,6 @@ fn read_headers(
     folder: &JournalFolder,
     indexes: &[u64],
 ) -> Result<Vec<(u64, Option<SegmentHeader>)>, JournalError> {
-    use std::io::Read as _;
     let mut headers = Vec::new();
     let mut first_record = 0;
     for index in indexes {

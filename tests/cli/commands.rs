@@ -252,6 +252,16 @@ fn a_watched_status_fits_the_terminal_and_leaves_it_as_it_was() {
 }
 
 #[test]
+fn a_demo_kills_its_service_and_every_step_holds() {
+    let arguments = ["demo", "--kill-service", "--for", "14", "--pause", "100ms"];
+    let demo = run(&mut muster(arguments.iter().chain(&["--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0"])));
+    assert_eq!(demo.code, Some(0), "{demo:?}");
+    assert!(demo.out.contains("was killed: kill -9; another process goes on from its journal"), "{demo:?}");
+    assert!(demo.out.contains("all 4 workers step on in the same run"), "{demo:?}");
+    assert!(demo.out.contains("the service killed"), "{demo:?}");
+}
+
+#[test]
 fn a_demo_listens_on_the_given_addresses() {
     let wrong = run(&mut muster(["demo", "--http", "0.0.0.0:0"]));
     assert!(wrong.code == Some(2) && wrong.err.contains("only this machine"), "{wrong:?}");

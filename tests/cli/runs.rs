@@ -92,6 +92,15 @@ fn an_ended_run_keeps_its_pages_and_is_compared_with_the_next_one() {
             assert!(html.contains(&format!("data-ended=\"{}\"", first["ended_at"])), "{page}: {html}");
         }
     }
+    // What has changed is one click from the overview, also by way of the earlier run.
+    for (page, link) in [
+        ("/", "/jobs/default/runs/2/comparison\""),
+        ("/jobs/default", "/jobs/default/runs/2/comparison\""),
+        ("/jobs/default/runs/1/comparison", "/jobs/default/runs/2/comparison?before=1\""),
+    ] {
+        let html = server.get(page).body;
+        assert!(html.contains(link), "{page}: {html}");
+    }
     for (path, status) in [
         ("/runs/9", 404),
         ("/runs/x", 400),

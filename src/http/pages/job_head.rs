@@ -7,7 +7,7 @@ use askama::Template;
 use super::fragment::Fragment;
 use super::snapshot::JobSnapshot;
 use super::{amount, status, times};
-use crate::coordination::{JobView, RunState};
+use crate::coordination::{JobView, RunNumber, RunState};
 use crate::http::Problem;
 
 /// The state of a job, in the line below its name on every page of the job.
@@ -30,6 +30,11 @@ impl JobHeadFragment<'_> {
         } else {
             status::run_state_tone(&self.view.run.state)
         }
+    }
+
+    /// Returns the latest run before this one.
+    fn previous_run(&self) -> Option<RunNumber> {
+        self.view.history.iter().map(|run| run.number).filter(|run| *run < self.view.run.number).max()
     }
 
     /// Returns the share of live tasks, in percent.

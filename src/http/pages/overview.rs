@@ -39,6 +39,8 @@ const JOBS_SHOWN: usize = 500;
 struct JobRow {
     name: JobName,
     run: RunNumber,
+    /// The run before, with which the present one can be compared.
+    previous_run: Option<RunNumber>,
     state: RunState,
     since: Timestamp,
     live: usize,
@@ -151,6 +153,7 @@ impl FleetSnapshot {
         self.lines.push(JobRow {
             name: snapshot.view.name.clone(),
             run: run.number,
+            previous_run: snapshot.view.history.first().map(|previous| previous.number),
             state: run.state,
             since: run.ended_at.or(run.started_at).unwrap_or(run.opened_at),
             live: run.live,

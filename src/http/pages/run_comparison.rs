@@ -39,6 +39,8 @@ struct ComparisonPageTemplate {
     run: RunNumber,
     /// The earlier runs with which it can be compared, the newest first.
     earlier: Vec<RunListItem>,
+    /// The run that followed it.
+    next: Option<RunNumber>,
     comparison: Option<RunComparison>,
     now: Timestamp,
 }
@@ -116,6 +118,7 @@ pub(super) async fn show_comparison_page(
     if !runs.iter().any(|one| one.number == run) {
         return Err(no_such_run(&job, run));
     }
+    let next = runs.iter().map(|one| one.number).filter(|later| *later > run).min();
     let earlier: Vec<RunListItem> = runs.into_iter().filter(|one| one.number < run).collect();
     let before = query.before.trim().parse().map(RunNumber).ok().filter(|before| *before < run);
     let before = before.or_else(|| earlier.first().map(|one| one.number));
@@ -126,5 +129,5 @@ pub(super) async fn show_comparison_page(
     let title = format!("Comparison of {}, run {run}", job.name);
     let mut page = PageFrame::new(user, NavEntry::Comparison, title, now).with_job(&job.name);
     page.run = Some(run);
-    render_page(&ComparisonPageTemplate { page, job: job.name, run, earlier, comparison, now }, now)
+    render_page(&ComparisonPageTemplate { page, job: job.name, run, earlier, next, comparison, now }, now)
 }

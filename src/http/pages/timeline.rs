@@ -15,7 +15,7 @@ use super::picture_rows::ROW_HEIGHT;
 use super::snapshot::JobSnapshot;
 use super::state_chart::StateChart;
 use super::{amount, issues, links, status, times};
-use crate::coordination::{JobName, TaskId, TaskPhase, Timestamp};
+use crate::coordination::{JobName, RunNumber, TaskId, TaskPhase, Timestamp};
 use crate::http::extractors::{JobPath, QueryParams, ViewedRun};
 use crate::http::{AppState, Problem};
 use crate::service::{CausalRole, TIMELINE_ENTRIES_MAX, TimelineEntry, TimelineTone};
@@ -87,6 +87,12 @@ impl TimelineRow<'_> {
         self.entry.latest.map_or_else(String::new, |task| format!("latest, task {task}: "))
     }
 
+    /// Returns the page of a task in the run of the entry: the present one has no address of its own on the pages of a job.
+    fn task_path(&self, job: &JobPages, present: &RunNumber, task: &TaskId) -> String {
+        let run = job.run.or_else(|| Some(self.entry.run).filter(|run| run != present));
+        links::task_page_path(&JobPages { name: job.name.clone(), run }, task)
+    }
+
     /// Returns the task, if the entry has exactly one.
     fn single_task(&self) -> Option<&TaskId> {
         if let [one] = &self.entry.tasks[..] { Some(one) } else { None }
@@ -97,7 +103,9 @@ impl TimelineRow<'_> {
 #[template(path = "parts/timeline.html")]
 struct TimelineFragment<'a> {
     job: &'a JobPages,
-    /// The first cause of the present run.
+    /// The run of the page.
+    run: RunNumber,
+    /// The first cause of that run.
     cause: Option<FirstCauseRow>,
     /// The page shows the first cause above.
     cause_shown_above: bool,
@@ -182,6 +190,7 @@ pub(super) fn render_timeline_fragment(
         "timeline",
         &TimelineFragment {
             job: &snapshot.pages,
+            run: run.number,
             cause,
             cause_shown_above: told_above,
             entries,

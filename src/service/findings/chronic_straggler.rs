@@ -3,7 +3,7 @@
 //! `stalled_task.rs` detects a task that does not arrive at all. Begin at `detect`.
 
 use super::detector::{Detection, Detector, DetectorInput, Severity};
-use crate::coordination::{RunState, StragglerView, TaskId, TaskObservation};
+use crate::coordination::{JobObservation, RunState, StragglerView, TaskId, TaskObservation};
 use crate::text::{format_count_with_noun, micros_to_seconds};
 
 pub(super) static DETECTOR: Detector = Detector {
@@ -17,6 +17,9 @@ pub(super) static DETECTOR: Detector = Detector {
              become slow has a sick host. Several tasks on one host point at the host.",
     detect,
 };
+
+/// A gap between two heartbeats that is longer than usual by this ratio is no chance.
+const IRREGULAR_GAP: (u64, u64) = (3, 2);
 
 fn detect(DetectorInput { job: seen, .. }: DetectorInput<'_>) -> Option<Detection> {
     if seen.state != RunState::Running {
@@ -48,10 +51,13 @@ fn detect(DetectorInput { job: seen, .. }: DetectorInput<'_>) -> Option<Detectio
             "{many} tasks reach nearly every barrier late, the latest usually {late_by} ms after the first ({habit})"
         ),
     };
-    let since = seen.started_at.unwrap_or(seen.opened_at);
+    let summary_without_tasks = match heartbeats_of_late_tasks(seen, &ids) {
+        Some(hint) => format!("{summary_without_tasks}; {hint}"),
+        None => summary_without_tasks,
+    };
     let title = format_count_with_noun(ids.len(), "task is late", "tasks are late") + " at every barrier";
     Some(
-        Detection::new(summary_without_tasks, since, ids)
+        Detection::new(summary_without_tasks, seen.seen_at, ids)
             .with_title(title)
             .with_evidence("score of the latest", score, StragglerView::CHRONIC_SCORE)
             .with_evidence(
@@ -70,4 +76,18 @@ fn detect(DetectorInput { job: seen, .. }: DetectorInput<'_>) -> Option<Detectio
                 0.0,
             ),
     )
+}
+
+/// Returns what the heartbeats of the late tasks say about the cause, in a clause; `None` if too few have come.
+fn heartbeats_of_late_tasks(seen: &JobObservation, late: &[TaskId]) -> Option<&'static str> {
+    let mut known = late.iter().filter_map(|task| seen.task(*task)).filter(|task| task.interval_us > 0).peekable();
+    known.peek()?;
+    let is_irregular = |task: &TaskObservation| {
+        task.longest_gap_us > task.interval_us.saturating_mul(IRREGULAR_GAP.0) / IRREGULAR_GAP.1
+    };
+    Some(if known.any(is_irregular) {
+        "their heartbeats come late too, so look at the host and its network first"
+    } else {
+        "their heartbeats come on time, so look at the program and its input there first, not at the network"
+    })
 }
