@@ -212,7 +212,7 @@ mod tests {
             always.add_member_timing(&member_timing(1_000_000, 1_000_000, true));
             let late = if round < 64 { 10_000 } else { 1_000_000 };
             became.add_member_timing(&member_timing(late, 1_000_000, round >= 64));
-            if round < 15 {
+            if round < 7 {
                 assert_eq!(became.view().and_then(|view| view.lateness_best_us), None);
             }
         }
