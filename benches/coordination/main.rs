@@ -20,6 +20,7 @@ mod targets;
 mod wire;
 mod workloads;
 
+use std::cell::Cell;
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, ensure};
@@ -63,6 +64,12 @@ struct Arguments {
     /// Compare with yet another build of Muster, such as one without the feature `metrics`.
     #[arg(long, value_name = "MUSTER")]
     against: Option<PathBuf>,
+    /// What the answers of Muster survive; `none`: it keeps no journal.
+    #[arg(long, value_name = "none|process|host", default_value = "none")]
+    durability: String,
+    /// The same for the other build. It may be the same program: `--against` names it.
+    #[arg(long, value_name = "none|process|host", default_value = "none")]
+    against_durability: String,
     /// Keep what the servers say on their standard error in this folder.
     #[arg(long)]
     logs: Option<PathBuf>,
@@ -122,6 +129,10 @@ fn run(arguments: &Arguments, wanted: &WorkFilter, plan: &[Session], results: &m
     let launcher = Launcher {
         muster: arguments.muster.clone(),
         against: arguments.against.clone(),
+        durability: arguments.durability.clone(),
+        against_durability: arguments.against_durability.clone(),
+        journals: harness::TempFolder::new("muster-bench-journals"),
+        journal: Cell::new(0),
         threads: arguments.threads,
         logs: arguments.logs.clone(),
     };

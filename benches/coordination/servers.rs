@@ -1,5 +1,6 @@
 //! The compared servers.
 
+use std::cell::Cell;
 use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -8,7 +9,7 @@ use anyhow::{Context as _, Result, ensure};
 use clap::ValueEnum;
 
 use crate::baseline;
-use crate::harness::Process;
+use crate::harness::{Process, TempFolder};
 use crate::process::start_server;
 
 /// The jaxlib release with whose service Muster is compared.
@@ -53,6 +54,12 @@ pub struct Job {
 pub struct Launcher {
     pub muster: PathBuf,
     pub against: Option<PathBuf>,
+    pub durability: String,
+    pub against_durability: String,
+    /// Has a folder for the journal of each server.
+    pub journals: TempFolder,
+    /// The number of journals so far.
+    pub journal: Cell<u32>,
     pub threads: usize,
     pub logs: Option<PathBuf>,
 }
@@ -65,10 +72,10 @@ impl Launcher {
     /// Starts a server and returns its address.
     pub fn start(&self, kind: Kind, job: Job) -> Result<(Process, SocketAddr)> {
         let command = match kind {
-            Kind::Muster => self.muster_command(&self.muster, job),
+            Kind::Muster => self.muster_command(&self.muster, job, &self.durability),
             Kind::Against => {
                 let other = self.against.as_ref().context("there is no other build: see --against")?;
-                self.muster_command(other, job)
+                self.muster_command(other, job, &self.against_durability)
             }
             Kind::Cxx => cxx_command(job)?,
             Kind::Baseline => self.floor_command(job)?,
@@ -78,7 +85,7 @@ impl Launcher {
             .with_context(|| format!("starting the {} server", kind.name()))
     }
 
-    fn muster_command(&self, muster: &Path, job: Job) -> Vec<OsString> {
+    fn muster_command(&self, muster: &Path, job: Job, durability: &str) -> Vec<OsString> {
         let mut command = words(&format!(
             "serve --tasks {} --grpc 127.0.0.1:0 --http 127.0.0.1:0 --heartbeat-timeout {HEARTBEAT_TIMEOUT_S}s \
              --io-threads {}",
@@ -86,6 +93,12 @@ impl Launcher {
         ));
         if job.recoverable {
             command.push("--recoverable".into());
+        }
+        if durability != "none" {
+            let number = self.journal.replace(self.journal.get() + 1);
+            let folder = self.journals.path(&number.to_string());
+            // The process that is measured serves by itself.
+            command.extend(words(&format!("--no-keeper --durability {durability} --data-dir {folder}")));
         }
         command.insert(0, muster.into());
         command

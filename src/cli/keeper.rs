@@ -2,49 +2,51 @@
 //! dies.
 //!
 //! `muster serve` is the keeper, and starts a child process, the *core*, which does everything else. The core restores its
-//! state from the journal; without a journal there is no keeper. `keeper/channel.rs` connects both processes,
-//! `keeper/core_end.rs` decides when another core starts, and `keeper/link.rs` is the core's side. `keeper/control.rs` and
-//! `keeper/upgrade.rs` are for upgrades. Begin at [`run_keeper`].
+//! state from the journal; a server without a journal has no keeper. `keeper/channel.rs` connects both processes,
+//! `keeper/core_end.rs` decides when another core starts, and `keeper/link.rs` is the core's side. `keeper/control.rs`,
+//! `keeper/program.rs` and `keeper/upgrade.rs` are for upgrades. Begin at [`run_keeper`].
 //!
 //! - The listening sockets stay open while no core serves. A client that connects meanwhile waits in their backlog, and is
 //!   not refused. Without that, a heartbeat that is due just then would end a JAX process.
-//! - A signal to the keeper is passed on to the core. The core has a process group of its own, so that Ctrl-C in a terminal
-//!   reaches it once, and not a second time by the terminal, which would end it at once.
+//! - Signals that stop or reload are for the keeper, which tells the core. The core has a process group of its own, so that
+//!   Ctrl-C in a terminal does not reach it directly. A supervisor may send a signal to both: so a second request to stop,
+//!   which ends the core at once, counts only if it comes from the keeper.
 //! - The core dies with its keeper, so that the process which was started is the service.
 //! - *An upgrade.* Another program first reads the journal in a trial, while the present core serves. If it can, the present core
-//!   stops, and a core of the other program starts. If that does not serve, or ends soon, the former program is back. The
-//!   keeper itself stays what it is.
+//!   stops, and a core of the other program starts. If that does not serve, or ends soon, the former program is back, unless
+//!   the other one has answered in an encoding of the journal that the former cannot read. The keeper itself stays what it is.
 
 mod channel;
 mod control;
 mod core_end;
 mod link;
 mod metrics;
+mod program;
 mod upgrade;
 
-use std::ffi::OsString;
 use std::os::fd::AsFd as _;
 use std::path::PathBuf;
 use std::process::{ExitCode, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use rustix::process::{Pid, kill_process};
-use tokio::process::{Child, Command};
+use tokio::process::Child;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep_until, timeout};
 
 use super::listeners::{ListenAddress, listen_addresses};
 use super::self_command;
-use crate::clock;
 use crate::config::Config;
 use crate::engine::JOURNAL_ENCODING;
-use channel::{CoreMessage, KeeperEnd, KeeperMessage, create_channel};
+use channel::{CoreMessage, KeeperChannel, KeeperMessage, create_channel};
 use control::{ControlSocket, UpgradeReply};
 use core_end::{CoreEnd, CoreEndCause, NextStep, RestartPolicy};
+use program::Program;
 use upgrade::{JournalCopy, try_program};
 
-pub use channel::CoreTask;
+pub use channel::CoreStart;
 pub use control::{UpgradeNews, UpgradeRequest, request_upgrade};
 pub use link::KeeperLink;
 pub use metrics::KeeperMetrics;
@@ -55,9 +57,14 @@ pub const CORE_FLAG: &str = "core";
 
 /// How long an address may still be in use by a keeper that was killed, and its core.
 const ENDING_PROCESS_WAIT: Duration = Duration::from_secs(1);
-
-/// How long a core may take to stop for an upgrade, before it is killed.
-const STOPPING_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a core may take to read what it gets at its start.
+const START_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a core may take to end at once, before it is killed.
+const END_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a core may take to stop for an upgrade, beyond its stop timeout, before it is killed.
+const STOP_MARGIN: Duration = Duration::from_secs(30);
+/// How long an upgraded program may take until it serves, before it is killed.
+const SERVING_TIMEOUT: Duration = Duration::from_secs(120);
 /// A program that has served for so long after an upgrade stays.
 const PROBATION: Duration = Duration::from_secs(60);
 
@@ -78,28 +85,17 @@ struct KeptListener {
     socket: std::net::TcpListener,
 }
 
-/// A program that serves.
-#[derive(Debug, Clone)]
-struct Program {
-    /// The program and its first arguments.
-    words: Vec<OsString>,
-    version: String,
-    /// The encoding of the journal that it writes.
-    encoding: u32,
-}
-
 /// An upgrade that was asked for.
 struct Upgrade {
     reply: UpgradeReply,
-    words: Vec<OsString>,
     phase: UpgradePhase,
 }
 
 enum UpgradePhase {
     /// The program reads the journal.
-    Trial(JoinHandle<Result<TrialReport, String>>),
-    /// The present core ends, after which the program serves. It is killed at this time.
-    Stopping(Program, tokio::time::Instant),
+    Trial(JoinHandle<Result<(Program, u64), String>>),
+    /// The present core ends, after which the program serves.
+    Stopping(Box<Program>),
 }
 
 /// The program before an upgrade, which serves again if the present one fails.
@@ -107,16 +103,21 @@ struct FormerProgram {
     program: Program,
     /// The journal as it was, if the present program writes another encoding.
     copy: Option<JournalCopy>,
-    /// Who asked for the upgrade, until the present program serves.
-    reply: Option<UpgradeReply>,
-    /// The time from which on the present program stays.
-    until: tokio::time::Instant,
+    phase: ProbationPhase,
+}
+
+enum ProbationPhase {
+    /// The present program must serve before this time. Who asked for the upgrade waits for that.
+    Starting(UpgradeReply, Instant),
+    /// The present program stays if it serves until this time.
+    Serving(Instant),
 }
 
 /// The keeper of a server.
 struct Keeper {
     /// The folder of the journal.
     folder: PathBuf,
+    stop_timeout: Duration,
     program: Program,
     former: Option<FormerProgram>,
     upgrade: Option<Upgrade>,
@@ -125,22 +126,25 @@ struct Keeper {
     listeners: Vec<KeptListener>,
     signals: ForwardedSignals,
     policy: RestartPolicy,
-    task: CoreTask,
+    start: CoreStart,
     /// Whether a signal asked the server to stop.
-    stops: bool,
-    /// Whether a core has ever served.
-    has_served: bool,
+    is_stopping: bool,
 }
 
 /// A running core.
 struct Core {
     process: Child,
-    channel: KeeperEnd,
+    channel: KeeperChannel,
+    began: Instant,
     serves_since: Option<Instant>,
     /// Its last panic.
     panic: Option<String>,
     /// Whether it has closed its end of the channel.
     is_silent: bool,
+    /// Whether it was asked to stop.
+    is_stopping: bool,
+    /// The time at which it is killed.
+    killed_at: Option<Instant>,
 }
 
 impl Keeper {
@@ -151,40 +155,42 @@ impl Keeper {
         Ok(Self {
             listeners: listen_addresses(config).iter().map(bind).collect::<Result<_>>()?,
             folder,
-            program: Program {
-                words: self_command::self_exec_words(),
-                version: env!("CARGO_PKG_VERSION").to_owned(),
-                encoding: JOURNAL_ENCODING,
-            },
+            stop_timeout: config.server.stop_timeout,
+            program: Program::this(JOURNAL_ENCODING),
             former: None,
             upgrade: None,
             control: None,
             signals: ForwardedSignals::listen()?,
             policy: RestartPolicy::default(),
-            task: CoreTask { keeper: std::process::id(), ..CoreTask::default() },
-            stops: false,
-            has_served: false,
+            start: CoreStart { keeper: std::process::id(), ..CoreStart::default() },
+            is_stopping: false,
         })
     }
 
     async fn run(mut self) -> Result<ExitCode> {
         loop {
-            let end = self.run_core().await?;
+            let end = match self.run_core().await {
+                Ok(end) => end,
+                Err(error) if !self.start.is_announced => return Err(error),
+                Err(error) => CoreEnd::not_started(&error),
+            };
             let exit_code = ExitCode::from(end.cause.exit_code());
-            if self.stops {
+            if self.is_stopping {
                 return Ok(exit_code);
             }
-            if self.change_program() || self.return_to_former_program(&end) {
+            if self.change_program() {
+                continue;
+            }
+            self.start.ends.add(&end.cause);
+            if self.return_to_former_program(&end)? {
                 continue;
             }
             // A core that cannot serve at all has said why.
-            if !self.has_served {
+            if !self.start.is_announced && matches!(end.cause, CoreEndCause::Exited(_)) {
                 return Ok(exit_code);
             }
-            let (cause, served) = (end.cause, end.served);
             let next = self.policy.record_end(&end);
-            self.task.ends.add(cause);
-            self.task.previous_end = Some(end.to_string());
+            let (cause, served) = (&end.cause, end.served);
             match next {
                 NextStep::GiveUp => {
                     tracing::error!(%cause, "the service ended again and again, and is not started any more");
@@ -192,7 +198,8 @@ impl Keeper {
                 }
                 NextStep::Start { after, sets_last_input_aside } => {
                     tracing::error!(%cause, ?served, ?after, "the service has ended, and is started again");
-                    self.task.sets_last_input_aside = sets_last_input_aside;
+                    self.start.sets_last_input_aside = sets_last_input_aside;
+                    self.start.previous_end = Some(end.to_string());
                     if self.is_stopped_within(after).await {
                         return Ok(ExitCode::SUCCESS);
                     }
@@ -202,204 +209,303 @@ impl Keeper {
     }
 
     /// Runs one core until its end.
+    ///
+    /// # Errors
+    /// If it cannot be started.
     async fn run_core(&mut self) -> Result<CoreEnd> {
-        let began = clock::monotonic();
         let mut core = self.start_core().await?;
         loop {
             tokio::select! {
                 status = core.process.wait() => {
                     let cause = CoreEndCause::from_status(status.context("cannot wait for the service")?);
                     // What it said last is still in the channel.
-                    while let Ok(Ok(Some(message))) =
-                        tokio::time::timeout(Duration::ZERO, core.channel.receive()).await
-                    {
-                        core.record_message(message);
+                    while let Ok(Ok(Some(message))) = timeout(Duration::ZERO, core.channel.receive()).await {
+                        self.on_message(&mut core, message);
                     }
                     let served = core.serves_since.map_or(Duration::ZERO, |since| since.elapsed());
                     return Ok(CoreEnd { cause, served, panic: core.panic });
                 }
                 message = core.channel.receive(), if !core.is_silent => match message {
-                    Ok(Some(message)) => {
-                        if message == CoreMessage::Serving {
-                            self.on_serving(began.elapsed());
-                        }
-                        core.record_message(message);
-                    }
+                    Ok(Some(message)) => self.on_message(&mut core, message),
                     Ok(None) | Err(_) => core.is_silent = true,
                 },
-                passed = self.signals.next() => {
-                    self.stops |= passed.stops;
-                    core.send_signal(passed.kind.as_raw_value());
+                signal = self.signals.next() => self.on_signal(&mut core, signal),
+                (request, reply) = next_request(self.control.as_mut()) => self.begin_upgrade(request, reply),
+                tried = end_of_trial(&mut self.upgrade) => self.end_trial(tried, &mut core),
+                () = sleep_until_some(core.killed_at) => {
+                    tracing::warn!("the service does not end, and is killed");
+                    core.killed_at = None;
+                    core.send_signal(rustix::process::Signal::KILL.as_raw());
                 }
-                (request, reply) = next_request(self.control.as_ref()), if self.upgrade.is_none() => {
-                    let words: Vec<OsString> = request.words.into_iter().map(OsString::from).collect();
-                    tracing::info!(program = ?words, "an upgrade is asked for");
-                    let trial = tokio::spawn(try_program(words.clone()));
-                    self.upgrade = Some(Upgrade { reply, words, phase: UpgradePhase::Trial(trial) });
-                }
-                step = next_upgrade_step(&mut self.upgrade) => match step {
-                    UpgradeStep::Tried(tried) => if self.end_trial(tried) {
-                        core.send_signal(SignalKind::terminate().as_raw_value());
-                    },
-                    UpgradeStep::StopOverdue => core.send_signal(rustix::process::Signal::KILL.as_raw()),
-                },
-                () = end_of_probation(self.former.as_ref()) => {
-                    tracing::info!(version = self.program.version, "the upgraded program has served for {PROBATION:?}, and stays");
-                    if let Some(FormerProgram { copy: Some(copy), .. }) = self.former.take() {
-                        copy.remove();
-                    }
-                }
+                () = sleep_until_some(self.end_of_probation()) => self.end_probation(&core),
             }
         }
     }
 
     async fn start_core(&mut self) -> Result<Core> {
-        self.task.starts += 1;
+        self.start.starts += 1;
         let (channel, end_of_core) = create_channel().context("cannot create the channel to the service")?;
-        let (program, words) = self.program.words.split_first().context("no program is known")?;
-        let mut command = Command::new(program);
-        command.args(words).args(self_command::arguments()).arg(format!("--{CORE_FLAG}"));
+        let mut command = self.program.command();
+        command.args(self_command::arguments()).arg(format!("--{CORE_FLAG}"));
         command.stdin(Stdio::from(end_of_core)).process_group(0);
         let process = command.spawn().context("cannot start the service")?;
         // The command has a copy of the core's end, which would hide the end of the core.
         drop(command);
-        let core = Core { process, channel, serves_since: None, panic: None, is_silent: false };
-        // A core that has ended already takes no message; its status says more than the error.
-        for KeptListener { name, socket } in &self.listeners {
-            let message = KeeperMessage::Listener(name.clone());
-            if core.channel.send(&message, Some(socket.as_fd())).await.is_err() {
-                return Ok(core);
+        let core = Core {
+            process,
+            channel,
+            began: Instant::now(),
+            serves_since: None,
+            panic: None,
+            is_silent: false,
+            is_stopping: false,
+            killed_at: None,
+        };
+        let handed_over = async {
+            for KeptListener { name, socket } in &self.listeners {
+                let message = KeeperMessage::Listener(name.clone());
+                core.channel.send(&message, Some(socket.as_fd())).await?;
             }
+            core.channel.send(&KeeperMessage::Serve(self.start.clone()), None).await
+        };
+        if !matches!(timeout(START_TIMEOUT, handed_over).await, Ok(Ok(()))) {
+            // If it has ended already, its status says more. If it does not read, it never serves.
+            core.send_signal(rustix::process::Signal::KILL.as_raw());
         }
-        let _ = core.channel.send(&KeeperMessage::Serve(self.task.clone()), None).await;
         Ok(core)
+    }
+
+    fn on_message(&mut self, core: &mut Core, message: CoreMessage) {
+        match message {
+            CoreMessage::Serving => {
+                core.serves_since = Some(Instant::now());
+                self.on_serving(core.began.elapsed());
+            }
+            CoreMessage::SetAside(records) => self.start.set_aside.extend(records),
+            CoreMessage::Panicked(text) => core.panic = Some(text),
+        }
     }
 
     /// Records that a core serves, `after` its start.
     fn on_serving(&mut self, after: Duration) {
-        self.has_served = true;
-        if self.task.starts > 1 {
+        if self.start.is_announced {
             tracing::info!(?after, version = self.program.version, "the service serves again");
         }
+        self.start.is_announced = true;
         if let Some(former) = &mut self.former
-            && let Some(reply) = former.reply.take()
+            && let ProbationPhase::Starting(..) = former.phase
         {
-            former.until = tokio::time::Instant::now() + PROBATION;
-            reply.tell(&UpgradeNews::Done(format!(
-                "version {} serves, {} ms after its start. If it ends within {} s, version {} is back.",
-                self.program.version,
-                after.as_millis(),
-                PROBATION.as_secs(),
-                former.program.version
-            )));
+            let serving = ProbationPhase::Serving(Instant::now() + PROBATION);
+            if let ProbationPhase::Starting(reply, _) = std::mem::replace(&mut former.phase, serving) {
+                let way_back = match former.copy {
+                    None => format!(
+                        " If it ends within {} s, version {} is back.",
+                        PROBATION.as_secs(),
+                        former.program.version
+                    ),
+                    Some(_) => String::new(),
+                };
+                reply.send(&UpgradeNews::Done(format!(
+                    "version {} serves, {} ms after its start.{way_back}",
+                    self.program.version,
+                    after.as_millis()
+                )));
+            }
         }
         if self.control.is_none() {
             match ControlSocket::listen(&self.folder) {
                 Ok(control) => self.control = Some(control),
-                Err(error) => tracing::warn!(%error, folder = %self.folder.display(), "`muster upgrade` cannot reach this service"),
+                Err(error) => {
+                    tracing::warn!(%error, folder = %self.folder.display(), "`muster upgrade` cannot reach this service");
+                }
             }
         }
     }
 
-    /// Ends a trial. Returns whether the present core is to stop.
-    fn end_trial(&mut self, tried: Result<TrialReport, String>) -> bool {
-        let Some(upgrade) = self.upgrade.take() else { return false };
-        let report = match tried {
-            Ok(report) => report,
-            Err(why) => {
-                tracing::error!(why, "the upgrade is refused, and the service goes on as it is");
-                upgrade.reply.tell(&UpgradeNews::Failed(format!("{why}. The service goes on as it is.")));
-                return false;
+    fn on_signal(&mut self, core: &mut Core, signal: SignalKind) {
+        if signal == SignalKind::hangup() {
+            // One that does not serve yet is reading the files just now, and a hangup would end it.
+            if core.serves_since.is_some() {
+                core.send_signal(signal.as_raw_value());
+            }
+            return;
+        }
+        let is_second = std::mem::replace(&mut self.is_stopping, true);
+        if let Some(Upgrade { reply, .. }) = self.upgrade.take() {
+            reply.send(&UpgradeNews::Failed("the service stops".to_owned()));
+        }
+        if is_second {
+            core.end_at_once(signal);
+        } else {
+            core.stop(signal);
+        }
+    }
+
+    fn begin_upgrade(&mut self, request: UpgradeRequest, reply: UpgradeReply) {
+        let starting =
+            self.former.as_ref().is_some_and(|former| matches!(former.phase, ProbationPhase::Starting(..)));
+        let refusal = match () {
+            () if self.is_stopping => "the service stops",
+            () if self.upgrade.is_some() || starting => "another upgrade is under way",
+            () => {
+                tracing::info!(program = ?request.command, "an upgrade is asked for");
+                let trial = tokio::spawn(try_program(request.command));
+                self.upgrade = Some(Upgrade { reply, phase: UpgradePhase::Trial(trial) });
+                return;
             }
         };
-        let TrialReport { version, encoding, inputs } = report;
-        upgrade.reply.tell(&UpgradeNews::Step(format!(
-            "version {version} can read the journal: it has applied {inputs} inputs to the last snapshot. The present process stops."
-        )));
-        let program = Program { words: upgrade.words.clone(), version, encoding };
-        let deadline = tokio::time::Instant::now() + STOPPING_TIMEOUT;
-        self.upgrade = Some(Upgrade { phase: UpgradePhase::Stopping(program, deadline), ..upgrade });
-        true
+        reply.send(&UpgradeNews::Failed(refusal.to_owned()));
+    }
+
+    /// Ends a trial: if the program can take over, the core stops for it.
+    fn end_trial(&mut self, tried: Result<(Program, u64), String>, core: &mut Core) {
+        let Some(upgrade) = self.upgrade.take() else { return };
+        match tried {
+            Ok((program, inputs)) => {
+                upgrade.reply.send(&UpgradeNews::Step(format!(
+                    "version {} can read the journal: it has applied {inputs} inputs to the last snapshot. The present process \
+                     stops.",
+                    program.version
+                )));
+                self.upgrade = Some(Upgrade { phase: UpgradePhase::Stopping(Box::new(program)), ..upgrade });
+                core.stop(SignalKind::terminate());
+                core.killed_at = Some(Instant::now() + self.stop_timeout + STOP_MARGIN);
+            }
+            Err(why) => {
+                tracing::error!(why, "the upgrade is refused, and the service goes on as it is");
+                upgrade.reply.send(&UpgradeNews::Failed(format!("{why}. The service goes on as it is.")));
+            }
+        }
     }
 
     /// Makes the other program the present one, if the core has ended for an upgrade. Returns whether it did.
     fn change_program(&mut self) -> bool {
-        let Some(Upgrade { reply, phase: UpgradePhase::Stopping(program, _), .. }) =
-            self.upgrade.take_if(|upgrade| matches!(upgrade.phase, UpgradePhase::Stopping(..)))
+        let is_stopping = |upgrade: &mut Upgrade| matches!(upgrade.phase, UpgradePhase::Stopping(_));
+        let Some(Upgrade { reply, phase: UpgradePhase::Stopping(program) }) = self.upgrade.take_if(is_stopping)
         else {
             return false;
         };
+        let present = &self.program.version;
         let copy = if program.encoding == self.program.encoding {
             None
         } else {
             match JournalCopy::make(&self.folder) {
                 Ok(copy) => Some(copy),
                 Err(error) => {
-                    reply.tell(&UpgradeNews::Failed(format!(
-                        "the journal cannot be copied ({error}), and without a copy nobody could return to the present version. \
-                         Version {} serves again.",
-                        self.program.version
+                    reply.send(&UpgradeNews::Failed(format!(
+                        "the journal cannot be copied ({error}), and without a copy there is no way back. Version {present} serves \
+                         again."
                     )));
+                    self.start.previous_end = Some(format!(
+                        "the process before this one, version {present}, was stopped for an upgrade that was given up"
+                    ));
                     return true;
                 }
             }
         };
-        self.task.previous_end =
-            Some(format!("the process before this one, version {}, was stopped for an upgrade", self.program.version));
-        self.task.sets_last_input_aside = false;
-        let former = std::mem::replace(&mut self.program, program);
-        let until = tokio::time::Instant::now() + PROBATION;
-        self.former = Some(FormerProgram { program: former, copy, reply: Some(reply), until });
+        self.start.previous_end =
+            Some(format!("the process before this one, version {present}, was stopped for an upgrade"));
+        self.start.sets_last_input_aside = false;
+        let former = std::mem::replace(&mut self.program, *program);
+        let phase = ProbationPhase::Starting(reply, Instant::now() + SERVING_TIMEOUT);
+        if let Some(FormerProgram { copy: Some(copy), .. }) =
+            self.former.replace(FormerProgram { program: former, copy, phase })
+        {
+            copy.forget();
+        }
         true
     }
 
     /// Returns to the program before an upgrade, if the present one has ended too soon. Returns whether it did.
-    fn return_to_former_program(&mut self, end: &CoreEnd) -> bool {
-        let Some(former) = &self.former else { return false };
-        let has_served = former.reply.is_none();
-        // What the present program has answered must not be lost.
-        if has_served && former.copy.is_some() {
-            return false;
-        }
-        let Some(FormerProgram { program, copy, reply, .. }) = self.former.take() else { return false };
-        if let Some(copy) = copy {
-            if let Err(error) = copy.restore() {
-                tracing::error!(%error, "the journal of before the upgrade cannot be restored; it is in before-upgrade");
-            } else {
-                copy.remove();
-            }
-        }
+    ///
+    /// # Errors
+    /// If the journal of before the upgrade cannot be restored.
+    fn return_to_former_program(&mut self, end: &CoreEnd) -> Result<bool> {
+        let is_over = |former: &mut FormerProgram| match former.phase {
+            ProbationPhase::Starting(..) => true,
+            // What the present program has answered must not be lost.
+            ProbationPhase::Serving(_) => former.copy.is_none(),
+        };
+        let Some(FormerProgram { program, copy, phase }) = self.former.take_if(is_over) else {
+            return Ok(false);
+        };
         let why = format!("version {} {}", self.program.version, end.cause);
         tracing::error!(why, version = program.version, "the upgrade has failed, and the former version serves again");
-        if let Some(reply) = reply {
-            reply.tell(&UpgradeNews::Failed(format!(
-                "{why} before it served; the log of the service says more. Version {} serves again.",
-                program.version
+        let restored = copy.map_or(Ok(()), JournalCopy::restore);
+        if let ProbationPhase::Starting(reply, _) = phase {
+            let outcome = match &restored {
+                Ok(()) => format!("Version {} serves again.", program.version),
+                Err(error) => format!("{error:#}."),
+            };
+            reply.send(&UpgradeNews::Failed(format!(
+                "{why} before it served; the log of the service says more. {outcome}"
             )));
         }
-        self.task.previous_end = Some(format!("the upgrade failed: {why}"));
+        restored?;
+        self.start.previous_end = Some(format!("the upgrade failed: {why}"));
         self.program = program;
-        true
+        Ok(true)
+    }
+
+    fn end_of_probation(&self) -> Option<Instant> {
+        match self.former.as_ref()?.phase {
+            ProbationPhase::Starting(_, until) | ProbationPhase::Serving(until) => Some(until),
+        }
+    }
+
+    /// Keeps a program that has served for long enough, and kills one that has not begun to serve in time.
+    fn end_probation(&mut self, core: &Core) {
+        match self.former.as_mut().map(|former| &mut former.phase) {
+            Some(ProbationPhase::Starting(_, until)) => {
+                tracing::error!("the upgraded program does not serve, and is killed");
+                *until += SERVING_TIMEOUT;
+                core.send_signal(rustix::process::Signal::KILL.as_raw());
+            }
+            _ => {
+                tracing::info!(version = self.program.version, "the upgraded program stays");
+                if let Some(FormerProgram { copy: Some(copy), .. }) = self.former.take() {
+                    copy.forget();
+                }
+            }
+        }
     }
 
     /// Waits for `pause`. Returns whether a signal asked the server to stop.
     async fn is_stopped_within(&mut self, pause: Duration) -> bool {
-        let until = tokio::time::Instant::now() + pause;
+        let until = Instant::now() + pause;
         loop {
             tokio::select! {
                 biased;
-                passed = self.signals.next() => if passed.stops { return true },
-                () = tokio::time::sleep_until(until) => return false,
+                signal = self.signals.next() => if signal != SignalKind::hangup() { return true },
+                () = sleep_until(until) => return false,
             }
         }
     }
 }
 
 impl Core {
-    fn record_message(&mut self, message: CoreMessage) {
-        match message {
-            CoreMessage::Serving => self.serves_since = Some(clock::monotonic()),
-            CoreMessage::Panicked(text) => self.panic = Some(text),
+    /// Asks the core to stop in good order.
+    fn stop(&mut self, by: SignalKind) {
+        // One that was stopped for an upgrade goes on stopping: a second request would end it at once.
+        if !std::mem::replace(&mut self.is_stopping, true) {
+            self.request_stop(by);
+        }
+        // One that does not serve yet has nothing to put in order, and may not read.
+        if self.serves_since.is_none() {
+            self.send_signal(by.as_raw_value());
+        }
+    }
+
+    /// Ends the core at once.
+    fn end_at_once(&mut self, by: SignalKind) {
+        self.request_stop(by);
+        self.killed_at = Some(Instant::now() + END_TIMEOUT);
+    }
+
+    fn request_stop(&self, by: SignalKind) {
+        // The channel of a core that does not read may be full; then the signal must do.
+        if self.channel.try_send(&KeeperMessage::Stop(by.as_raw_value())).is_err() {
+            self.send_signal(by.as_raw_value());
         }
     }
 
@@ -414,41 +520,30 @@ impl Core {
 }
 
 /// Waits for a request for an upgrade; for ever if nobody can make one.
-async fn next_request(control: Option<&ControlSocket>) -> (UpgradeRequest, UpgradeReply) {
-    match control {
-        Some(control) => control.next_request().await,
-        None => std::future::pending().await,
+async fn next_request(control: Option<&mut ControlSocket>) -> (UpgradeRequest, UpgradeReply) {
+    if let Some(control) = control
+        && let Some(request) = control.next_request().await
+    {
+        return request;
     }
+    std::future::pending().await
 }
 
-/// What happens next to an upgrade.
-enum UpgradeStep {
-    /// The trial has ended.
-    Tried(Result<TrialReport, String>),
-    /// The core has not stopped in time.
-    StopOverdue,
-}
-
-/// Waits for the next step of an upgrade; for ever if there is none.
-async fn next_upgrade_step(upgrade: &mut Option<Upgrade>) -> UpgradeStep {
-    match upgrade.as_mut().map(|upgrade| &mut upgrade.phase) {
-        Some(UpgradePhase::Trial(trial)) => {
-            UpgradeStep::Tried(trial.await.unwrap_or_else(|error| Err(error.to_string())))
+/// Waits for the end of a trial; for ever if there is none.
+async fn end_of_trial(upgrade: &mut Option<Upgrade>) -> Result<(Program, u64), String> {
+    match upgrade {
+        Some(Upgrade { phase: UpgradePhase::Trial(trial), .. }) => {
+            trial.await.unwrap_or_else(|error| Err(error.to_string()))
         }
-        Some(UpgradePhase::Stopping(_, deadline)) => {
-            tokio::time::sleep_until(*deadline).await;
-            *deadline += STOPPING_TIMEOUT;
-            UpgradeStep::StopOverdue
-        }
-        None => std::future::pending().await,
-    }
-}
-
-/// Waits until an upgraded program has served for long enough; for ever if none serves.
-async fn end_of_probation(former: Option<&FormerProgram>) {
-    match former {
-        Some(former) if former.reply.is_none() => tokio::time::sleep_until(former.until).await,
         _ => std::future::pending().await,
+    }
+}
+
+/// Waits until a time; for ever if there is none.
+async fn sleep_until_some(time: Option<Instant>) {
+    match time {
+        Some(time) => sleep_until(time).await,
+        None => std::future::pending().await,
     }
 }
 
@@ -457,13 +552,6 @@ struct ForwardedSignals {
     terminate: Signal,
     interrupt: Signal,
     hangup: Signal,
-}
-
-/// A signal to be passed on.
-struct ForwardedSignal {
-    kind: SignalKind,
-    /// Whether it asks the server to stop.
-    stops: bool,
 }
 
 impl ForwardedSignals {
@@ -476,11 +564,11 @@ impl ForwardedSignals {
         })
     }
 
-    async fn next(&mut self) -> ForwardedSignal {
+    async fn next(&mut self) -> SignalKind {
         tokio::select! {
-            _ = self.terminate.recv() => ForwardedSignal { kind: SignalKind::terminate(), stops: true },
-            _ = self.interrupt.recv() => ForwardedSignal { kind: SignalKind::interrupt(), stops: true },
-            _ = self.hangup.recv() => ForwardedSignal { kind: SignalKind::hangup(), stops: false },
+            _ = self.terminate.recv() => SignalKind::terminate(),
+            _ = self.interrupt.recv() => SignalKind::interrupt(),
+            _ = self.hangup.recv() => SignalKind::hangup(),
         }
     }
 }

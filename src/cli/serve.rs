@@ -15,9 +15,9 @@ use super::config::JobDeclarationArgs;
 use super::keeper::{self, KeeperLink};
 use super::output::{TerminalText, print, print_json};
 use super::server::RunningServer;
-use super::server_journal::{ServerJournal, journal_folder};
+use super::server_journal::{ServerJournal, usable_journal_folder};
 use super::setting_flags::ServeFlags;
-use super::stop_signals::StopSignals;
+use super::stop_signals::{StopSignal, StopSignals};
 use super::{allocator, connection_limits};
 use crate::config::{Config, JobSelection};
 use crate::http::api::ServerInfo;
@@ -106,7 +106,10 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     }
     log::start_logging(&config.server.log, config.server.log_format).map_err(anyhow::Error::msg)?;
     connection_limits::raise_open_file_limit();
-    if let Some(folder) = journal_folder(&config.server).filter(|_| !arguments.core && !config.server.no_keeper) {
+    if !arguments.core
+        && !config.server.no_keeper
+        && let Some(folder) = usable_journal_folder(&config.server)
+    {
         return keeper::run_keeper(&config, folder);
     }
     let mut keeper = arguments.core.then(KeeperLink::open).transpose()?;
@@ -126,16 +129,17 @@ async fn serve_until_stopped(config: &Config, mut keeper: Option<&mut KeeperLink
     let mut stops = StopSignals::listen()?;
     let mut hangups = signal(SignalKind::hangup()).context("cannot listen for signals")?;
     let server = RunningServer::start_as_core(config, keeper.as_deref_mut()).await?;
-    // The addresses are the same after a restart.
-    if keeper.as_ref().is_none_or(|keeper| keeper.task.starts == 1) {
+    // The next core has the same sockets.
+    if keeper.as_ref().is_none_or(|keeper| !keeper.start.is_announced) {
         print_announcement(config, server.server_info()).await?;
     }
-    if let Some(keeper) = keeper {
+    if let Some(keeper) = &keeper {
         keeper.report_serving();
     }
-    let first = loop {
+    let (first, is_from_keeper) = loop {
         tokio::select! {
-            first = stops.next() => break first,
+            first = stops.next() => break (first, false),
+            first = next_stop_of_keeper(keeper.as_deref_mut()) => break (first, true),
             _ = hangups.recv() => server.reload_files(),
         }
     };
@@ -145,11 +149,35 @@ async fn serve_until_stopped(config: &Config, mut keeper: Option<&mut KeeperLink
             tracing::info!("stopped");
             Ok(ExitCode::SUCCESS)
         }
-        second = stops.next() => {
+        second = next_second_stop(&mut stops, keeper, is_from_keeper) => {
             tracing::warn!(signal = second.name, "ended at once");
             Ok(second.exit_code())
         }
     }
+}
+
+/// Waits until the keeper asks to stop; for ever if there is none.
+async fn next_stop_of_keeper(keeper: Option<&mut KeeperLink>) -> StopSignal {
+    match keeper {
+        Some(keeper) => StopSignal::from_raw(keeper.next_stop().await),
+        None => std::future::pending().await,
+    }
+}
+
+/// Waits for the request to stop at once. If there is a keeper, only it makes one: a supervisor may send one signal to all
+/// processes, also to those that the keeper tells.
+async fn next_second_stop(
+    stops: &mut StopSignals,
+    mut keeper: Option<&mut KeeperLink>,
+    is_first_from_keeper: bool,
+) -> StopSignal {
+    if keeper.is_none() {
+        return stops.next().await;
+    }
+    if !is_first_from_keeper {
+        next_stop_of_keeper(keeper.as_deref_mut()).await;
+    }
+    next_stop_of_keeper(keeper).await
 }
 
 /// Announces the addresses and how to use them: a block for people, or a log line for machines.

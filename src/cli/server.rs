@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use super::connection_limits::{self, ConnectionLimits};
-use super::keeper::{CoreTask, KeeperLink, KeeperMetrics};
+use super::keeper::{CoreStart, KeeperLink, KeeperMetrics};
 use super::listeners::{ListenAddress, ListenerSource};
 use super::server_journal::{ServerJournal, declare_configured_jobs};
 use crate::clock::Clock;
@@ -77,7 +77,7 @@ pub struct RunningServer {
     timers: JoinSet<()>,
     traces: Option<Arc<Traces>>,
     /// What the keeper has told this process; `None`: there is no keeper.
-    core_task: Option<CoreTask>,
+    core_start: Option<CoreStart>,
 }
 
 /// Tokio tasks that stop on a signal.
@@ -219,16 +219,19 @@ impl RunningServer {
     }
 
     /// Does what [`Self::start`] does, in the core of a keeper.
-    pub async fn start_as_core(config: &Config, keeper: Option<&mut KeeperLink>) -> Result<Self> {
-        let (task, kept) = match keeper {
-            Some(keeper) => (Some(keeper.task.clone()), std::mem::take(&mut keeper.listeners)),
+    pub async fn start_as_core(config: &Config, mut keeper: Option<&mut KeeperLink>) -> Result<Self> {
+        let (start, kept) = match &mut keeper {
+            Some(keeper) => (Some(keeper.start.clone()), std::mem::take(&mut keeper.listeners)),
             None => (None, HashMap::new()),
         };
         let connections = connection_limits::compute_connection_limits(config)?;
         // The clock of the server begins after the last time in the journal, and the lines of the audit are in the journal too.
         let audit = Arc::new(open_audit_log(config, Clock::start())?);
         let histories = ServiceHistories::new(Arc::clone(&audit));
-        let journal = ServerJournal::open(config, &histories.as_persistent_observers(), task.as_ref())?;
+        let journal = ServerJournal::open(config, &histories.as_persistent_observers(), start.as_ref())?;
+        if let (Some(keeper), Some(journal)) = (keeper, &journal) {
+            keeper.report_set_aside(journal.set_aside());
+        }
         let clock = ServerJournal::start_clock(journal.as_ref());
         config.check_access_control()?;
         let handshakes = Arc::new(HandshakeFailures::new(clock));
@@ -243,7 +246,7 @@ impl RunningServer {
         // Events of an earlier process were logged by that process.
         let logged = journal.as_ref().map_or(0, ServerJournal::last_event);
         if let Some(journal) = journal {
-            let after = task.as_ref().and_then(|task| task.previous_end.clone());
+            let after = start.as_ref().and_then(|start| start.previous_end.clone());
             journal.resume(&engine, observers.histories.as_persistent_observers(), after)?;
         }
         audit.record_lines_in_journal(&engine);
@@ -262,7 +265,7 @@ impl RunningServer {
             log: TokioTaskGroup::new(),
             timers: JoinSet::new(),
             traces: observers.traces.clone(),
-            core_task: task,
+            core_start: start,
             engine,
         };
         server.timers.spawn(Arc::clone(&server.engine).run_timers());
@@ -325,7 +328,7 @@ impl RunningServer {
         }));
         let stacks = Arc::clone(edge.stack_collector());
         others.push(Arc::new(StackMetrics(Arc::clone(&stacks))));
-        others.push(Arc::new(KeeperMetrics(self.core_task.clone())));
+        others.push(Arc::new(KeeperMetrics(self.core_start.clone())));
         others.push(Arc::clone(&self.stack_waits) as Arc<dyn MetricSource>);
         others.push(Arc::new(TransferReportMetrics {
             engine: Arc::clone(&self.engine),

@@ -2,20 +2,20 @@
 //!
 //! `server.rs` assembles the server. Begin at [`ServerJournal::open`].
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
 use muster_journal::{JournalError, JournalFolder, JournalOptions};
 
-use super::keeper::{CoreTask, TrialReport};
+use super::keeper::{CoreStart, TrialReport};
 use crate::clock::Clock;
 use crate::config::{Config, JobConfig, ServerConfig};
 use crate::engine::{
     DeclaredJob, Durability, Engine, JOURNAL_ENCODING, PersistentObserver, RestoredState,
 };
 use crate::http::api::machine_name;
-use crate::text::format_exact_duration;
 
 /// So often a journal that is being written is read again, if it looks damaged.
 const TRIAL_ATTEMPTS: usize = 5;
@@ -47,13 +47,18 @@ pub fn journal_folder(server: &ServerConfig) -> Option<PathBuf> {
     Some(state.join(machine_name()).join(format!("grpc-{port}")))
 }
 
+/// Returns the folder of the journal, unless it is the default one and cannot be created: then the server has no journal.
+pub fn usable_journal_folder(server: &ServerConfig) -> Option<PathBuf> {
+    journal_folder(server).filter(|folder| server.data_dir.is_some() || JournalFolder::create(folder).is_ok())
+}
+
 impl ServerJournal {
     /// Opens and reads the journal that `config` names. If the default folder cannot be used, the server has no journal.
-    /// `task` is what the keeper has told this process, if there is one.
+    /// `start` is what the keeper has told this process, if there is one.
     pub fn open(
         config: &Config,
         observers: &[Arc<dyn PersistentObserver>],
-        task: Option<&CoreTask>,
+        start: Option<&CoreStart>,
     ) -> Result<Option<Self>> {
         let server = &config.server;
         let Some(path) = journal_folder(server) else {
@@ -70,7 +75,7 @@ impl ServerJournal {
         };
         let holder = format!(
             "process {} on {} (muster {}, gRPC {}, HTTP {})",
-            task.map_or_else(std::process::id, |task| task.keeper),
+            start.map_or_else(std::process::id, |start| start.keeper),
             machine_name(),
             env!("CARGO_PKG_VERSION"),
             server.grpc,
@@ -86,12 +91,12 @@ impl ServerJournal {
             }
             opened => opened.with_context(way_out)?,
         };
-        let restored = if task.is_some_and(|task| task.sets_last_input_aside) {
-            RestoredState::read_without_last_input(&folder, observers)
-        } else {
-            RestoredState::read(&folder, observers)
+        let (set_aside, sets_last_aside) = match start {
+            Some(start) => (start.set_aside.clone(), start.sets_last_input_aside),
+            None => (BTreeSet::new(), false),
         };
-        let restored = restored.with_context(way_out)?;
+        let restored = RestoredState::read_setting_aside(&folder, observers, set_aside, sets_last_aside)
+            .with_context(way_out)?;
         Ok(Some(Self { folder, restored, durability: server.durability }))
     }
 
@@ -106,6 +111,11 @@ impl ServerJournal {
         let mut attempts = (0..TRIAL_ATTEMPTS).map(|_| read());
         let restored = attempts.find(Result::is_ok).unwrap_or_else(read);
         let restored = restored.with_context(|| format!("cannot read the journal in {}", path.display()))?;
+        anyhow::ensure!(
+            restored.report.set_aside.is_empty(),
+            "this program panics at the inputs of the journal with the numbers {:?}",
+            restored.report.set_aside
+        );
         Ok(TrialReport {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             encoding: JOURNAL_ENCODING,
@@ -117,6 +127,11 @@ impl ServerJournal {
     pub fn start_clock(journal: Option<&Self>) -> Clock {
         journal
             .map_or_else(Clock::start, |journal| Clock::start_not_before(journal.restored.report.last_input))
+    }
+
+    /// Returns the records whose inputs were not applied.
+    pub fn set_aside(&self) -> &[u64] {
+        &self.restored.report.set_aside
     }
 
     /// Returns the number of the last restored event.
@@ -158,7 +173,7 @@ impl ServerJournal {
             .resume_from_journal(restored, folder, JournalOptions::default(), durability, observers, after)
             .with_context(|| format!("cannot write the journal in {path}"))?;
         tracing::info!(
-            folder = path, %durability, jobs, inputs = report.inputs, bytes = report.bytes, took = format_exact_duration(report.took),
+            folder = path, %durability, jobs, inputs = report.inputs, bytes = report.bytes, took = ?report.took,
             "the journal is open"
         );
         Ok(())

@@ -23,6 +23,14 @@ pub struct StopSignal {
 }
 
 impl StopSignal {
+    /// Returns the signal with this number; an unknown one stands for SIGTERM.
+    pub fn from_raw(number: i32) -> Self {
+        match number {
+            2 => Self { name: "SIGINT", number: 2 },
+            _ => Self { name: "SIGTERM", number: 15 },
+        }
+    }
+
     /// Returns the exit code of a command that the signal ended.
     pub fn exit_code(self) -> ExitCode {
         ExitCode::from(128 + self.number)

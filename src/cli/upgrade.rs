@@ -20,7 +20,8 @@ use crate::config::{CommandLineConfig, JobSelection, ServerProfile, load_config}
 ///
 /// The other program first reads the journal, while the service goes on. If it can, the service stops in good order, the other
 /// program takes its place with all jobs and runs, and clients that connect meanwhile wait. If the other program does not
-/// serve, or ends within a minute, the former one serves again.
+/// serve, or ends within a minute, the former one serves again, unless both write the journal in different encodings and the
+/// other one has served.
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {
@@ -47,13 +48,13 @@ Examples:
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     let folder = arguments.folder()?;
-    let words = match &arguments.binary {
+    let command = match &arguments.binary {
         // The keeper may have another working folder.
         Some(binary) => vec![std::path::absolute(binary)?.into_os_string()],
         None => this_program()?,
     };
-    let words = words.into_iter().map(|word| word.into_string().ok()).collect::<Option<Vec<String>>>();
-    let request = UpgradeRequest { words: words.context("the name of the program is no text")? };
+    let command = command.into_iter().map(|word| word.into_string().ok()).collect::<Option<Vec<String>>>();
+    let request = UpgradeRequest { command: command.context("the name of the program is no text")? };
     let mut failed = false;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime

@@ -5,7 +5,7 @@
 //! them into the journal as one record before the next input. If the process dies before that, they are lost, and nobody
 //! misses them. Begin at [`PackedHeartbeats::push`] and [`unpack_heartbeats`].
 //!
-//! Only a heartbeat of the incarnations that the state has is packed: they need not be recorded.
+//! Only a heartbeat that states the incarnations which the state has is packed, so the record needs no incarnations.
 
 use serde::{Deserialize, Serialize};
 

@@ -4,7 +4,7 @@
 //! other description of a change. Rules:
 //!
 //! - *An input is recorded before it is applied*, under the engine's lock. No answer leaves before the lock is released, so
-//!   whatever was answered is in the journal. With [`Durability::Host`] the answer also waits until its record is on the
+//!   whatever was answered is in the journal, but for the latest heartbeats. With [`Durability::Host`] the answer also waits until its record is on the
 //!   disk (`held_answers.rs`).
 //! - *Heartbeats are recorded together*, before the next other input (`packed_heartbeats.rs`).
 //! - *A read that changes nothing is not recorded.* The recorder decides this after the read was applied: it had one effect,

@@ -103,14 +103,20 @@ impl RestoredState {
         Self::read_until(folder, observers, Timestamp(u64::MAX), |_, _| {})
     }
 
-    /// Does what [`Self::read`] does, but does not apply the last input, which ended the processes that applied it.
+    /// Does what [`Self::read`] does, but applies neither the records `set_aside` nor, with `sets_last_aside`, the last input.
+    /// They ended the processes that applied them.
     ///
     /// # Errors
     /// As [`Self::read`].
-    pub fn read_without_last_input(
+    pub fn read_setting_aside(
         folder: &JournalFolder,
         observers: &[Arc<dyn PersistentObserver>],
+        mut set_aside: BTreeSet<u64>,
+        sets_last_aside: bool,
     ) -> Result<Self, RestoreError> {
+        if !sets_last_aside {
+            return Self::read_without(folder, observers, Timestamp(u64::MAX), set_aside, |_, _| {});
+        }
         let mut last = None;
         let found = folder.recover()?.replay(|record| {
             if record.kind == kind::INPUT {
@@ -123,7 +129,7 @@ impl RestoredState {
             Err(RecoveryError::Journal(error)) => return Err(error.into()),
             Err(RecoveryError::Record { error, .. }) => return Err(error),
         }
-        let set_aside = last.into_iter().collect();
+        set_aside.extend(last);
         Self::read_without(folder, observers, Timestamp(u64::MAX), set_aside, |_, _| {})
     }
 
@@ -390,7 +396,8 @@ impl Replay {
         if self.encoding >= 2 {
             return postcard::from_bytes(payload);
         }
-        // `Resumed`, which is the last variant, has got a field. A zero is its `None`, and ends no other input.
+        // `Resumed`, which is the last variant, has got a field, whose `None` is a zero. The decoder ignores the byte behind any
+        // other input.
         postcard::from_bytes(&[payload, &[0]].concat())
     }
 

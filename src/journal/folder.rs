@@ -108,11 +108,7 @@ impl JournalFolder {
     /// # Errors
     /// If the folder is in use, contains something else, or cannot be accessed.
     pub fn open(path: &Path, holder: &str) -> Result<Self, JournalError> {
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(path)
-            .map_err(JournalError::io("create", path))?;
+        Self::create(path)?;
         let identity = path.join("identity");
         if !identity.exists() {
             refuse_foreign_files(path)?;
@@ -124,6 +120,15 @@ impl JournalFolder {
             Err(error) => return Err(JournalError::io("read", &identity)(error)),
         };
         Ok(Self { path: path.to_owned(), id, boot: boot_id(), lock: Some(lock) })
+    }
+
+    /// Creates the folder, which only its user can open, unless it exists.
+    ///
+    /// # Errors
+    /// If it cannot be created.
+    pub fn create(path: &Path) -> Result<(), JournalError> {
+        let created = DirBuilder::new().recursive(true).mode(0o700).create(path);
+        created.map_err(JournalError::io("create", path))
     }
 
     /// Opens a journal that another process may write, only to read it. Files may go and records may come meanwhile, so a

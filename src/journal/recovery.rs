@@ -144,8 +144,10 @@ struct Replay<'a> {
 /// A segment that was read into memory.
 struct LoadedSegment {
     index: u64,
-    /// Its bytes up to the last one that is not zero, and some zeroes.
+    /// Its bytes; of the zeroes at its end, some may be missing.
     bytes: Vec<u8>,
+    /// The length of the file.
+    length: usize,
     header: Option<SegmentHeader>,
 }
 
@@ -206,15 +208,15 @@ impl JournalRecovery<'_> {
                 end.behind_cut.push(*index);
                 continue;
             }
-            let segment =
-                LoadedSegment { index: *index, bytes: read_segment(self.folder, *index)?, header: *header };
+            let (bytes, length) = read_segment(self.folder, *index)?;
+            let mut segment = LoadedSegment { index: *index, bytes, length, header: *header };
             if segment.is_spare() {
                 end.spares.push(*index);
                 continue;
             }
             end.read.push(*index);
             let later = &headers[position + 1..];
-            end.cut = replay.replay_segment(&segment, later, &mut each)?;
+            end.cut = replay.replay_segment(&mut segment, later, &mut each)?;
         }
         end.next_record = replay.expected.max(start);
         (end.bytes, end.durable) = (replay.bytes, replay.durable);
@@ -258,7 +260,7 @@ impl Replay<'_> {
     /// Replays one segment. Returns the cut if the journal ends in it by one.
     fn replay_segment<E>(
         &mut self,
-        segment: &LoadedSegment,
+        segment: &mut LoadedSegment,
         later: &[(u64, Option<SegmentHeader>)],
         each: &mut impl FnMut(JournalRecord<'_>) -> Result<(), E>,
     ) -> Result<Option<JournalCut>, RecoveryError<E>> {
@@ -289,6 +291,10 @@ impl Replay<'_> {
                     }
                     self.expected += 1;
                     at = (at + occupied).min(segment.bytes.len());
+                }
+                // A payload may end with the missing zeroes.
+                Decoded::Invalid if segment.bytes.len() < segment.length => {
+                    segment.bytes.resize(segment.length, 0);
                 }
                 _ => {
                     // The snapshot contains the records before `start`, so a hole among them does not matter.
@@ -366,7 +372,8 @@ impl Replay<'_> {
         let mut count = 0;
         for (index, header) in later {
             let Some(header) = header else { continue };
-            let bytes = read_segment(self.folder, *index)?;
+            let (mut bytes, length) = read_segment(self.folder, *index)?;
+            bytes.resize(length, 0);
             self.durable = self.durable.max(header.durable);
             let records = &bytes[SEGMENT_HEADER_BYTES.min(bytes.len())..];
             let after = header.first_record.saturating_sub(1);
@@ -410,17 +417,18 @@ impl Replay<'_> {
     }
 }
 
-/// Reads a segment without the zeroes at its end, which are most of it. They are unwritten: a record has no zero header.
-fn read_segment(folder: &JournalFolder, index: u64) -> Result<Vec<u8>, JournalError> {
+/// Reads a segment, but not all of the zeroes at its end, which are most of it. Returns the bytes and the length of the file.
+fn read_segment(folder: &JournalFolder, index: u64) -> Result<(Vec<u8>, usize), JournalError> {
     let path = folder.segment_path(index);
-    let read = || -> io::Result<Vec<u8>> {
+    let read = || -> io::Result<(Vec<u8>, usize)> {
         let mut file = fs::File::open(&path)?;
         let (mut bytes, mut zeroes) = (Vec::new(), 0);
         let mut block = vec![0; READ_BLOCK_BYTES];
         loop {
             let length = read_block(&mut file, &mut block)?;
             if length == 0 {
-                return Ok(bytes);
+                let read = bytes.len() + zeroes;
+                return Ok((bytes, read));
             }
             let block = &block[..length];
             if block == &ZEROES[..length] {

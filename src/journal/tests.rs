@@ -516,3 +516,20 @@ fn a_journal_can_begin_with_a_snapshot() {
     drop(writer);
     assert_eq!(read(&open(&folder.0.join("copy"))).replayed, [77]);
 }
+
+#[test]
+fn a_payload_of_zeroes_is_read_whole_wherever_it_is() {
+    for after in [0, 1, 200] {
+        let folder = TestFolder::new();
+        let path = folder.0.join("journal");
+        let mut writer = begin(&path, JournalOptions { segment_bytes: 2 << 20, ..small() });
+        // Of two of them, the second one begins another segment.
+        for _ in 0..5 {
+            assert!(append_or_lose(&mut writer, 1 << 20));
+        }
+        append_many(&mut writer, after);
+        let (replayed, end) = read_copy(&folder, &path).expect("it is whole");
+        assert_eq!(replayed, 5 + after as u64, "{end:?}");
+        assert!(end.cut.is_none(), "{end:?}");
+    }
+}

@@ -85,6 +85,10 @@ fn a_signal_stops_the_service_in_good_order_and_reloads_its_files() {
         std::fs::rename(folder.path("audit.jsonl"), folder.path("rotated.jsonl")).expect("it can be rotated");
         server.signal(Signal::HUP);
         wait_until("the new audit file", || std::fs::exists(folder.path("audit.jsonl")).unwrap_or(false));
+        // A supervisor may send the signal to all processes of the service.
+        if let Some(core) = server.first_child().filter(|_| stop == Signal::TERM) {
+            signal(core, stop);
+        }
         server.signal(stop);
         let ended = server.end();
         assert_eq!(ended.code, Some(0), "{ended:?}");
@@ -92,6 +96,24 @@ fn a_signal_stops_the_service_in_good_order_and_reloads_its_files() {
         let contents: Value = serde_json::from_str(&checked.out).expect("JSON");
         assert_eq!((&contents["inputs"], &contents["has_snapshot"]), (&0.into(), &true.into()), "{contents}");
     }
+}
+
+#[test]
+fn a_second_signal_to_the_keeper_ends_the_service_at_once_and_one_to_both_processes_does_not() {
+    let folder = TempFolder::new("keeper-twice");
+    let mut server = serve(&folder.path("journal"), "127.0.0.1:0", &["--stop-timeout", "1h"]);
+    let core = server.first_child().expect("a process serves");
+    // An incomplete request delays the stop until the timeout is over.
+    let mut slow = TcpStream::connect(server.http).expect("it listens");
+    std::io::Write::write_all(&mut slow, b"GET /version HTTP/1.1\r\n").expect("it reads");
+    signal(core, Signal::TERM);
+    server.err_line("stopping");
+    server.signal(Signal::TERM);
+    signal(core, Signal::TERM);
+    thread::sleep(Duration::from_millis(300));
+    assert!(server.is_running() && is_alive(core), "the same request came three times");
+    server.signal(Signal::TERM);
+    assert_eq!(server.end().code, Some(143));
 }
 
 #[test]

@@ -108,9 +108,17 @@ impl DemoService {
                     let _ = kill_process(pid, Signal::TERM);
                     let _ = tokio::time::timeout(STOP_TIMEOUT * 5, processes.keeper.wait()).await;
                 }
-                let _ = std::fs::remove_dir_all(&processes.folder);
             }
         }
+    }
+}
+
+/// A folder for a journal, which is deleted when this is dropped.
+struct JournalOfDemo(PathBuf);
+
+impl Drop for JournalOfDemo {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
@@ -118,7 +126,8 @@ impl DemoService {
 pub struct ServiceProcesses {
     keeper: Child,
     addresses: [SocketAddr; 2],
-    folder: PathBuf,
+    /// Deleted at the end.
+    _folder: JournalOfDemo,
     view: Arc<Mutex<Option<JobView>>>,
     poller: JoinHandle<()>,
 }
@@ -127,23 +136,30 @@ impl ServiceProcesses {
     async fn start(given: [Option<SocketAddr>; 2]) -> Result<Self> {
         let local = |port: u16| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
         let at = |ports: [u16; 2]| [given[0].unwrap_or(local(ports[0])), given[1].unwrap_or(local(ports[1]))];
-        match Self::start_at(at(PORTS)).await {
+        let can_move = given.contains(&None);
+        match Self::start_at(at(PORTS), can_move).await {
             // The usual ports are taken, so free ones are used in place of those that no flag gives.
-            Err(_) if given.contains(&None) => Self::start_at(at([0, 0])).await,
+            Err(_) if can_move => Self::start_at(at([0, 0]), false).await,
             started => started,
         }
     }
 
-    async fn start_at([grpc, http]: [SocketAddr; 2]) -> Result<Self> {
-        let folder = std::env::temp_dir()
-            .join(format!("muster-demo-{}-{:08x}", std::process::id(), clock::random_u64() >> 32));
+    /// With `is_quiet` the service does not say why it cannot start.
+    async fn start_at([grpc, http]: [SocketAddr; 2], is_quiet: bool) -> Result<Self> {
+        let folder = JournalOfDemo(
+            std::env::temp_dir()
+                .join(format!("muster-demo-{}-{:08x}", std::process::id(), clock::random_u64() >> 32)),
+        );
         let mut command = Command::from(self_command::self_exec_command());
         // It dies with this process.
         command.arg(BECOME_COMMAND).arg("--parent").arg(std::process::id().to_string()).arg("--");
         command.args(self_command::self_exec_words()).args(["serve", "--recoverable", "--log", "off"]);
         command.args(["--grpc", &grpc.to_string(), "--http", &http.to_string()]);
         command.args(["--tasks", &WORKERS.to_string(), "--heartbeat-timeout", HEARTBEAT_TIMEOUT]);
-        command.arg("--data-dir").arg(&folder);
+        command.arg("--data-dir").arg(&folder.0);
+        if is_quiet {
+            command.stderr(Stdio::null());
+        }
         for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("MUSTER_")) {
             command.env_remove(name);
         }
@@ -163,7 +179,7 @@ impl ServiceProcesses {
         let addresses = addresses.try_into().map_err(|_| anyhow::anyhow!("two addresses"))?;
         let view = Arc::default();
         let poller = tokio::spawn(poll_job_view(url_of(addresses), Arc::clone(&view)));
-        Ok(Self { keeper, addresses, folder, view, poller })
+        Ok(Self { keeper, addresses, _folder: folder, view, poller })
     }
 
     fn url(&self) -> String {

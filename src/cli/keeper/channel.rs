@@ -1,8 +1,9 @@
 //! The channel between the keeper and a core: a pair of Unix sockets that carries messages and descriptors.
 //!
-//! The core's end is its standard input. A message is one JSON text, which a program of another version reads as far as it
-//! knows the fields. Begin at [`KeeperMessage`] and [`CoreMessage`].
+//! The core's end is its standard input. A message is one JSON text. A program of another version ignores fields and messages
+//! that it does not know. Begin at [`KeeperMessage`] and [`CoreMessage`].
 
+use std::collections::BTreeSet;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -28,21 +29,27 @@ pub enum KeeperMessage {
     /// A listening socket, which comes with the message, and the name of its address.
     Listener(String),
     /// All listening sockets were sent: the core begins to serve.
-    Serve(CoreTask),
+    Serve(CoreStart),
+    /// The core is to stop, because of this signal to the keeper: in good order, and at the second message at once.
+    Stop(i32),
 }
 
 /// What a core has to know to serve.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CoreTask {
+pub struct CoreStart {
     /// The process of the keeper, which is the one that people see.
     pub keeper: u32,
+    /// Whether an earlier core has served, and has announced the addresses.
+    pub is_announced: bool,
     /// The number of cores that the keeper has started, this one included.
     pub starts: u64,
     /// The ends that nobody asked for.
     pub ends: CoreEndCounts,
     /// How the core before this one ended, in a clause.
     pub previous_end: Option<String>,
-    /// Whether the last input of the journal is not applied.
+    /// The records of the journal that are not applied, because they ended earlier cores.
+    pub set_aside: BTreeSet<u64>,
+    /// Whether the last input of the journal is not applied either.
     pub sets_last_input_aside: bool,
 }
 
@@ -51,40 +58,53 @@ pub struct CoreTask {
 pub enum CoreMessage {
     /// The core serves.
     Serving,
+    /// The core does not apply these records of the journal.
+    SetAside(Vec<u64>),
     /// A thread of the core panicked, with this message. The core may go on.
     Panicked(String),
 }
 
 /// Returns the two ends of a new channel: the keeper's, and the core's.
-pub fn create_channel() -> io::Result<(KeeperEnd, OwnedFd)> {
+pub fn create_channel() -> io::Result<(KeeperChannel, OwnedFd)> {
     let (keeper, core) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
     rustix::io::ioctl_fionbio(&keeper, true)?;
     // It waits for any Unix socket; whole messages are exchanged by the functions below.
-    Ok((KeeperEnd(UnixStream::from_std(keeper.into())?), core))
+    Ok((KeeperChannel(UnixStream::from_std(keeper.into())?), core))
 }
 
 /// The keeper's end of a channel.
 #[derive(Debug)]
-pub struct KeeperEnd(UnixStream);
+pub struct KeeperChannel(UnixStream);
 
-impl KeeperEnd {
+impl KeeperChannel {
     /// Sends a message, and a descriptor with it.
     pub async fn send(&self, message: &KeeperMessage, descriptor: Option<BorrowedFd<'_>>) -> io::Result<()> {
         self.0.async_io(Interest::WRITABLE, || send_message(self.0.as_fd(), message, descriptor)).await
     }
 
+    /// Sends a message, unless the core has left too many unread.
+    pub fn try_send(&self, message: &KeeperMessage) -> io::Result<()> {
+        send_message(self.0.as_fd(), message, None)
+    }
+
     /// Waits for the next message of the core. Returns `None` when the core has ended.
     pub async fn receive(&self) -> io::Result<Option<CoreMessage>> {
-        let received = self.0.async_io(Interest::READABLE, || receive_message(self.0.as_fd())).await?;
-        Ok(received.map(|(message, _)| message))
+        loop {
+            let received = self.0.async_io(Interest::READABLE, || receive_message(self.0.as_fd())).await?;
+            match received {
+                Received::Message(message, _) => return Ok(Some(message)),
+                Received::Unknown => {}
+                Received::End => return Ok(None),
+            }
+        }
     }
 }
 
 /// The core's end of a channel.
 #[derive(Debug)]
-pub struct CoreSide(OwnedFd);
+pub struct CoreChannel(OwnedFd);
 
-impl CoreSide {
+impl CoreChannel {
     /// Takes the channel from the standard input of this process, which is empty afterwards.
     ///
     /// # Errors
@@ -106,7 +126,15 @@ impl CoreSide {
 
     /// Waits for the next message of the keeper, with its descriptor. Returns `None` when the keeper has ended.
     pub fn receive(&self) -> io::Result<Option<(KeeperMessage, Option<OwnedFd>)>> {
-        receive_message(self.0.as_fd())
+        loop {
+            match receive_message(self.0.as_fd()) {
+                Ok(Received::Message(message, descriptor)) => return Ok(Some((message, descriptor))),
+                Ok(Received::Unknown) => {}
+                Ok(Received::End) => return Ok(None),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
     }
 
     /// Sends a message, unless the keeper has left too many unread.
@@ -130,22 +158,29 @@ fn send_message(
     Ok(())
 }
 
-fn receive_message<M: DeserializeOwned>(
-    socket: BorrowedFd<'_>,
-) -> io::Result<Option<(M, Option<OwnedFd>)>> {
+/// What a channel has brought.
+enum Received<M> {
+    Message(M, Option<OwnedFd>),
+    /// A message of another version.
+    Unknown,
+    /// The other process has ended.
+    End,
+}
+
+fn receive_message<M: DeserializeOwned>(socket: BorrowedFd<'_>) -> io::Result<Received<M>> {
     let mut text = vec![0; MESSAGE_MAX];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut with = RecvAncillaryBuffer::new(&mut space);
     let received = recvmsg(socket, &mut [IoSliceMut::new(&mut text)], &mut with, RecvFlags::CMSG_CLOEXEC)?;
     if received.bytes == 0 {
-        return Ok(None);
+        return Ok(Received::End);
     }
     let descriptor = with.drain().find_map(|part| match part {
         RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
         _ => None,
     });
-    let message = serde_json::from_slice(text.get(..received.bytes).unwrap_or_default())?;
-    Ok(Some((message, descriptor)))
+    let message = serde_json::from_slice(text.get(..received.bytes).unwrap_or_default());
+    Ok(message.map_or(Received::Unknown, |message| Received::Message(message, descriptor)))
 }
 
 #[cfg(test)]
@@ -157,7 +192,7 @@ mod tests {
     #[tokio::test]
     async fn messages_and_descriptors_come_through_and_the_end_is_noticed() {
         let (keeper, core) = create_channel().expect("a channel");
-        let core = CoreSide(core);
+        let core = CoreChannel(core);
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         for _ in 0..20 {
             let message = KeeperMessage::Listener("--grpc".to_owned());
@@ -167,7 +202,7 @@ mod tests {
             let same = TcpListener::from(descriptor.expect("a descriptor"));
             assert_eq!(same.local_addr().expect("bound"), listener.local_addr().expect("bound"));
         }
-        let task = CoreTask { starts: 3, ..CoreTask::default() };
+        let task = CoreStart { starts: 3, ..CoreStart::default() };
         keeper.send(&KeeperMessage::Serve(task.clone()), None).await.expect("it is sent");
         let (message, descriptor) = core.receive().expect("it is received").expect("the keeper lives");
         assert!(descriptor.is_none() && matches!(message, KeeperMessage::Serve(received) if received == task));
@@ -180,9 +215,21 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn messages_of_another_version_are_passed_over() {
+        let (keeper, core) = create_channel().expect("a channel");
+        send_message(core.as_fd(), &"Rejoice", None).expect("it is sent");
+        send_message(core.as_fd(), &serde_json::json!({"Panicked": "x"}), None).expect("it is sent");
+        assert_eq!(keeper.receive().await.expect("it is received"), Some(CoreMessage::Panicked("x".to_owned())));
+        send_message(keeper.0.as_fd(), &serde_json::json!({"Rejoice": 1}), None).expect("it is sent");
+        keeper.try_send(&KeeperMessage::Stop(15)).expect("it is sent");
+        let received = CoreChannel(core).receive().expect("it is received");
+        assert!(matches!(received, Some((KeeperMessage::Stop(15), None))));
+    }
+
+    #[tokio::test]
     async fn a_keeper_that_reads_nothing_does_not_block_the_core() {
         let (_keeper, core) = create_channel().expect("a channel");
-        let core = CoreSide(core);
+        let core = CoreChannel(core);
         let message = CoreMessage::Panicked("x".repeat(1000));
         let failed = (0..100_000).find_map(|_| core.send(&message).err()).expect("the channel is full");
         assert_eq!(failed.kind(), io::ErrorKind::WouldBlock);

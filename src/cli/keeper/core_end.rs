@@ -13,15 +13,16 @@ use serde::{Deserialize, Serialize};
 const EARLY_END: Duration = Duration::from_secs(1);
 /// The pause before the next start after the second early end in a row. It doubles with each further one.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
-/// So many early ends in a row, and the keeper gives up.
+/// So many early ends in a row, of which one at least was by a signal, and the keeper gives up.
 const EARLY_ENDS_MAX: u32 = 10;
 /// So many crashes in a row before the core served, and the last input of the journal is set aside.
 const CRASHES_BEFORE_SET_ASIDE: u32 = 2;
 
 /// How a process ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CoreEndCause {
+    /// It could not be started, for this reason.
+    NotStarted(String),
     /// It exited with this code.
     Exited(i32),
     /// This signal ended it, and nobody inside the process asked for that: the kernel, for lack of memory, or a person.
@@ -43,9 +44,10 @@ impl CoreEndCause {
     }
 
     /// Returns the exit code of a command that ended like this.
-    pub fn exit_code(self) -> u8 {
+    pub fn exit_code(&self) -> u8 {
         let code = match self {
-            Self::Exited(code) => code,
+            Self::NotStarted(_) => 1,
+            Self::Exited(code) => *code,
             Self::Killed(signal) | Self::Crashed(signal) => 128 + signal,
         };
         u8::try_from(code).unwrap_or(1)
@@ -55,6 +57,7 @@ impl CoreEndCause {
 impl fmt::Display for CoreEndCause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::NotStarted(why) => write!(f, "could not be started ({why})"),
             Self::Exited(code) => write!(f, "exited with code {code}"),
             Self::Killed(signal) => write!(f, "was killed by {}", SignalName(*signal)),
             Self::Crashed(signal) => write!(f, "crashed with {}", SignalName(*signal)),
@@ -88,7 +91,7 @@ impl fmt::Display for SignalName {
 }
 
 /// The end of a core.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CoreEnd {
     /// How it ended.
     pub cause: CoreEndCause,
@@ -96,6 +99,13 @@ pub struct CoreEnd {
     pub served: Duration,
     /// Its last panic, which may have had nothing to do with its end.
     pub panic: Option<String>,
+}
+
+impl CoreEnd {
+    /// Returns the end of a core that could not be started.
+    pub fn not_started(error: &anyhow::Error) -> Self {
+        Self { cause: CoreEndCause::NotStarted(format!("{error:#}")), served: Duration::ZERO, panic: None }
+    }
 }
 
 impl fmt::Display for CoreEnd {
@@ -111,7 +121,7 @@ impl fmt::Display for CoreEnd {
 /// The number of ends of cores, by their cause.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CoreEndCounts {
-    /// Exits that nobody asked for.
+    /// Exits that nobody asked for, and starts that failed.
     pub exited: u64,
     /// Ends by a signal from outside.
     pub killed: u64,
@@ -121,9 +131,9 @@ pub struct CoreEndCounts {
 
 impl CoreEndCounts {
     /// Counts one more.
-    pub fn add(&mut self, cause: CoreEndCause) {
+    pub fn add(&mut self, cause: &CoreEndCause) {
         match cause {
-            CoreEndCause::Exited(_) => self.exited += 1,
+            CoreEndCause::NotStarted(_) | CoreEndCause::Exited(_) => self.exited += 1,
             CoreEndCause::Killed(_) => self.killed += 1,
             CoreEndCause::Crashed(_) => self.crashed += 1,
         }
@@ -148,21 +158,31 @@ pub enum NextStep {
 ///
 /// An input that crashes the process crashes the next one too, when that applies the journal again. The input is the last
 /// one of the journal, because it was recorded just before it was applied. So after two crashes in a row before the core
-/// serves, the third core does not apply it. (An input that only panics is found by the core itself.) Ends that come from
-/// outside, as for lack of memory, say nothing about an input.
+/// serves, the third core does not apply it, though it may have been answered. (An input that only panics is found by the core
+/// itself.) Ends that come from outside, as for lack of memory, say nothing about an input.
+///
+/// A core that exits has said why, such as a full disk. People mend that, so the keeper goes on trying.
 #[derive(Debug, Default)]
 pub struct RestartPolicy {
     early_ends: u32,
+    /// The early ends by a signal among them.
+    early_signals: u32,
     crashes_before_serving: u32,
 }
 
 impl RestartPolicy {
     /// Records an end that nobody asked for; returns what to do.
     pub fn record_end(&mut self, end: &CoreEnd) -> NextStep {
-        self.early_ends = if end.served < EARLY_END { self.early_ends + 1 } else { 0 };
+        if end.served < EARLY_END {
+            self.early_ends = (self.early_ends + 1).min(EARLY_ENDS_MAX);
+            let is_signal = matches!(end.cause, CoreEndCause::Killed(_) | CoreEndCause::Crashed(_));
+            self.early_signals += u32::from(is_signal);
+        } else {
+            (self.early_ends, self.early_signals) = (0, 0);
+        }
         let crashed_before_serving = end.served.is_zero() && matches!(end.cause, CoreEndCause::Crashed(_));
         self.crashes_before_serving = if crashed_before_serving { self.crashes_before_serving + 1 } else { 0 };
-        if self.early_ends >= EARLY_ENDS_MAX {
+        if self.early_ends >= EARLY_ENDS_MAX && self.early_signals > 0 {
             return NextStep::GiveUp;
         }
         let after = match self.early_ends.checked_sub(2) {
@@ -212,26 +232,39 @@ mod tests {
     }
 
     #[test]
+    fn a_core_that_says_why_it_ends_is_tried_again_for_ever() {
+        let mut policy = RestartPolicy::default();
+        let mut last = NextStep::GiveUp;
+        for _ in 0..100 {
+            last = policy.record_end(&end(CoreEndCause::Exited(1), 0));
+        }
+        assert_eq!(last, start(25_600));
+        assert_eq!(policy.record_end(&CoreEnd::not_started(&anyhow::anyhow!("no memory"))), start(25_600));
+        assert_eq!(policy.record_end(&end(CoreEndCause::Exited(1), 2000)), start(0));
+    }
+
+    #[test]
     fn an_input_is_set_aside_after_two_crashes_before_serving_and_after_nothing_else() {
         let sets_aside = |ends: &[(CoreEndCause, u64)]| {
             let mut policy = RestartPolicy::default();
             let mut last = NextStep::GiveUp;
             for (cause, served) in ends {
-                last = policy.record_end(&end(*cause, *served));
+                last = policy.record_end(&end(cause.clone(), *served));
             }
             matches!(last, NextStep::Start { sets_last_input_aside: true, .. })
         };
-        let (crash, kill, exit) = (CoreEndCause::Crashed(6), CoreEndCause::Killed(9), CoreEndCause::Exited(1));
+        let [crash, kill, exit] =
+            [CoreEndCause::Crashed(6), CoreEndCause::Killed(9), CoreEndCause::Exited(1)].map(|cause| move || cause.clone());
         // The first crash is the one that the input causes while the core serves.
-        assert!(sets_aside(&[(crash, 5000), (crash, 0), (crash, 0)]));
-        assert!(!sets_aside(&[(crash, 5000), (crash, 0)]));
-        assert!(!sets_aside(&[(kill, 0), (kill, 0), (kill, 0)]));
-        assert!(!sets_aside(&[(exit, 0), (exit, 0)]));
-        assert!(!sets_aside(&[(crash, 0), (kill, 0), (crash, 0)]));
-        assert!(!sets_aside(&[(crash, 10), (crash, 10)]));
+        assert!(sets_aside(&[(crash(), 5000), (crash(), 0), (crash(), 0)]));
+        assert!(!sets_aside(&[(crash(), 5000), (crash(), 0)]));
+        assert!(!sets_aside(&[(kill(), 0), (kill(), 0), (kill(), 0)]));
+        assert!(!sets_aside(&[(exit(), 0), (exit(), 0)]));
+        assert!(!sets_aside(&[(crash(), 0), (kill(), 0), (crash(), 0)]));
+        assert!(!sets_aside(&[(crash(), 10), (crash(), 10)]));
         // One input is set aside at a time.
-        assert!(!sets_aside(&[(crash, 0), (crash, 0), (crash, 0)]));
-        assert!(sets_aside(&[(crash, 0), (crash, 0), (crash, 0), (crash, 0)]));
+        assert!(!sets_aside(&[(crash(), 0), (crash(), 0), (crash(), 0)]));
+        assert!(sets_aside(&[(crash(), 0), (crash(), 0), (crash(), 0), (crash(), 0)]));
     }
 
     #[test]

@@ -8,8 +8,9 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail};
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
+use tokio::sync::mpsc;
 
-use super::channel::{CoreMessage, CoreSide, CoreTask, KeeperMessage};
+use super::channel::{CoreMessage, CoreChannel, CoreStart, KeeperMessage};
 use crate::text::truncate_text;
 
 /// The bytes of a panic that the keeper is told.
@@ -18,11 +19,12 @@ const PANIC_MAX: usize = 4 << 10;
 /// The keeper of this process.
 #[derive(Debug)]
 pub struct KeeperLink {
-    channel: Arc<CoreSide>,
+    channel: Arc<CoreChannel>,
     /// What this process has to know to serve.
-    pub task: CoreTask,
+    pub start: CoreStart,
     /// The listening sockets, by the names of their addresses.
     pub listeners: HashMap<String, TcpListener>,
+    stops: mpsc::UnboundedReceiver<i32>,
 }
 
 impl KeeperLink {
@@ -33,25 +35,45 @@ impl KeeperLink {
     pub fn open() -> Result<Self> {
         set_parent_process_death_signal(Some(Signal::KILL)).context("cannot tie this process to its keeper")?;
         let channel =
-            CoreSide::take_standard_input().context("only the keeper starts a core: standard input is no channel")?;
+            CoreChannel::take_standard_input().context("only the keeper starts a core: standard input is no channel")?;
         // A keeper that ended before this process was tied to it sends no signal.
         if channel.keeper().context("cannot identify the keeper")? != getppid() {
-            bail!("the keeper has ended");
+            bail!("the keeper has ended, or is not the parent of this process: a script must exec the program");
         }
         let mut listeners = HashMap::new();
-        let task = loop {
+        let start = loop {
             match channel.receive().context("cannot read the keeper's message")? {
                 Some((KeeperMessage::Listener(name), Some(socket))) => {
                     _ = listeners.insert(name, TcpListener::from(socket));
                 }
                 Some((KeeperMessage::Listener(name), None)) => bail!("the keeper sent no socket for {name}"),
-                Some((KeeperMessage::Serve(task), _)) => break task,
+                Some((KeeperMessage::Serve(start), _)) => break start,
+                Some((KeeperMessage::Stop(_), _)) => bail!("the keeper stops"),
                 None => bail!("the keeper has ended"),
             }
         };
         let channel = Arc::new(channel);
         report_panics_to(Arc::clone(&channel));
-        Ok(Self { channel, task, listeners })
+        let stops = receive_stops(Arc::clone(&channel))?;
+        Ok(Self { channel, start, listeners, stops })
+    }
+
+    /// Waits for the next request of the keeper to stop. Returns the number of the signal that the keeper has got.
+    pub async fn next_stop(&mut self) -> i32 {
+        match self.stops.recv().await {
+            Some(signal) => signal,
+            // The keeper has ended, and with it this process.
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Tells the keeper which records of the journal are not applied, so that the next process does not apply them either.
+    pub fn report_set_aside(&self, records: &[u64]) {
+        if !records.is_empty()
+            && let Err(error) = self.channel.send(&CoreMessage::SetAside(records.to_vec()))
+        {
+            tracing::warn!(%error, "the keeper was not told of inputs that were set aside");
+        }
     }
 
     /// Tells the keeper that this process serves.
@@ -62,8 +84,24 @@ impl KeeperLink {
     }
 }
 
+/// Reads what the keeper sends, on a thread of its own: the runtime may not run yet.
+fn receive_stops(channel: Arc<CoreChannel>) -> Result<mpsc::UnboundedReceiver<i32>> {
+    let (send, stops) = mpsc::unbounded_channel();
+    let receive = move || {
+        while let Ok(Some((message, _))) = channel.receive() {
+            if let KeeperMessage::Stop(signal) = message
+                && send.send(signal).is_err()
+            {
+                return;
+            }
+        }
+    };
+    std::thread::Builder::new().name("keeper".to_owned()).spawn(receive).context("cannot start a thread")?;
+    Ok(stops)
+}
+
 /// Tells the keeper of each panic, also of one that ends the process just afterwards.
-fn report_panics_to(channel: Arc<CoreSide>) {
+fn report_panics_to(channel: Arc<CoreChannel>) {
     let former = panic::take_hook();
     panic::set_hook(Box::new(move |panic| {
         former(panic);
