@@ -215,6 +215,7 @@ impl Keeper {
     async fn run_core(&mut self) -> Result<CoreEnd> {
         let mut core = self.start_core().await?;
         loop {
+            let (killed_at, end_of_probation) = (core.killed_at, self.end_of_probation());
             tokio::select! {
                 status = core.process.wait() => {
                     let cause = CoreEndCause::from_status(status.context("cannot wait for the service")?);
@@ -232,12 +233,12 @@ impl Keeper {
                 signal = self.signals.next() => self.on_signal(&mut core, signal),
                 (request, reply) = next_request(self.control.as_mut()) => self.begin_upgrade(request, reply),
                 tried = end_of_trial(&mut self.upgrade) => self.end_trial(tried, &mut core),
-                () = sleep_until_some(core.killed_at) => {
+                () = sleep_until_some(killed_at) => {
                     tracing::warn!("the service does not end, and is killed");
                     core.killed_at = None;
                     core.send_signal(rustix::process::Signal::KILL.as_raw());
                 }
-                () = sleep_until_some(self.end_of_probation()) => self.end_probation(&core),
+                () = sleep_until_some(end_of_probation) => self.end_probation(&core),
             }
         }
     }
