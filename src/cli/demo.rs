@@ -84,7 +84,8 @@ async fn run_demo(arguments: &Arguments) -> Result<ExitCode> {
     let job_view = service.job_view();
     let excluded = move |task: u32| {
         let task = TaskId(task as i32);
-        job_view().is_some_and(|view| view.run.tasks.iter().any(|of| of.task == task && of.excluded.is_some()))
+        job_view()
+            .is_some_and(|view| view.run.tasks.iter().any(|of| of.task == task && of.excluded.is_some()))
     };
     let job_view = service.job_view();
     let drained =
@@ -102,7 +103,11 @@ async fn run_demo(arguments: &Arguments) -> Result<ExitCode> {
         (Ok(stop), _) => Ok(stop),
     };
     let DemoRecord { steps, resharded, checked, losses, service_kills, .. } = &demo.record;
-    let killed = if *service_kills > 0 { format!(", the service killed {service_kills} time(s)") } else { String::new() };
+    let killed = if *service_kills > 0 {
+        format!(", the service killed {service_kills} time(s)")
+    } else {
+        String::new()
+    };
     print_line(&format!(
         "{steps} steps, {resharded} of them with an array resharded, {checked} buffers checked byte for byte, {losses} \
          worker(s) lost and taken back{killed}"

@@ -149,9 +149,8 @@ struct Core {
 
 impl Keeper {
     fn bind(config: &Config, folder: PathBuf) -> Result<Self> {
-        let bind = |at: &ListenAddress| {
-            Ok(KeptListener { name: at.name(), socket: at.bind(ENDING_PROCESS_WAIT)? })
-        };
+        let bind =
+            |at: &ListenAddress| Ok(KeptListener { name: at.name(), socket: at.bind(ENDING_PROCESS_WAIT)? });
         Ok(Self {
             listeners: listen_addresses(config).iter().map(bind).collect::<Result<_>>()?,
             folder,
@@ -382,7 +381,8 @@ impl Keeper {
     /// Makes the other program the present one, if the core has ended for an upgrade. Returns whether it did.
     fn change_program(&mut self) -> bool {
         let is_stopping = |upgrade: &mut Upgrade| matches!(upgrade.phase, UpgradePhase::Stopping(_));
-        let Some(Upgrade { reply, phase: UpgradePhase::Stopping(program) }) = self.upgrade.take_if(is_stopping)
+        let Some(Upgrade { reply, phase: UpgradePhase::Stopping(program) }) =
+            self.upgrade.take_if(is_stopping)
         else {
             return false;
         };
@@ -431,7 +431,11 @@ impl Keeper {
             return Ok(false);
         };
         let why = format!("version {} {}", self.program.version, end.cause);
-        tracing::error!(why, version = program.version, "the upgrade has failed, and the former version serves again");
+        tracing::error!(
+            why,
+            version = program.version,
+            "the upgrade has failed, and the former version serves again"
+        );
         let restored = copy.map_or(Ok(()), JournalCopy::restore);
         if let ProbationPhase::Starting(reply, _) = phase {
             let outcome = match &restored {

@@ -79,7 +79,11 @@ impl ListenAddress {
 pub fn listen_addresses(config: &Config) -> Vec<ListenAddress> {
     let jobs = config.jobs.iter().filter_map(ListenAddress::grpc_of_job);
     let auxiliary = [ListenAddress::metrics(config), ListenAddress::health(config)].into_iter().flatten();
-    [ListenAddress::http(config), ListenAddress::grpc(config)].into_iter().chain(jobs).chain(auxiliary).collect()
+    [ListenAddress::http(config), ListenAddress::grpc(config)]
+        .into_iter()
+        .chain(jobs)
+        .chain(auxiliary)
+        .collect()
 }
 
 /// Where the listening sockets of a server come from.

@@ -12,9 +12,7 @@ use muster_journal::{JournalError, JournalFolder, JournalOptions};
 use super::keeper::{CoreStart, TrialReport};
 use crate::clock::Clock;
 use crate::config::{Config, JobConfig, ServerConfig};
-use crate::engine::{
-    DeclaredJob, Durability, Engine, JOURNAL_ENCODING, PersistentObserver, RestoredState,
-};
+use crate::engine::{DeclaredJob, Durability, Engine, JOURNAL_ENCODING, PersistentObserver, RestoredState};
 use crate::http::api::machine_name;
 
 /// So often a journal that is being written is read again, if it looks damaged.

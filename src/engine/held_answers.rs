@@ -64,18 +64,14 @@ impl HeldAnswers {
     }
 
     fn deliver_up_to(&self, durable: u64) {
-        loop {
-            let next = {
-                let mut held = self.lock();
-                if held.front().is_none_or(|first| first.until > durable) {
-                    return;
-                }
-                held.pop_front()
-            };
-            // Delivered without the lock: the inbox may make the next call.
-            if let Some(HeldAnswer { call, outcome, .. }) = next {
-                call.inbox.deliver(call.slot, outcome);
-            }
+        // Delivered without the lock: the inbox may make the next call.
+        let covered: Vec<HeldAnswer> = {
+            let mut held = self.lock();
+            let count = held.iter().take_while(|answer| answer.until <= durable).count();
+            held.drain(..count).collect()
+        };
+        for HeldAnswer { call, outcome, .. } in covered {
+            call.inbox.deliver(call.slot, outcome);
         }
     }
 

@@ -100,8 +100,7 @@ impl PackedHeartbeat {
     /// Returns the input; `None` if the state knows no incarnation of the task.
     fn to_input(&self, coordinator: &Coordinator) -> Option<Input> {
         let present: StatedIncarnations = coordinator.present_incarnations(self.job, self.task)?;
-        let caller =
-            Caller { connection: self.connection, claim: self.is_stated.then_some(present) };
+        let caller = Caller { connection: self.connection, claim: self.is_stated.then_some(present) };
         let request = Request::Heartbeat { task: self.task, incarnation: present.task };
         // Nobody waits for the answer, so the call needs no number of its own.
         Some(Input::Call { job: self.job, call: CallId(0), caller, request })

@@ -28,8 +28,8 @@ use utoipa::ToSchema;
 use super::packed_heartbeats::PackedHeartbeats;
 use super::restore_report::RestoreReport;
 use crate::coordination::{
-    CallId, ClaimRefusal, Code, CommandRefusal, Coordinator, Effect, Failure, Input, JobName, JobSettings, Request,
-    Timestamp,
+    CallId, ClaimRefusal, Code, CommandRefusal, Coordinator, Effect, Failure, Input, JobName, JobSettings,
+    Request, Timestamp,
 };
 
 /// What an answer has survived when it leaves.
@@ -246,10 +246,14 @@ impl InputRecorder {
         if bytes.is_empty() {
             return;
         }
-        let appended = self.writer.append(kind::HEARTBEATS, || bytes.len(), |space| {
-            space.get_mut(..bytes.len())?.copy_from_slice(bytes);
-            Some(bytes.len())
-        });
+        let appended = self.writer.append(
+            kind::HEARTBEATS,
+            || bytes.len(),
+            |space| {
+                space.get_mut(..bytes.len())?.copy_from_slice(bytes);
+                Some(bytes.len())
+            },
+        );
         if let Err(error) = appended {
             self.writer.record_lost(&error);
         }

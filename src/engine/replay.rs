@@ -442,4 +442,3 @@ impl Replay {
         }
     }
 }
-

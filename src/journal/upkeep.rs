@@ -86,7 +86,6 @@ struct UpkeepState {
     next_index: u64,
     snapshots: VecDeque<(u64, SnapshotWriter)>,
     is_writing_snapshot: bool,
-    is_sync_requested: bool,
     is_stopping: bool,
     /// Files were created whose names may not be on the disk.
     has_new_files: bool,
@@ -114,6 +113,8 @@ pub(crate) struct UpkeepShared {
     pub appended_bytes: AtomicU64,
     pub lost_records: AtomicU64,
     pub durable: AtomicU64,
+    /// Set by those who wait for the disk, before they wake its thread.
+    is_sync_requested: AtomicBool,
     is_in_trouble: AtomicBool,
     /// Records below this number are lost or may be: only a snapshot whose number is at least this makes the journal whole.
     /// 0: none are. Changed under the lock of the state.
@@ -162,6 +163,7 @@ impl UpkeepShared {
             appended_bytes: AtomicU64::new(0),
             lost_records: AtomicU64::new(0),
             durable: AtomicU64::new(durable),
+            is_sync_requested: AtomicBool::new(false),
             is_in_trouble: AtomicBool::new(false),
             needed_snapshot: AtomicU64::new(0),
             durable_limit: AtomicU64::new(u64::MAX),
@@ -284,8 +286,12 @@ impl UpkeepShared {
 
     /// Asks for records to be written to the disk now.
     pub(crate) fn request_sync(&self) {
-        self.lock().is_sync_requested = true;
-        self.wake.notify_one();
+        // A request that the thread has not seen yet covers this one: it looks at the records after the request.
+        if !self.is_sync_requested.swap(true, Ordering::AcqRel) {
+            // The thread must not be between its look at the request and its wait.
+            drop(self.lock());
+            self.wake.notify_one();
+        }
     }
 
     /// Waits until all records below `number` are durable, for `within` at most. Returns whether they are.
@@ -337,7 +343,7 @@ impl UpkeepShared {
                 let mut state = self.lock();
                 let idle = |state: &mut UpkeepState| {
                     !(state.is_stopping
-                        || state.is_sync_requested
+                        || self.is_sync_requested.load(Ordering::Acquire)
                         || (state.spare.is_none() && state.status.trouble.is_none())
                         || !state.sealed.is_empty())
                 };
@@ -346,7 +352,7 @@ impl UpkeepShared {
                     Ok((state, _)) => state,
                     Err(poisoned) => poisoned.into_inner().0,
                 };
-                let requested = std::mem::take(&mut state.is_sync_requested);
+                let requested = self.is_sync_requested.swap(false, Ordering::AcqRel);
                 (state.spare.is_none() && !state.is_stopping, state.is_stopping, requested)
             };
             if wants_spare {

@@ -56,7 +56,8 @@ fn another_process_serves_at_the_same_addresses_and_everybody_learns_why() {
     }
     end_core(&server, Signal::ABORT);
     let events = read(&server, "/events?limit=1000&kind=service-restarted");
-    let reasons: Vec<_> = events["events"].as_array().into_iter().flatten().map(|event| &event["reason"]).collect();
+    let reasons: Vec<_> =
+        events["events"].as_array().into_iter().flatten().map(|event| &event["reason"]).collect();
     let of = |cause: &str| {
         reasons.iter().filter(|reason| reason.as_str().is_some_and(|reason| reason.contains(cause))).count()
     };
@@ -64,7 +65,8 @@ fn another_process_serves_at_the_same_addresses_and_everybody_learns_why() {
     let page = server.get("/").body;
     assert!(page.contains("the process before this one crashed with SIGABRT"), "{page}");
     assert_eq!(metric(&server, "muster_keeper_enabled"), Some(1));
-    let announced = server.lines().iter().filter(|line| line.text.contains("Look with: muster status")).count();
+    let announced =
+        server.lines().iter().filter(|line| line.text.contains("Look with: muster status")).count();
     assert_eq!(announced, 1, "the addresses are the same, so they are printed once");
     for worker in workers {
         worker.signal(Signal::TERM);
@@ -177,7 +179,8 @@ fn write_program(folder: &TempFolder, name: &str, script: &str) -> String {
     let path = folder.path(name);
     let text = format!("#!/bin/sh\nMUSTER={}\n{script}\n", env!("CARGO_BIN_EXE_muster"));
     std::fs::write(&path, text).expect("it can be written");
-    std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("it can be run");
+    std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755))
+        .expect("it can be run");
     path
 }
 

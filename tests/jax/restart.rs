@@ -60,7 +60,8 @@ impl TrainingJob {
         let server = Server::start(&words);
         let address = server.grpc().to_string();
         let program = ["train.py", "--steps", STEPS, "--step-ms", "10"];
-        let processes: Vec<_> = (0..TASKS).map(|task| scene.start_at(&address, task, TASKS, &program)).collect();
+        let processes: Vec<_> =
+            (0..TASKS).map(|task| scene.start_at(&address, task, TASKS, &program)).collect();
         processes[0].text("step  100 ");
         let before = server.view("default");
         (Self { arguments, address, processes, before }, server)

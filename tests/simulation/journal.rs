@@ -67,7 +67,9 @@ fn start(path: &Path, durability: Durability) -> Arc<Engine> {
     let restored = RestoredState::read(&folder, &[]).unwrap_or_else(|error| panic!("{error}"));
     let engine = Engine::new(Clock::start_not_before(restored.report.last_input));
     let options = JournalOptions { segment_bytes: 1 << 16, snapshot_after_bytes: 1 << 15 };
-    engine.resume_from_journal(restored, folder, options, durability, Vec::new(), None).expect("it can be written");
+    engine
+        .resume_from_journal(restored, folder, options, durability, Vec::new(), None)
+        .expect("it can be written");
     engine
 }
 
@@ -381,9 +383,8 @@ fn the_last_input_can_be_set_aside() {
     let [aside] = restored.report.set_aside[..] else { panic!("{:?}", restored.report) };
     let same = RestoredState::read_setting_aside(&journal, &[], BTreeSet::from([aside]), false);
     assert_eq!(same.expect("it can be read").coordinator(), restored.coordinator());
-    let has = |key: &[u8]| {
-        restored.coordinator().job(clients.job).and_then(|job| job.stored_value(key)).is_some()
-    };
+    let has =
+        |key: &[u8]| restored.coordinator().job(clients.job).and_then(|job| job.stored_value(key)).is_some();
     assert!(has(b"a") && !has(b"b"));
     // The engine goes on from there, also in the next process.
     let engine = Engine::new(Clock::start_not_before(restored.report.last_input));

@@ -77,7 +77,9 @@ impl DemoService {
         match self {
             Self::Inside(server) => {
                 let engine = Arc::clone(server.engine());
-                Box::new(move || engine.read(|core, now| core.job_view(core.job_named(JobName::DEFAULT)?, now)))
+                Box::new(move || {
+                    engine.read(|core, now| core.job_view(core.job_named(JobName::DEFAULT)?, now))
+                })
             }
             Self::Apart(processes) => {
                 let view = Arc::clone(&processes.view);
@@ -146,10 +148,11 @@ impl ServiceProcesses {
 
     /// With `is_quiet` the service does not say why it cannot start.
     async fn start_at([grpc, http]: [SocketAddr; 2], is_quiet: bool) -> Result<Self> {
-        let folder = JournalOfDemo(
-            std::env::temp_dir()
-                .join(format!("muster-demo-{}-{:08x}", std::process::id(), clock::random_u64() >> 32)),
-        );
+        let folder = JournalOfDemo(std::env::temp_dir().join(format!(
+            "muster-demo-{}-{:08x}",
+            std::process::id(),
+            clock::random_u64() >> 32
+        )));
         let mut command = Command::from(self_command::self_exec_command());
         // It dies with this process.
         command.arg(BECOME_COMMAND).arg("--parent").arg(std::process::id().to_string()).arg("--");
@@ -160,7 +163,8 @@ impl ServiceProcesses {
         if is_quiet {
             command.stderr(Stdio::null());
         }
-        for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("MUSTER_")) {
+        for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("MUSTER_"))
+        {
             command.env_remove(name);
         }
         // Ctrl-C is for the demo, which stops the service at its end.
@@ -172,7 +176,8 @@ impl ServiceProcesses {
             let Some(line) = lines.next_line().await.context("cannot read from the service")? else {
                 bail!("the service did not start");
             };
-            if let Some((_, address)) = line.split_once("gRPC  ").or_else(|| line.split_once("HTTP  http://")) {
+            if let Some((_, address)) = line.split_once("gRPC  ").or_else(|| line.split_once("HTTP  http://"))
+            {
                 addresses.push(address.trim().parse().context("an address of the service")?);
             }
         }

@@ -205,7 +205,9 @@ mod tests {
         let task = CoreStart { starts: 3, ..CoreStart::default() };
         keeper.send(&KeeperMessage::Serve(task.clone()), None).await.expect("it is sent");
         let (message, descriptor) = core.receive().expect("it is received").expect("the keeper lives");
-        assert!(descriptor.is_none() && matches!(message, KeeperMessage::Serve(received) if received == task));
+        assert!(
+            descriptor.is_none() && matches!(message, KeeperMessage::Serve(received) if received == task)
+        );
         for message in [CoreMessage::Panicked("at a line".to_owned()), CoreMessage::Serving] {
             core.send(&message).expect("it is sent");
             assert_eq!(keeper.receive().await.expect("it is received"), Some(message));
@@ -219,7 +221,10 @@ mod tests {
         let (keeper, core) = create_channel().expect("a channel");
         send_message(core.as_fd(), &"Rejoice", None).expect("it is sent");
         send_message(core.as_fd(), &serde_json::json!({"Panicked": "x"}), None).expect("it is sent");
-        assert_eq!(keeper.receive().await.expect("it is received"), Some(CoreMessage::Panicked("x".to_owned())));
+        assert_eq!(
+            keeper.receive().await.expect("it is received"),
+            Some(CoreMessage::Panicked("x".to_owned()))
+        );
         send_message(keeper.0.as_fd(), &serde_json::json!({"Rejoice": 1}), None).expect("it is sent");
         keeper.try_send(&KeeperMessage::Stop(15)).expect("it is sent");
         let received = CoreChannel(core).receive().expect("it is received");

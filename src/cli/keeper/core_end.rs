@@ -37,7 +37,9 @@ impl CoreEndCause {
         const CRASHES: [Signal; 7] =
             [Signal::ABORT, Signal::SEGV, Signal::BUS, Signal::ILL, Signal::FPE, Signal::TRAP, Signal::SYS];
         match (status.signal(), status.code()) {
-            (Some(signal), _) if CRASHES.iter().any(|crash| crash.as_raw() == signal) => Self::Crashed(signal),
+            (Some(signal), _) if CRASHES.iter().any(|crash| crash.as_raw() == signal) => {
+                Self::Crashed(signal)
+            }
             (Some(signal), _) => Self::Killed(signal),
             (None, code) => Self::Exited(code.unwrap_or(-1)),
         }
@@ -181,7 +183,8 @@ impl RestartPolicy {
             (self.early_ends, self.early_signals) = (0, 0);
         }
         let crashed_before_serving = end.served.is_zero() && matches!(end.cause, CoreEndCause::Crashed(_));
-        self.crashes_before_serving = if crashed_before_serving { self.crashes_before_serving + 1 } else { 0 };
+        self.crashes_before_serving =
+            if crashed_before_serving { self.crashes_before_serving + 1 } else { 0 };
         if self.early_ends >= EARLY_ENDS_MAX && self.early_signals > 0 {
             return NextStep::GiveUp;
         }
@@ -254,7 +257,8 @@ mod tests {
             matches!(last, NextStep::Start { sets_last_input_aside: true, .. })
         };
         let [crash, kill, exit] =
-            [CoreEndCause::Crashed(6), CoreEndCause::Killed(9), CoreEndCause::Exited(1)].map(|cause| move || cause.clone());
+            [CoreEndCause::Crashed(6), CoreEndCause::Killed(9), CoreEndCause::Exited(1)]
+                .map(|cause| move || cause.clone());
         // The first crash is the one that the input causes while the core serves.
         assert!(sets_aside(&[(crash(), 5000), (crash(), 0), (crash(), 0)]));
         assert!(!sets_aside(&[(crash(), 5000), (crash(), 0)]));

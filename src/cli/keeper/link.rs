@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, bail};
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 use tokio::sync::mpsc;
 
-use super::channel::{CoreMessage, CoreChannel, CoreStart, KeeperMessage};
+use super::channel::{CoreChannel, CoreMessage, CoreStart, KeeperMessage};
 use crate::text::truncate_text;
 
 /// The bytes of a panic that the keeper is told.
@@ -33,12 +33,15 @@ impl KeeperLink {
     /// # Errors
     /// If this process has no keeper.
     pub fn open() -> Result<Self> {
-        set_parent_process_death_signal(Some(Signal::KILL)).context("cannot tie this process to its keeper")?;
-        let channel =
-            CoreChannel::take_standard_input().context("only the keeper starts a core: standard input is no channel")?;
+        set_parent_process_death_signal(Some(Signal::KILL))
+            .context("cannot tie this process to its keeper")?;
+        let channel = CoreChannel::take_standard_input()
+            .context("only the keeper starts a core: standard input is no channel")?;
         // A keeper that ended before this process was tied to it sends no signal.
         if channel.keeper().context("cannot identify the keeper")? != getppid() {
-            bail!("the keeper has ended, or is not the parent of this process: a script must exec the program");
+            bail!(
+                "the keeper has ended, or is not the parent of this process: a script must exec the program"
+            );
         }
         let mut listeners = HashMap::new();
         let start = loop {

@@ -177,7 +177,10 @@ mod tests {
         copy.restore().expect("it is restored");
         assert_eq!(parts_of_journal(&folder).expect("the folder"), ["identity", "segment-00000001"]);
         assert_eq!(std::fs::read_to_string(folder.join("segment-00000001")).expect("the segment"), "first");
-        assert_eq!(std::fs::read_to_string(folder.join("after-upgrade/segment-00000001")).expect("kept"), "changed");
+        assert_eq!(
+            std::fs::read_to_string(folder.join("after-upgrade/segment-00000001")).expect("kept"),
+            "changed"
+        );
         assert!(!folder.join("before-upgrade").exists());
 
         let copy = JournalCopy::make(&folder).expect("a copy");

@@ -80,7 +80,8 @@ fn detect(DetectorInput { job: seen, .. }: DetectorInput<'_>) -> Option<Detectio
 
 /// Returns what the heartbeats of the late tasks say about the cause, in a clause; `None` if too few have come.
 fn heartbeats_of_late_tasks(seen: &JobObservation, late: &[TaskId]) -> Option<&'static str> {
-    let mut known = late.iter().filter_map(|task| seen.task(*task)).filter(|task| task.interval_us > 0).peekable();
+    let mut known =
+        late.iter().filter_map(|task| seen.task(*task)).filter(|task| task.interval_us > 0).peekable();
     known.peek()?;
     let is_irregular = |task: &TaskObservation| {
         task.longest_gap_us > task.interval_us.saturating_mul(IRREGULAR_GAP.0) / IRREGULAR_GAP.1
