@@ -40,7 +40,7 @@ pub enum DemoService {
     /// In this process.
     Inside(Box<RunningServer>),
     /// In processes of its own: a keeper, and the one that it starts.
-    Apart(ServiceProcesses),
+    Apart(Box<ServiceProcesses>),
 }
 
 /// Returns the latest view of the job.
@@ -50,7 +50,7 @@ impl DemoService {
     /// Starts the service at the `given` addresses for gRPC and HTTP, elsewhere at the usual ports or at free ones.
     pub async fn start(given: [Option<SocketAddr>; 2], apart: bool) -> Result<Self> {
         if apart {
-            return ServiceProcesses::start(given).await.map(Self::Apart);
+            return ServiceProcesses::start(given).await.map(|processes| Self::Apart(Box::new(processes)));
         }
         let flags = BTreeMap::from([
             ("recoverable", true.to_string()),

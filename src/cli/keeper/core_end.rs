@@ -192,8 +192,8 @@ impl RestartPolicy {
             Some(doublings) => FIRST_PAUSE * 2_u32.pow(doublings),
             None => Duration::ZERO,
         };
-        let sets_last_input_aside =
-            self.crashes_before_serving > 0 && self.crashes_before_serving % CRASHES_BEFORE_SET_ASIDE == 0;
+        let sets_last_input_aside = self.crashes_before_serving > 0
+            && self.crashes_before_serving.is_multiple_of(CRASHES_BEFORE_SET_ASIDE);
         NextStep::Start { after, sets_last_input_aside }
     }
 }

@@ -40,7 +40,7 @@ struct JobRow {
     name: JobName,
     run: RunNumber,
     /// The run before, with which the present one can be compared.
-    previous_run: Option<RunNumber>,
+    previous_run: Option<(RunNumber, RunState)>,
     state: RunState,
     since: Timestamp,
     live: usize,
@@ -153,7 +153,11 @@ impl FleetSnapshot {
         self.lines.push(JobRow {
             name: snapshot.view.name.clone(),
             run: run.number,
-            previous_run: snapshot.view.history.first().map(|previous| previous.number),
+            previous_run: snapshot
+                .view
+                .history
+                .first()
+                .map(|previous| (previous.number, RunState::ended(previous.outcome))),
             state: run.state,
             since: run.ended_at.or(run.started_at).unwrap_or(run.opened_at),
             live: run.live,

@@ -13,8 +13,8 @@ use super::frame::{NavEntry, PageFrame, PageUser, render_page};
 use super::links::{self, JobPages};
 use super::{amount, status, times};
 use crate::coordination::{
-    ComparedHost, ComparedLateness, ComparedTask, HostLateness, JobName, RunComparison, RunDetail,
-    RunListItem, RunNumber, Timestamp,
+    ComparedHost, ComparedLateness, ComparedTask, HostId, HostLateness, JobName, RunComparison, RunDetail,
+    RunListItem, RunNumber, TaskId, Timestamp,
 };
 use crate::http::extractors::{JobPath, QueryParams, ViewedRun, no_such_run};
 use crate::http::{AppState, Problem};
@@ -56,6 +56,18 @@ impl ComparisonPageTemplate {
         let is_there = usize::try_from(task.task.0).is_ok_and(|number| number < comparison.now.tasks);
         let run = if is_there { &comparison.now } else { &comparison.before };
         links::task_page_path(&self.pages_of(run), &task.task)
+    }
+
+    /// Returns the host that a task had in one of the runs, if the comparison names the task.
+    fn host_of<'a>(
+        &self,
+        comparison: &'a RunComparison,
+        run: &RunDetail,
+        task: &TaskId,
+    ) -> Option<&'a HostId> {
+        let compared = comparison.tasks.iter().find(|compared| compared.task == *task)?;
+        let is_before = run.run.number == comparison.before.run.number;
+        if is_before { compared.host_before.as_ref() } else { compared.host.as_ref() }
     }
 
     fn length_of(&self, run: &RunDetail) -> Duration {

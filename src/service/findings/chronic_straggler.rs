@@ -89,6 +89,6 @@ fn heartbeats_of_late_tasks(seen: &JobObservation, late: &[TaskId]) -> Option<&'
     Some(if known.any(is_irregular) {
         "their heartbeats come late too, so look at the host and its network first"
     } else {
-        "their heartbeats come on time, so look at the program and its input there first, not at the network"
+        "their heartbeats come on time, so look at the work, the input and the speed of the host first, and not at the network"
     })
 }
