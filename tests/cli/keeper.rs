@@ -211,6 +211,11 @@ fn another_program_takes_over_and_the_workers_go_on_in_the_same_run() {
         assert_eq!(done.code, Some(0), "{done:?}");
         assert!(done.out.contains("can read the journal") && done.out.contains("serves,"), "{done:?}");
         assert!(program_of(&server).starts_with(program), "{}", program_of(&server));
+        let name = std::fs::read_to_string(format!(
+            "/proc/{}/comm",
+            server.first_child().expect("a process serves")
+        ));
+        assert_eq!(name.expect("it runs").trim(), "muster");
         assert_eq!(read(&server, "/runs/1")["incarnation"], before);
         assert_eq!(read(&server, "/keys/checkpoint")["text"], "step 100");
         for worker in &workers {

@@ -35,6 +35,8 @@ impl KeeperLink {
     pub fn open() -> Result<Self> {
         set_parent_process_death_signal(Some(Signal::KILL))
             .context("cannot tie this process to its keeper")?;
+        // It was started by a descriptor, whose number would be its name.
+        let _ = rustix::thread::set_name(c"muster");
         let channel = CoreChannel::take_standard_input()
             .context("only the keeper starts a core: standard input is no channel")?;
         // A keeper that ended before this process was tied to it sends no signal.

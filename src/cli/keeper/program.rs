@@ -29,7 +29,15 @@ impl Program {
     /// Returns the program of this process.
     pub fn this(encoding: u32) -> Self {
         let version = env!("CARGO_PKG_VERSION").to_owned();
-        Self { version, ..Self::open(self_command::self_exec_words(), encoding) }
+        let mut program = Self { version, ..Self::open(self_command::self_exec_words(), encoding) };
+        // People look for a process by the name under which they started it.
+        if program.file.is_some()
+            && let (Some(name), Some(first)) = (std::env::args_os().next(), program.command.first_mut())
+            && first.to_str().is_some_and(|path| path.starts_with("/proc/self/"))
+        {
+            *first = name;
+        }
+        program
     }
 
     /// Returns the program that a command names. Its version is not known yet.
