@@ -245,12 +245,14 @@ impl Keeper {
     async fn start_core(&mut self) -> Result<Core> {
         self.start.starts += 1;
         let (channel, end_of_core) = create_channel().context("cannot create the channel to the service")?;
-        let mut command = self.program.command();
-        command.args(self_command::arguments()).arg(format!("--{CORE_FLAG}"));
-        command.stdin(Stdio::from(end_of_core)).process_group(0);
-        let process = command.spawn().context("cannot start the service")?;
-        // The command has a copy of the core's end, which would hide the end of the core.
-        drop(command);
+        let process = self.program.spawn(|command| {
+            command.args(self_command::arguments()).arg(format!("--{CORE_FLAG}"));
+            // The command has a copy of the core's end, which is dropped with it: it would hide the end of the core.
+            command.stdin(end_of_core.try_clone().map_or_else(|_| Stdio::null(), Stdio::from));
+            command.process_group(0);
+        });
+        let process = process.context("cannot start the service")?;
+        drop(end_of_core);
         let core = Core {
             process,
             channel,

@@ -1,12 +1,12 @@
 //! The program that a core runs. Begin at [`Program`].
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::io::Read as _;
+use std::io::{self, Read as _};
 use std::os::fd::AsRawFd as _;
 use std::path::Path;
 
-use tokio::process::Command;
+use tokio::process::{Child, Command};
 
 use super::super::self_command;
 
@@ -29,15 +29,7 @@ impl Program {
     /// Returns the program of this process.
     pub fn this(encoding: u32) -> Self {
         let version = env!("CARGO_PKG_VERSION").to_owned();
-        let mut program = Self { version, ..Self::open(self_command::self_exec_words(), encoding) };
-        // People look for a process by the name under which they started it.
-        if program.file.is_some()
-            && let (Some(name), Some(first)) = (std::env::args_os().next(), program.command.first_mut())
-            && first.to_str().is_some_and(|path| path.starts_with("/proc/self/"))
-        {
-            *first = name;
-        }
-        program
+        Self { version, ..Self::open(self_command::self_exec_words(), encoding) }
     }
 
     /// Returns the program that a command names. Its version is not known yet.
@@ -58,19 +50,36 @@ impl Program {
         self.command.first().map_or_else(String::new, |program| Path::new(program).display().to_string())
     }
 
-    /// Returns the command that starts it, to which arguments are added.
-    pub fn command(&self) -> Command {
-        let Some((program, first)) = self.command.split_first() else { return Command::new("") };
-        let mut command = match &self.file {
-            Some(file) => {
-                let mut command =
-                    Command::new(format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()));
-                command.arg0(program);
-                command
+    /// Starts a process of it, which `prepare` has given its arguments.
+    ///
+    /// # Errors
+    /// If it cannot be started.
+    pub fn spawn(&self, prepare: impl Fn(&mut Command)) -> io::Result<Child> {
+        if let Some(file) = &self.file {
+            let mut command = Command::new(format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()));
+            command.arg0(self.visible_name());
+            command.args(self.command.iter().skip(1));
+            prepare(&mut command);
+            // A child cannot look at the descriptors of a keeper that has capabilities of its file.
+            match command.spawn() {
+                Err(error)
+                    if matches!(error.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::NotFound) => {}
+                spawned => return spawned,
             }
-            None => Command::new(program),
-        };
-        command.args(first);
-        command
+        }
+        let mut words = self.command.iter();
+        let mut command = Command::new(words.next().map_or(OsStr::new(""), OsString::as_os_str));
+        command.args(words);
+        prepare(&mut command);
+        command.spawn()
+    }
+
+    /// Returns the name by which people look for a process: that under which they started it.
+    fn visible_name(&self) -> OsString {
+        let first = self.command.first().cloned().unwrap_or_default();
+        if !first.to_str().is_some_and(|path| path.starts_with("/proc/self/")) {
+            return first;
+        }
+        std::env::args_os().next().unwrap_or(first)
     }
 }

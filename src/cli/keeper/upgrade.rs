@@ -40,10 +40,12 @@ pub struct TrialReport {
 pub async fn try_program(command: Vec<String>) -> Result<(Program, u64), String> {
     let mut program = Program::open(command.into_iter().map(OsString::from).collect(), 0);
     let name = program.name();
-    let mut command = program.command();
-    command.args(self_command::arguments()).arg(format!("--{TRIAL_FLAG}"));
-    command.stdin(Stdio::null()).kill_on_drop(true);
-    let output = match tokio::time::timeout(TRIAL_TIMEOUT, command.output()).await {
+    let spawned = program.spawn(|command| {
+        command.args(self_command::arguments()).arg(format!("--{TRIAL_FLAG}"));
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+    });
+    let process = spawned.map_err(|error| format!("cannot run {name}: {error}"))?;
+    let output = match tokio::time::timeout(TRIAL_TIMEOUT, process.wait_with_output()).await {
         Err(_) => return Err(format!("{name} did not read the journal within {TRIAL_TIMEOUT:?}")),
         Ok(Err(error)) => return Err(format!("cannot run {name}: {error}")),
         Ok(Ok(output)) => output,
