@@ -70,7 +70,8 @@ impl JournalStatus {
     /// Returns the number of records that the loss of the host would lose now.
     #[must_use]
     pub fn records_not_on_disk(&self) -> u64 {
-        (self.records + 1).saturating_sub(self.durable_records)
+        // Without a record there is no durable one either.
+        self.records.saturating_sub(self.durable_records.saturating_sub(1))
     }
 }
 
