@@ -18,9 +18,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import urllib.request
+
+from service import start_service
 
 VALUE = b"v" * 64
 
@@ -51,15 +52,7 @@ class Muster:
     def __init__(self, arguments, folder):
         command = [arguments.muster, "serve", "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--tasks", "1", "--log", "error"]
         command += ["--durability", "host", "--no-keeper", "--data-dir", os.path.join(folder, "journal")]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        found = {}
-        while len(found) < 2:
-            line = self.process.stdout.readline()
-            assert line, "Muster has not started"
-            if match := re.search(r"(gRPC|HTTP)  (?:http://)?(\S+)", line):
-                found[match[1]] = match[2]
-        threading.Thread(target=self.process.stdout.read, daemon=True).start()
-        self.address, self.http = found["gRPC"], found["HTTP"]
+        self.process, self.address, self.http = start_service(command)
 
     def done(self):
         """The inserts so far that were answered without an error."""

@@ -20,19 +20,7 @@ import threading
 import time
 from urllib.parse import quote, urlsplit
 
-
-def start_server(muster: str) -> "tuple[subprocess.Popen[str], str]":
-    """Starts a server. Returns it and the address of its pages."""
-    # The simulation makes a job of its own beside the default one.
-    command = [muster, "serve", "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--tasks", "1"]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    assert server.stdout is not None
-    for line in server.stdout:
-        found = re.search(r"https?://127\.0\.0\.1:\d+", line)
-        if found:
-            threading.Thread(target=server.stdout.read, daemon=True).start()
-            return server, found.group(0)
-    raise SystemExit("the server has not started")
+from service import start_service
 
 
 def cpu_seconds(pid: int) -> float:
@@ -92,7 +80,10 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--page", default="/jobs/simulation")
     given = parser.parse_args()
-    server, address = start_server(given.muster)
+    # The simulation makes a job of its own beside the default one.
+    command = [given.muster, "serve", "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--tasks", "1"]
+    server, _, http_address = start_service(command, stderr=subprocess.STDOUT)
+    address = f"http://{http_address}"
     size = ["--tasks", given.tasks, "--hosts", given.hosts, "--story", given.story]
     tasks = subprocess.Popen([given.muster, "simulate", "--server", address, *size], stdout=subprocess.DEVNULL)
     try:

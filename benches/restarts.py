@@ -11,37 +11,20 @@ in which the journal is read, as the service reports it. At the end the run must
 import argparse
 import json
 import os
-import re
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import urllib.request
+
+from service import core_of, start_service
 
 
 def get(url):
     with urllib.request.urlopen(url, timeout=60) as answer:
         return json.load(answer)
-
-
-def start_service(muster, folder, further):
-    command = [muster, "serve", "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--data-dir", folder, "--log", "off"]
-    keeper = subprocess.Popen(command + further, stdout=subprocess.PIPE, text=True)
-    for line in keeper.stdout:
-        found = re.search(r"HTTP +(http://\S+)", line)
-        if found:
-            threading.Thread(target=keeper.stdout.read, daemon=True).start()
-            return keeper, found.group(1)
-    raise SystemExit("the service has not started")
-
-
-def core_of(keeper):
-    with open(f"/proc/{keeper.pid}/task/{keeper.pid}/children", encoding="ascii") as file:
-        children = file.read().split()
-    return int(children[0]) if children else None
 
 
 def connected_tasks(url, job):
@@ -68,7 +51,9 @@ def main():
     parser.add_argument("--pause", type=float, default=8, help="seconds between two kills")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="muster-restarts-") as folder:
-        keeper, url = start_service(arguments.muster, folder + "/journal", ["--tasks", "1"])
+        command = [arguments.muster, "serve", "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--log", "off", "--tasks", "1"]
+        keeper, _, http = start_service(command + ["--data-dir", folder + "/journal"])
+        url = f"http://{http}"
         simulation = subprocess.Popen(
             [arguments.muster, "simulate", "--server", url, "--tasks", str(arguments.tasks), "--hosts", str(arguments.hosts)],
             stdout=subprocess.DEVNULL,

@@ -20,25 +20,18 @@ import tempfile
 import threading
 import time
 
+from service import core_of, start_service
+
 ROOT = Path(__file__).resolve().parents[1]
 TASKS = 3
-
-
-def start_service(muster, folder, settings):
-    command = [muster, "serve", "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--log", "off", "--tasks", str(TASKS)]
-    keeper = subprocess.Popen(command + ["--data-dir", folder, *settings], stdout=subprocess.PIPE, text=True)
-    for line in keeper.stdout:
-        if found := re.search(r"gRPC +(\S+)", line):
-            threading.Thread(target=keeper.stdout.read, daemon=True).start()
-            return keeper, found.group(1)
-    raise SystemExit("the service has not started")
 
 
 def train(release, muster, settings, steps, kills_until):
     """Returns the losses by step, the number of kills and the time that the training took."""
     python = ROOT / "target/jax" / release / "bin/python"
     with tempfile.TemporaryDirectory(prefix="muster-kills-") as folder:
-        keeper, address = start_service(muster, folder + "/journal", settings)
+        command = [muster, "serve", "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--log", "off", "--tasks", str(TASKS)]
+        keeper, address, _ = start_service([*command, "--data-dir", folder + "/journal", *settings])
         try:
             environment = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "MUSTER_"))}
             environment |= {"JAX_COORDINATOR_ADDRESS": address, "JAX_COORDINATOR_BIND_ADDRESS": "127.0.0.1:0"}
@@ -60,8 +53,7 @@ def train(release, muster, settings, steps, kills_until):
             while any(task.poll() is None for task in tasks):
                 time.sleep(random.uniform(2, 5) if kills_until else 0.2)
                 if time.monotonic() - began < kills_until and all(task.poll() is None for task in tasks):
-                    with open(f"/proc/{keeper.pid}/task/{keeper.pid}/children", encoding="ascii") as file:
-                        os.kill(int(file.read().split()[0]), signal.SIGKILL)
+                    os.kill(core_of(keeper), signal.SIGKILL)
                     kills += 1
             took = time.monotonic() - began
             for reader in readers:

@@ -30,21 +30,23 @@ use std::process::{ExitCode, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use muster_journal::JournalCopy;
 use rustix::process::{Pid, kill_process};
 use tokio::process::Child;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::listeners::{ListenAddress, listen_addresses};
+use super::listeners::{ENDING_PROCESS_WAIT, ListenAddress, listen_addresses};
 use super::self_command;
+use super::stop_signals::{StopSignal, StopSignals};
 use crate::config::Config;
 use crate::engine::JOURNAL_ENCODING;
 use channel::{CoreMessage, KeeperChannel, KeeperMessage, create_channel};
 use control::{ControlSocket, UpgradeReply};
 use core_end::{CoreEnd, CoreEndCause, NextStep, RestartPolicy};
 use program::Program;
-use upgrade::{JournalCopy, try_program};
+use upgrade::try_program;
 
 pub use channel::CoreStart;
 pub use control::{UpgradeNews, UpgradeRequest, request_upgrade};
@@ -55,8 +57,6 @@ pub use upgrade::{TRIAL_FLAG, TrialReport};
 /// The hidden flag of a core.
 pub const CORE_FLAG: &str = "core";
 
-/// How long an address may still be in use by a keeper that was killed, and its core.
-const ENDING_PROCESS_WAIT: Duration = Duration::from_secs(1);
 /// How long a core may take to read what it gets at its start.
 const START_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a core may take to end at once, before it is killed.
@@ -107,7 +107,7 @@ struct FormerProgram {
 }
 
 enum ProbationPhase {
-    /// The present program must serve before this time. Who asked for the upgrade waits for that.
+    /// The present program must serve before this time. The command that asked for the upgrade waits for that.
     Starting(UpgradeReply, Instant),
     /// The present program stays if it serves until this time.
     Serving(Instant),
@@ -124,7 +124,8 @@ struct Keeper {
     /// Where upgrades are asked for, once a core has served.
     control: Option<ControlSocket>,
     listeners: Vec<KeptListener>,
-    signals: ForwardedSignals,
+    stops: StopSignals,
+    hangups: Signal,
     policy: RestartPolicy,
     start: CoreStart,
     /// Whether a signal asked the server to stop.
@@ -159,7 +160,8 @@ impl Keeper {
             former: None,
             upgrade: None,
             control: None,
-            signals: ForwardedSignals::listen()?,
+            stops: StopSignals::listen()?,
+            hangups: signal(SignalKind::hangup()).context("cannot listen for signals")?,
             policy: RestartPolicy::default(),
             start: CoreStart { keeper: std::process::id(), ..CoreStart::default() },
             is_stopping: false,
@@ -218,7 +220,7 @@ impl Keeper {
             tokio::select! {
                 status = core.process.wait() => {
                     let cause = CoreEndCause::from_status(status.context("cannot wait for the service")?);
-                    // What it said last is still in the channel.
+                    // Its last messages are still in the channel.
                     while let Ok(Ok(Some(message))) = timeout(Duration::ZERO, core.channel.receive()).await {
                         self.on_message(&mut core, message);
                     }
@@ -229,7 +231,8 @@ impl Keeper {
                     Ok(Some(message)) => self.on_message(&mut core, message),
                     Ok(None) | Err(_) => core.is_silent = true,
                 },
-                signal = self.signals.next() => self.on_signal(&mut core, signal),
+                stop = self.stops.next() => self.on_stop(&mut core, stop),
+                _ = self.hangups.recv() => core.reload(),
                 (request, reply) = next_request(self.control.as_mut()) => self.begin_upgrade(request, reply),
                 tried = end_of_trial(&mut self.upgrade) => self.end_trial(tried, &mut core),
                 () = sleep_until_some(killed_at) => {
@@ -243,7 +246,6 @@ impl Keeper {
     }
 
     async fn start_core(&mut self) -> Result<Core> {
-        self.start.starts += 1;
         let (channel, end_of_core) = create_channel().context("cannot create the channel to the service")?;
         let process = self.program.spawn(|command| {
             command.args(self_command::arguments()).arg(format!("--{CORE_FLAG}"));
@@ -324,22 +326,15 @@ impl Keeper {
         }
     }
 
-    fn on_signal(&mut self, core: &mut Core, signal: SignalKind) {
-        if signal == SignalKind::hangup() {
-            // One that does not serve yet is reading the files just now, and a hangup would end it.
-            if core.serves_since.is_some() {
-                core.send_signal(signal.as_raw_value());
-            }
-            return;
-        }
+    fn on_stop(&mut self, core: &mut Core, stop: StopSignal) {
         let is_second = std::mem::replace(&mut self.is_stopping, true);
         if let Some(Upgrade { reply, .. }) = self.upgrade.take() {
             reply.send(&UpgradeNews::Failed("the service stops".to_owned()));
         }
         if is_second {
-            core.end_at_once(signal);
+            core.end_at_once(stop);
         } else {
-            core.stop(signal);
+            core.stop(stop);
         }
     }
 
@@ -370,7 +365,7 @@ impl Keeper {
                     program.version
                 )));
                 self.upgrade = Some(Upgrade { phase: UpgradePhase::Stopping(Box::new(program)), ..upgrade });
-                core.stop(SignalKind::terminate());
+                core.stop(StopSignal::TERMINATE);
                 core.killed_at = Some(Instant::now() + self.stop_timeout + STOP_MARGIN);
             }
             Err(why) => {
@@ -426,7 +421,7 @@ impl Keeper {
     fn return_to_former_program(&mut self, end: &CoreEnd) -> Result<bool> {
         let is_over = |former: &mut FormerProgram| match former.phase {
             ProbationPhase::Starting(..) => true,
-            // What the present program has answered must not be lost.
+            // The answers of the present program must not be lost.
             ProbationPhase::Serving(_) => former.copy.is_none(),
         };
         let Some(FormerProgram { program, copy, phase }) = self.former.take_if(is_over) else {
@@ -479,40 +474,40 @@ impl Keeper {
 
     /// Waits for `pause`. Returns whether a signal asked the server to stop.
     async fn is_stopped_within(&mut self, pause: Duration) -> bool {
-        let until = Instant::now() + pause;
-        loop {
-            tokio::select! {
-                biased;
-                signal = self.signals.next() => if signal != SignalKind::hangup() { return true },
-                () = sleep_until(until) => return false,
-            }
-        }
+        timeout(pause, self.stops.next()).await.is_ok()
     }
 }
 
 impl Core {
     /// Asks the core to stop in good order.
-    fn stop(&mut self, by: SignalKind) {
+    fn stop(&mut self, by: StopSignal) {
         // One that was stopped for an upgrade goes on stopping: a second request would end it at once.
         if !std::mem::replace(&mut self.is_stopping, true) {
             self.request_stop(by);
         }
         // One that does not serve yet has nothing to put in order, and may not read.
         if self.serves_since.is_none() {
-            self.send_signal(by.as_raw_value());
+            self.send_signal(by.as_raw());
         }
     }
 
     /// Ends the core at once.
-    fn end_at_once(&mut self, by: SignalKind) {
+    fn end_at_once(&mut self, by: StopSignal) {
         self.request_stop(by);
         self.killed_at = Some(Instant::now() + END_TIMEOUT);
     }
 
-    fn request_stop(&self, by: SignalKind) {
+    fn request_stop(&self, by: StopSignal) {
         // The channel of a core that does not read may be full; then the signal must do.
-        if self.channel.try_send(&KeeperMessage::Stop(by.as_raw_value())).is_err() {
-            self.send_signal(by.as_raw_value());
+        if self.channel.try_send(&KeeperMessage::Stop(by.as_raw())).is_err() {
+            self.send_signal(by.as_raw());
+        }
+    }
+
+    /// Makes the core open its files again. One that does not serve yet is reading them just now, and a hangup would end it.
+    fn reload(&self) {
+        if self.serves_since.is_some() {
+            self.send_signal(SignalKind::hangup().as_raw_value());
         }
     }
 
@@ -551,31 +546,5 @@ async fn sleep_until_some(time: Option<Instant>) {
     match time {
         Some(time) => sleep_until(time).await,
         None => std::future::pending().await,
-    }
-}
-
-/// The signals that the keeper passes on.
-struct ForwardedSignals {
-    terminate: Signal,
-    interrupt: Signal,
-    hangup: Signal,
-}
-
-impl ForwardedSignals {
-    fn listen() -> Result<Self> {
-        let listen = |kind| signal(kind).context("cannot listen for signals");
-        Ok(Self {
-            terminate: listen(SignalKind::terminate())?,
-            interrupt: listen(SignalKind::interrupt())?,
-            hangup: listen(SignalKind::hangup())?,
-        })
-    }
-
-    async fn next(&mut self) -> SignalKind {
-        tokio::select! {
-            _ = self.terminate.recv() => SignalKind::terminate(),
-            _ = self.interrupt.recv() => SignalKind::interrupt(),
-            _ = self.hangup.recv() => SignalKind::hangup(),
-        }
     }
 }

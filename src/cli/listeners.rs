@@ -13,6 +13,9 @@ use crate::clock;
 use crate::config::{Config, JobConfig};
 use crate::grpc;
 
+/// The time that a process which was killed may take to release its addresses.
+pub const ENDING_PROCESS_WAIT: Duration = Duration::from_secs(1);
+
 /// An address of the configuration at which the server listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListenAddress {

@@ -43,11 +43,21 @@ pub async fn start_local_server(
     tasks: u32,
     flags: &BTreeMap<&'static str, String>,
 ) -> Result<RunningServer> {
+    start_at_free_ports(given, async |addresses, _| start_at(addresses, job, tasks, flags).await).await
+}
+
+/// Calls `start` with the addresses that are `given` for gRPC and HTTP, elsewhere with the preferred ports and, if that fails, with
+/// free ones. `start` also learns whether it is called again if it fails.
+pub async fn start_at_free_ports<T>(
+    given: [Option<SocketAddr>; 2],
+    start: impl AsyncFn([SocketAddr; 2], bool) -> Result<T>,
+) -> Result<T> {
     let local = |port: u16| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     let at = |ports: [u16; 2]| [given[0].unwrap_or(local(ports[0])), given[1].unwrap_or(local(ports[1]))];
-    match start_at(at(PORTS), job, tasks, flags).await {
+    let can_move = given.contains(&None);
+    match start(at(PORTS), can_move).await {
         // The preferred ports are taken, so free ones are used in place of those that no flag gives.
-        Err(_) if given.contains(&None) => start_at(at([0, 0]), job, tasks, flags).await,
+        Err(_) if can_move => start(at([0, 0]), false).await,
         started => started,
     }
 }

@@ -16,7 +16,7 @@ use tokio::task::JoinSet;
 
 use super::connection_limits::{self, ConnectionLimits};
 use super::keeper::{CoreStart, KeeperLink, KeeperMetrics};
-use super::listeners::{ListenAddress, ListenerSource};
+use super::listeners::{ENDING_PROCESS_WAIT, ListenAddress, ListenerSource};
 use super::server_journal::{ServerJournal, declare_configured_jobs};
 use crate::clock::Clock;
 use crate::config::{Config, JobConfig, TlsConfig};
@@ -48,8 +48,6 @@ const HTTP_STOP_TIMEOUT: Duration = Duration::from_millis(200);
 const AUDIT_STOP_TIMEOUT: Duration = Duration::from_secs(1);
 /// The time that the last traces have.
 const TRACES_STOP_TIMEOUT: Duration = Duration::from_secs(3);
-/// The time that a process which was killed may take to release its addresses.
-const ENDING_PROCESS_WAIT: Duration = Duration::from_secs(1);
 /// The time that the last snapshot of the journal has.
 const JOURNAL_STOP_TIMEOUT: Duration = Duration::from_secs(10);
 /// The time that the gRPC port has, beyond the stop timeout, to close unfinished connections.

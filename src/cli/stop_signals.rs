@@ -23,12 +23,19 @@ pub struct StopSignal {
 }
 
 impl StopSignal {
+    /// SIGTERM.
+    pub const TERMINATE: Self = Self { name: "SIGTERM", number: 15 };
+    /// SIGINT.
+    const INTERRUPT: Self = Self { name: "SIGINT", number: 2 };
+
     /// Returns the signal with this number; an unknown one stands for SIGTERM.
     pub fn from_raw(number: i32) -> Self {
-        match number {
-            2 => Self { name: "SIGINT", number: 2 },
-            _ => Self { name: "SIGTERM", number: 15 },
-        }
+        if number == Self::INTERRUPT.as_raw() { Self::INTERRUPT } else { Self::TERMINATE }
+    }
+
+    /// Returns its number.
+    pub fn as_raw(self) -> i32 {
+        self.number.into()
     }
 
     /// Returns the exit code of a command that the signal ended.
@@ -47,8 +54,8 @@ impl StopSignals {
     /// Waits for the next signal.
     pub async fn next(&mut self) -> StopSignal {
         tokio::select! {
-            _ = self.terminate.recv() => StopSignal { name: "SIGTERM", number: 15 },
-            _ = self.interrupt.recv() => StopSignal { name: "SIGINT", number: 2 },
+            _ = self.terminate.recv() => StopSignal::TERMINATE,
+            _ = self.interrupt.recv() => StopSignal::INTERRUPT,
         }
     }
 }

@@ -14,6 +14,17 @@ use rustix::fs::FlockOperation;
 /// The version of the format that this program writes. It reads this version and all earlier ones.
 const FORMAT: u32 = 1;
 
+/// The name of the file without which a folder is no journal.
+pub(crate) const IDENTITY_NAME: &str = "identity";
+/// The beginnings of the names of segments and of snapshots.
+pub(crate) const SEGMENT_PREFIX: &str = "segment-";
+const SNAPSHOT_PREFIX: &str = "snapshot-";
+
+/// Returns whether a file with this name is part of the journal in its folder.
+pub(crate) fn is_part_of_journal(name: &str) -> bool {
+    name == IDENTITY_NAME || name.starts_with(SEGMENT_PREFIX) || name.starts_with(SNAPSHOT_PREFIX)
+}
+
 /// The reason for which a journal cannot be opened or read.
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
@@ -70,6 +81,19 @@ pub enum JournalError {
         /// Why this is not the end of an interrupted write.
         why: String,
     },
+    /// A copy cannot be put in place of the journal.
+    #[error(
+        "the journal of before the upgrade cannot be restored: move the files of {copy} to {path} yourself, and start the former \
+         version: {source}"
+    )]
+    NotRestored {
+        /// The folder of the copy.
+        copy: PathBuf,
+        /// The folder of the journal.
+        path: PathBuf,
+        /// The error of the file system.
+        source: io::Error,
+    },
     /// The records before the first one are missing, and no intact snapshot replaces them.
     #[error(
         "the journal in {path} begins with record {first}, and there is no intact snapshot of the state before it{damaged}. \
@@ -109,7 +133,7 @@ impl JournalFolder {
     /// If the folder is in use, contains something else, or cannot be accessed.
     pub fn open(path: &Path, holder: &str) -> Result<Self, JournalError> {
         Self::create(path)?;
-        let identity = path.join("identity");
+        let identity = path.join(IDENTITY_NAME);
         if !identity.exists() {
             refuse_foreign_files(path)?;
         }
@@ -137,7 +161,7 @@ impl JournalFolder {
     /// # Errors
     /// If there is no journal, or it cannot be accessed.
     pub fn open_for_reading(path: &Path) -> Result<Self, JournalError> {
-        let identity = path.join("identity");
+        let identity = path.join(IDENTITY_NAME);
         let text = fs::read_to_string(&identity).map_err(JournalError::io("read", &identity))?;
         let id = parse_identity(path, &text)?;
         Ok(Self { path: path.to_owned(), id, boot: boot_id(), lock: None })
@@ -178,21 +202,21 @@ impl JournalFolder {
     }
 
     pub(crate) fn segment_path(&self, index: u64) -> PathBuf {
-        self.path.join(format!("segment-{index:08}"))
+        self.path.join(format!("{SEGMENT_PREFIX}{index:08}"))
     }
 
     pub(crate) fn snapshot_path(&self, record: u64) -> PathBuf {
-        self.path.join(format!("snapshot-{record:016}"))
+        self.path.join(format!("{SNAPSHOT_PREFIX}{record:016}"))
     }
 
     /// Returns the indexes of the segments, ascending.
     pub(crate) fn segment_indexes(&self) -> Result<Vec<u64>, JournalError> {
-        self.numbered_files("segment-")
+        self.numbered_files(SEGMENT_PREFIX)
     }
 
     /// Returns the record numbers of the snapshots, ascending.
     pub(crate) fn snapshot_records(&self) -> Result<Vec<u64>, JournalError> {
-        self.numbered_files("snapshot-")
+        self.numbered_files(SNAPSHOT_PREFIX)
     }
 
     fn numbered_files(&self, prefix: &str) -> Result<Vec<u64>, JournalError> {
@@ -212,7 +236,7 @@ impl JournalFolder {
         let entries = fs::read_dir(&self.path).map_err(JournalError::io("list", &self.path))?;
         for entry in entries.flatten() {
             let name = entry.file_name();
-            if name.to_str().is_some_and(|name| name.starts_with("snapshot-") && name.ends_with(".new")) {
+            if name.to_str().is_some_and(|name| name.starts_with(SNAPSHOT_PREFIX) && name.ends_with(".new")) {
                 fs::remove_file(entry.path()).map_err(JournalError::io("delete", &entry.path()))?;
             }
         }

@@ -32,12 +32,14 @@
 //! | `snapshot.rs` | snapshot files |
 //! | `options.rs` | settings, and the error of an append |
 //! | `folder.rs` | the folder: its lock, its identity, the names of files |
+//! | `copy.rs` | a copy of a whole journal, and its return |
 //! | `recovery.rs` | reading a journal |
 //! | `repair.rs` | ending a damaged journal before the damage; beginning a journal with a snapshot |
 //! | `upkeep.rs` | the threads that allocate segments, write to the disk, write snapshots, and delete old files |
 //! | `writer.rs` | appending |
 #![warn(clippy::too_many_lines)]
 
+mod copy;
 mod folder;
 mod options;
 mod record;
@@ -50,6 +52,7 @@ mod tests;
 mod upkeep;
 mod writer;
 
+pub use copy::JournalCopy;
 pub use folder::{JournalError, JournalFolder};
 pub use options::{AppendError, JournalOptions};
 pub use record::{JournalRecord, RecordKind};

@@ -423,37 +423,23 @@ fn read_segment(folder: &JournalFolder, index: u64) -> Result<(Vec<u8>, usize), 
     let read = || -> io::Result<(Vec<u8>, usize)> {
         let mut file = fs::File::open(&path)?;
         let (mut bytes, mut zeroes) = (Vec::new(), 0);
-        let mut block = vec![0; READ_BLOCK_BYTES];
+        let mut block = Vec::with_capacity(READ_BLOCK_BYTES);
         loop {
-            let length = read_block(&mut file, &mut block)?;
+            block.clear();
+            let length = file.by_ref().take(READ_BLOCK_BYTES as u64).read_to_end(&mut block)?;
             if length == 0 {
                 let read = bytes.len() + zeroes;
                 return Ok((bytes, read));
             }
-            let block = &block[..length];
-            if block == &ZEROES[..length] {
+            if block == ZEROES[..length] {
                 zeroes += length;
             } else {
                 bytes.resize(bytes.len() + std::mem::take(&mut zeroes), 0);
-                bytes.extend_from_slice(block);
+                bytes.extend_from_slice(&block);
             }
         }
     };
     read().map_err(JournalError::io("read", &path))
-}
-
-/// Fills a block from a file; it is shorter at the end.
-fn read_block(file: &mut fs::File, block: &mut [u8]) -> io::Result<usize> {
-    let mut length = 0;
-    while length < block.len() {
-        match file.read(&mut block[length..]) {
-            Ok(0) => break,
-            Ok(more) => length += more,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(length)
 }
 
 /// Returns the headers of the segments in the order of their records. The order of their indexes may differ: the writer may

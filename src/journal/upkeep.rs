@@ -21,7 +21,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crate::folder::{JournalError, JournalFolder};
+use crate::folder::{JournalError, JournalFolder, SEGMENT_PREFIX};
 use crate::options::{AppendError, JournalOptions};
 use crate::segment::SegmentFile;
 use crate::snapshot::write_snapshot;
@@ -518,7 +518,7 @@ impl UpkeepShared {
         for entry in std::fs::read_dir(self.folder.path()).into_iter().flatten().flatten() {
             use std::os::unix::fs::MetadataExt as _;
             bytes += entry.metadata().map_or(0, |meta| meta.blocks() * 512);
-            segments += u64::from(entry.file_name().to_string_lossy().starts_with("segment-"));
+            segments += u64::from(entry.file_name().to_string_lossy().starts_with(SEGMENT_PREFIX));
         }
         let mut state = self.lock();
         state.status.disk_bytes = bytes;

@@ -49,14 +49,16 @@ impl DemoRecord {
     /// Records that the worker takes part again, in this step.
     pub fn record_worker_return(&mut self, step: u64) {
         self.losses += 1;
-        if let Some(window) = &mut self.window {
-            window.until = Some(step);
-        }
+        self.end_window(step);
     }
 
     /// Records that all take part again after the service was killed, in this step.
     pub fn record_service_return(&mut self, step: u64) {
         self.service_kills += 1;
+        self.end_window(step);
+    }
+
+    fn end_window(&mut self, step: u64) {
         if let Some(window) = &mut self.window {
             window.until = Some(step);
         }

@@ -3,7 +3,7 @@
 //! Begin at [`DemoService::start`].
 
 use std::collections::BTreeMap;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,16 +12,14 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
-use tokio::process::{Child, Command};
+use tokio::process::Child;
 use tokio::task::JoinHandle;
 
 use super::super::client::Client;
 use super::super::credentials::CredentialArgs;
-use super::super::launch::children::BECOME_COMMAND;
-use super::super::local_server::start_local_server;
-use super::super::self_command;
+use super::super::local_server::{start_at_free_ports, start_local_server};
 use super::super::server::RunningServer;
-use super::workers::{HEARTBEAT_TIMEOUT, WORKERS};
+use super::workers::{HEARTBEAT_TIMEOUT, WORKERS, tied_command};
 use crate::clock;
 use crate::coordination::{JobName, JobView};
 use crate::http::api::JournalView;
@@ -32,8 +30,6 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 const RETURN_TIMEOUT: Duration = Duration::from_secs(30);
 /// The interval at which the state of the job is read from a service outside of this process.
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
-/// The preferred ports: gRPC and HTTP.
-const PORTS: [u16; 2] = [8476, 8477];
 
 /// The service of the demo.
 pub enum DemoService {
@@ -50,7 +46,8 @@ impl DemoService {
     /// Starts the service at the `given` addresses for gRPC and HTTP, elsewhere at the usual ports or at free ones.
     pub async fn start(given: [Option<SocketAddr>; 2], apart: bool) -> Result<Self> {
         if apart {
-            return ServiceProcesses::start(given).await.map(|processes| Self::Apart(Box::new(processes)));
+            let processes = start_at_free_ports(given, ServiceProcesses::start_at).await?;
+            return Ok(Self::Apart(Box::new(processes)));
         }
         let flags = BTreeMap::from([
             ("recoverable", true.to_string()),
@@ -135,17 +132,6 @@ pub struct ServiceProcesses {
 }
 
 impl ServiceProcesses {
-    async fn start(given: [Option<SocketAddr>; 2]) -> Result<Self> {
-        let local = |port: u16| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-        let at = |ports: [u16; 2]| [given[0].unwrap_or(local(ports[0])), given[1].unwrap_or(local(ports[1]))];
-        let can_move = given.contains(&None);
-        match Self::start_at(at(PORTS), can_move).await {
-            // The usual ports are taken, so free ones are used in place of those that no flag gives.
-            Err(_) if can_move => Self::start_at(at([0, 0]), false).await,
-            started => started,
-        }
-    }
-
     /// With `is_quiet` the service does not say why it cannot start.
     async fn start_at([grpc, http]: [SocketAddr; 2], is_quiet: bool) -> Result<Self> {
         let folder = JournalOfDemo(std::env::temp_dir().join(format!(
@@ -153,19 +139,13 @@ impl ServiceProcesses {
             std::process::id(),
             clock::random_u64() >> 32
         )));
-        let mut command = Command::from(self_command::self_exec_command());
-        // It dies with this process.
-        command.arg(BECOME_COMMAND).arg("--parent").arg(std::process::id().to_string()).arg("--");
-        command.args(self_command::self_exec_words()).args(["serve", "--recoverable", "--log", "off"]);
+        let mut command = tied_command();
+        command.args(["serve", "--recoverable", "--log", "off"]);
         command.args(["--grpc", &grpc.to_string(), "--http", &http.to_string()]);
         command.args(["--tasks", &WORKERS.to_string(), "--heartbeat-timeout", HEARTBEAT_TIMEOUT]);
         command.arg("--data-dir").arg(&folder.0);
         if is_quiet {
             command.stderr(Stdio::null());
-        }
-        for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("MUSTER_"))
-        {
-            command.env_remove(name);
         }
         // Ctrl-C is for the demo, which stops the service at its end.
         command.stdin(Stdio::null()).stdout(Stdio::piped()).process_group(0).kill_on_drop(true);
@@ -218,7 +198,7 @@ pub struct ServiceKiller {
     restarts: u64,
 }
 
-/// What came of a kill.
+/// The outcome of a kill.
 pub struct ServiceKilled {
     /// The process that was killed.
     pub process: i32,

@@ -59,6 +59,21 @@ pub struct WorkerProcesses {
     lives: u64,
 }
 
+/// Returns the command that starts this program again, without settings of the environment. The process dies with this one.
+pub fn tied_command() -> Command {
+    let mut command = Command::from(self_command::self_exec_command());
+    command.arg(BECOME_COMMAND).arg("--parent").arg(std::process::id().to_string()).arg("--");
+    command.args(self_command::self_exec_words());
+    let settings = std::env::vars_os().filter(|(name, _)| {
+        let name = name.to_string_lossy();
+        name.starts_with("MUSTER_") || name.starts_with("JAX_")
+    });
+    for (name, _) in settings {
+        command.env_remove(name);
+    }
+    command
+}
+
 impl WorkerProcesses {
     pub fn new(service: String, pause: Duration) -> Result<Self> {
         let (tell, coming) = mpsc::channel(256);
@@ -68,25 +83,11 @@ impl WorkerProcesses {
 
     /// Starts a worker.
     pub fn start_worker(&mut self, task: u32) -> Result<()> {
-        let mut command = Command::from(self_command::self_exec_command());
-        command.arg(BECOME_COMMAND).arg("--parent").arg(std::process::id().to_string()).arg("--");
-        command.args(self_command::self_exec_words()).args([
-            "worker",
-            "--program",
-            "exercise",
-            "--service",
-            &self.service,
-        ]);
+        let mut command = tied_command();
+        command.args(["worker", "--program", "exercise", "--service", &self.service]);
         command.arg("--task").arg(task.to_string()).arg("--tasks").arg(WORKERS.to_string());
         command.args(["--devices", "2", "--heartbeat-timeout", HEARTBEAT_TIMEOUT]);
         command.arg("--pause").arg(format!("{}ms", self.pause.as_millis()));
-        let own = std::env::vars_os().filter(|(name, _)| {
-            let name = name.to_string_lossy();
-            name.starts_with("MUSTER_") || name.starts_with("JAX_")
-        });
-        for (name, _) in own {
-            command.env_remove(name);
-        }
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let child = command.process_group(0).kill_on_drop(true).spawn().context("cannot start a worker")?;
         let pid = child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));

@@ -23,7 +23,7 @@ use super::core_end::CoreEndCounts;
 /// The longest message.
 const MESSAGE_MAX: usize = 64 << 10;
 
-/// A message of the keeper to a core that has just started.
+/// A message of the keeper to a core.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum KeeperMessage {
     /// A listening socket, which comes with the message, and the name of its address.
@@ -34,15 +34,13 @@ pub enum KeeperMessage {
     Stop(i32),
 }
 
-/// What a core has to know to serve.
+/// The facts that a core needs to serve.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CoreStart {
     /// The process of the keeper, which is the one that people see.
     pub keeper: u32,
     /// Whether an earlier core has served, and has announced the addresses.
     pub is_announced: bool,
-    /// The number of cores that the keeper has started, this one included.
-    pub starts: u64,
     /// The ends that nobody asked for.
     pub ends: CoreEndCounts,
     /// How the core before this one ended, in a clause.
@@ -202,7 +200,7 @@ mod tests {
             let same = TcpListener::from(descriptor.expect("a descriptor"));
             assert_eq!(same.local_addr().expect("bound"), listener.local_addr().expect("bound"));
         }
-        let task = CoreStart { starts: 3, ..CoreStart::default() };
+        let task = CoreStart { keeper: 3, ..CoreStart::default() };
         keeper.send(&KeeperMessage::Serve(task.clone()), None).await.expect("it is sent");
         let (message, descriptor) = core.receive().expect("it is received").expect("the keeper lives");
         assert!(

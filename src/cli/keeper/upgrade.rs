@@ -1,14 +1,9 @@
-//! The steps of an upgrade: whether another program can take over, and what becomes of the journal if it cannot.
-//!
-//! Begin at [`try_program`] and [`JournalCopy::make`].
+//! The trial of an upgrade: whether another program can take over. Begin at [`try_program`].
 
 use std::ffi::OsString;
-use std::io;
-use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 
 use super::super::self_command;
@@ -21,7 +16,7 @@ const TRIAL_TIMEOUT: Duration = Duration::from_secs(120);
 /// The characters at the end of a program's output that a failure shows.
 const OUTPUT_SHOWN: usize = 2000;
 
-/// What a program says that could take over.
+/// The report of a program that could take over.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TrialReport {
     /// Its version.
@@ -62,90 +57,6 @@ pub async fn try_program(command: Vec<String>) -> Result<(Program, u64), String>
     Ok((program, report.inputs))
 }
 
-/// A copy of a journal that nobody writes, for the case that a program of another encoding fails.
-#[derive(Debug)]
-pub struct JournalCopy {
-    folder: PathBuf,
-    copy: PathBuf,
-}
-
-/// The file without which a folder is no journal.
-const IDENTITY: &str = "identity";
-
-impl JournalCopy {
-    /// Copies the journal in `folder`, to its folder `before-upgrade`.
-    ///
-    /// # Errors
-    /// If there is no room.
-    pub fn make(folder: &Path) -> io::Result<Self> {
-        let made = Self { folder: folder.to_owned(), copy: folder.join("before-upgrade") };
-        let _ = std::fs::remove_dir_all(&made.copy);
-        std::fs::create_dir(&made.copy)?;
-        let copied = parts_of_journal(folder)?.into_iter().try_for_each(|name| {
-            let target = made.copy.join(&name);
-            std::fs::copy(folder.join(&name), &target)?;
-            std::fs::File::open(&target)?.sync_all()
-        });
-        match copied {
-            Ok(()) => Ok(made),
-            Err(error) => {
-                // Others need the space.
-                made.forget();
-                Err(error)
-            }
-        }
-    }
-
-    /// Puts the copy in place of the journal, which moves to the folder `after-upgrade`. To be called while no process uses the
-    /// folder. If this process ends in between, the folder has no identity, and no program takes it for a whole journal.
-    ///
-    /// # Errors
-    /// If the files cannot be moved. Then no program should be started on the folder.
-    pub fn restore(self) -> Result<()> {
-        let Self { folder, copy } = &self;
-        let failed = folder.join("after-upgrade");
-        let restore = || -> io::Result<()> {
-            let _ = std::fs::remove_dir_all(&failed);
-            std::fs::create_dir(&failed)?;
-            for name in parts_of_journal(folder)? {
-                std::fs::rename(folder.join(&name), failed.join(&name))?;
-            }
-            for name in parts_of_journal(copy)?.into_iter().rev() {
-                std::fs::rename(copy.join(&name), folder.join(&name))?;
-            }
-            std::fs::File::open(folder)?.sync_all()
-        };
-        restore().with_context(|| {
-            format!(
-                "the journal of before the upgrade cannot be restored: move the files of {} to {} yourself, and start the \
-                 former version",
-                copy.display(),
-                folder.display()
-            )
-        })?;
-        self.forget();
-        Ok(())
-    }
-
-    /// Deletes the copy.
-    pub fn forget(&self) {
-        let _ = std::fs::remove_dir_all(&self.copy);
-    }
-}
-
-/// Returns the names of the files of a journal, its identity first.
-fn parts_of_journal(folder: &Path) -> io::Result<Vec<String>> {
-    let mut names = Vec::new();
-    for entry in std::fs::read_dir(folder)? {
-        let name = entry?.file_name().into_string().unwrap_or_default();
-        if name == IDENTITY || name.starts_with("segment-") || name.starts_with("snapshot-") {
-            names.push(name);
-        }
-    }
-    names.sort_by_key(|name| (name != IDENTITY, name.clone()));
-    Ok(names)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -162,34 +73,5 @@ mod tests {
         let other = refusal(&["/bin/echo", "hello"]).await;
         assert!(other.contains("is no program that can take over"), "{other}");
         refusal(&[]).await;
-    }
-
-    #[test]
-    fn a_copy_takes_the_place_of_what_was_written_since() {
-        let folder = std::env::temp_dir().join(format!("muster-copy-{:016x}", crate::clock::random_u64()));
-        std::fs::create_dir(&folder).expect("a folder");
-        let write = |name: &str, text: &str| std::fs::write(folder.join(name), text).expect("it is written");
-        write("identity", "i");
-        write("segment-00000001", "first");
-        write("lock", "held by a process");
-        let copy = JournalCopy::make(&folder).expect("a copy");
-        write("segment-00000001", "changed");
-        write("segment-00000002", "new");
-        write("snapshot-0000000000000009", "new");
-        copy.restore().expect("it is restored");
-        assert_eq!(parts_of_journal(&folder).expect("the folder"), ["identity", "segment-00000001"]);
-        assert_eq!(std::fs::read_to_string(folder.join("segment-00000001")).expect("the segment"), "first");
-        assert_eq!(
-            std::fs::read_to_string(folder.join("after-upgrade/segment-00000001")).expect("kept"),
-            "changed"
-        );
-        assert!(!folder.join("before-upgrade").exists());
-
-        let copy = JournalCopy::make(&folder).expect("a copy");
-        std::fs::remove_dir_all(folder.join("before-upgrade")).expect("it is gone");
-        let failed = format!("{:#}", copy.restore().expect_err("there is no copy"));
-        assert!(failed.contains("move the files"), "{failed}");
-        assert!(!folder.join("identity").exists(), "no program takes it for a whole journal");
-        let _ = std::fs::remove_dir_all(&folder);
     }
 }

@@ -19,6 +19,7 @@ struct JobHeadFragment<'a> {
     out: usize,
     excluded: usize,
     is_unregistered: bool,
+    previous_run: Option<RunNumber>,
 }
 
 impl JobHeadFragment<'_> {
@@ -30,11 +31,6 @@ impl JobHeadFragment<'_> {
         } else {
             status::run_state_tone(&self.view.run.state)
         }
-    }
-
-    /// Returns the latest run before this one.
-    fn previous_run(&self) -> Option<RunNumber> {
-        self.view.history.iter().map(|run| run.number).filter(|run| *run < self.view.run.number).max()
     }
 
     /// Returns the share of live tasks, in percent.
@@ -50,5 +46,9 @@ pub(super) fn render_head_fragment(snapshot: &JobSnapshot) -> Result<Fragment, P
     let nobody = run.tasks.iter().all(|task| task.lives.is_empty());
     let (view, total) = (&snapshot.view, snapshot.task_count());
     let out = total.saturating_sub(run.live);
-    Fragment::new("head", &JobHeadFragment { view, total, out, excluded, is_unregistered: nobody })
+    let previous_run = snapshot.previous_run().map(|previous| previous.number);
+    Fragment::new(
+        "head",
+        &JobHeadFragment { view, total, out, excluded, is_unregistered: nobody, previous_run },
+    )
 }

@@ -154,9 +154,7 @@ impl FleetSnapshot {
             name: snapshot.view.name.clone(),
             run: run.number,
             previous_run: snapshot
-                .view
-                .history
-                .first()
+                .previous_run()
                 .map(|previous| (previous.number, RunState::ended(previous.outcome))),
             state: run.state,
             since: run.ended_at.or(run.started_at).unwrap_or(run.opened_at),

@@ -341,6 +341,12 @@ impl JobSnapshot {
         barriers
     }
 
+    /// Returns the latest run before the one of the snapshot.
+    pub fn previous_run(&self) -> Option<&RunSummary> {
+        // The newest comes first.
+        self.view.history.iter().find(|run| run.number < self.view.run.number)
+    }
+
     /// Returns the number of tasks of the job.
     pub fn task_count(&self) -> usize {
         self.view.run.tasks.len()
