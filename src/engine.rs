@@ -30,6 +30,7 @@ mod event_history;
 mod held_answers;
 mod jobs;
 mod journaling;
+mod kept_calls;
 mod lock;
 mod observer;
 mod packed_heartbeats;
@@ -40,7 +41,7 @@ mod waiting_calls;
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
 use tokio::sync::{Notify, broadcast};
@@ -59,6 +60,9 @@ use event_history::{EventHistory, EventsByNumber};
 pub use event_history::{EventHistoryExcerpt, NumberedEvent};
 use held_answers::HeldAnswers;
 pub use jobs::{DeclareError, DeclaredJob};
+pub use journaling::{AnswerTakers, AnswersTaken};
+pub use kept_calls::KeptConnections;
+use kept_calls::ReplayedCalls;
 pub use lock::EngineLockTimes;
 use lock::{ReadLockedState, StateLock, WriteLockedState};
 pub use observer::{ContentsSerialiser, Observer, PersistentObserver};
@@ -89,6 +93,10 @@ struct EngineState {
     recorder: Option<InputRecorder>,
     /// The journal has been ended: nothing would record a change.
     is_closed: bool,
+    /// A snapshot is to be made as soon as possible.
+    is_snapshot_wanted: bool,
+    /// What the connections that go on from a former process do not know yet.
+    replayed_calls: ReplayedCalls,
 }
 
 impl EngineState {
@@ -141,6 +149,14 @@ impl AppliedInput {
     }
 }
 
+/// The call that an input is.
+#[derive(Debug, Clone, Copy)]
+struct OwnCall {
+    call: CallId,
+    /// The stream of its connection; 0: none.
+    stream: u32,
+}
+
 /// The number of events that a follower may lag behind before it misses some.
 const EVENTS_BUFFERED: usize = 1 << 12;
 
@@ -172,6 +188,9 @@ pub struct Engine {
     observers: OnceLock<Vec<Arc<dyn Observer>>>,
     persistent_observers: OnceLock<Vec<Arc<dyn PersistentObserver>>>,
     held_answers: OnceLock<Arc<HeldAnswers>>,
+    answer_takers: OnceLock<Arc<dyn AnswerTakers>>,
+    /// Held for reading by whoever delivers answers.
+    delivering: RwLock<()>,
     missed: AtomicU64,
     reaper: DropThread,
     this: Weak<Self>,
@@ -189,6 +208,8 @@ impl Engine {
             undelivered: Vec::new(),
             recorder: None,
             is_closed: false,
+            is_snapshot_wanted: false,
+            replayed_calls: ReplayedCalls::default(),
         };
         let (followers, _) = broadcast::channel(EVENTS_BUFFERED);
         Arc::new_cyclic(|this| Self {
@@ -202,6 +223,8 @@ impl Engine {
             observers: OnceLock::new(),
             persistent_observers: OnceLock::new(),
             held_answers: OnceLock::new(),
+            answer_takers: OnceLock::new(),
+            delivering: RwLock::default(),
             missed: AtomicU64::new(0),
             reaper: DropThread::default(),
             this: Weak::clone(this),
@@ -296,6 +319,20 @@ impl Engine {
         inbox: &Arc<dyn AnswerInbox>,
         slot: u64,
     ) -> AnsweredOrWaiting {
+        self.call_in_stream(0, job, caller, request, inbox, slot)
+    }
+
+    /// Does what [`Self::call`] does. A connection uses the number of a stream once, and `stream` is 0 for connections that end
+    /// with the process. A call that a former process has applied is not applied again.
+    pub fn call_in_stream(
+        &self,
+        stream: u32,
+        job: JobId,
+        caller: Caller,
+        request: Request,
+        inbox: &Arc<dyn AnswerInbox>,
+        slot: u64,
+    ) -> AnsweredOrWaiting {
         // The value of a refused request is freed after the lock is released.
         let _value = match &request {
             Request::Insert { value, .. } => Some(value.clone()),
@@ -304,13 +341,25 @@ impl Engine {
         let is_heartbeat = matches!(&request, Request::Heartbeat { .. });
         let mut state =
             if is_about_one_task_or_key(&request) { self.lock() } else { self.lock_for_bulk_work() };
+        if !state.replayed_calls.is_empty()
+            && let Some(call) = state.replayed_calls.take_call(caller.connection, stream)
+        {
+            return match state.replayed_calls.take_outcome(call) {
+                Some(outcome) => AnsweredOrWaiting::Now(outcome),
+                None => {
+                    state.waiting.insert(call, WaitingCall { inbox: Arc::clone(inbox), slot });
+                    AnsweredOrWaiting::Waiting(call)
+                }
+            };
+        }
         if let Some(refusal) = state.call_refusal(&request) {
             return AnsweredOrWaiting::Now(Err(refusal));
         }
         let call = CallId(state.durable.next_call);
         state.durable.next_call += 1;
         let had_work = state.durable.coordinator.has_pending_work();
-        let mut applied = self.apply(&mut state, Input::Call { job, call, caller, request }, Some(call));
+        let input = Input::Call { job, call, caller, request };
+        let mut applied = self.apply(&mut state, input, Some(OwnCall { call, stream }));
         let status = match applied.own.take() {
             Some(outcome) if !is_heartbeat && state.held_until().is_some() => {
                 applied.deliveries.push((WaitingCall { inbox: Arc::clone(inbox), slot }, outcome));
@@ -436,12 +485,28 @@ impl Engine {
         self.unlock_and_deliver(state, applied);
     }
 
+    /// Takes over a call that waits since a former process. Returns its answer, if there is one already; otherwise the answer
+    /// will be delivered to `inbox` under `slot`.
+    pub fn continue_waiting_call(
+        &self,
+        call: CallId,
+        inbox: &Arc<dyn AnswerInbox>,
+        slot: u64,
+    ) -> Option<CallOutcome> {
+        let mut state = self.lock();
+        let outcome = state.replayed_calls.take_outcome(call);
+        if outcome.is_none() {
+            state.waiting.insert(call, WaitingCall { inbox: Arc::clone(inbox), slot });
+        }
+        outcome
+    }
+
     /// Applies one input; the answer to the call `own` is returned separately.
     fn apply(
         &self,
         locked: &mut WriteLockedState<'_, EngineState>,
         input: Input,
-        own: Option<CallId>,
+        own: Option<OwnCall>,
     ) -> AppliedInput {
         let now = locked.locked_at().unwrap_or_else(|| self.clock.now());
         let state = &mut **locked;
@@ -455,7 +520,10 @@ impl Engine {
         while let Some(input) = next {
             let recorded = match &mut state.recorder {
                 Some(recorder) => {
-                    recorder.record_before(now, &input, &state.durable.coordinator, state.durable.next_event)
+                    let stream =
+                        own.filter(|_| matches!(input, Input::Call { .. })).map_or(0, |own| own.stream);
+                    let next_event = state.durable.next_event;
+                    recorder.record_before(now, stream, &input, &state.durable.coordinator, next_event)
                 }
                 None => Ok(None),
             };
@@ -470,7 +538,7 @@ impl Engine {
             }
             for effect in effects.drain(..) {
                 match effect {
-                    Effect::Reply(call, outcome) if Some(call) == own => {
+                    Effect::Reply(call, outcome) if own.is_some_and(|own| own.call == call) => {
                         assert!(applied.own.is_none(), "{call:?} is answered twice");
                         applied.own = Some(outcome);
                     }
@@ -544,6 +612,9 @@ impl Engine {
         // The answers to others may be of any input, so they wait for all records so far.
         let held_until =
             Some(&applied.deliveries).filter(|held| !held.is_empty()).and_then(|_| state.held_until());
+        // Taken before the lock is released: a snapshot of this state counts only once these answers are delivered.
+        let delivering = (!applied.deliveries.is_empty())
+            .then(|| self.delivering.read().unwrap_or_else(PoisonError::into_inner));
         drop(state);
         if nearer {
             self.rearm.notify_one();
@@ -554,6 +625,7 @@ impl Engine {
                 waiting.inbox.deliver(waiting.slot, outcome);
             }),
         }
+        drop(delivering);
         self.free_deferred_memory(applied.discarded);
     }
 

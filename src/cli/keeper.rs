@@ -8,6 +8,8 @@
 //!
 //! - The listening sockets stay open while no core serves. A client that connects meanwhile waits in their backlog, and is
 //!   not refused. Without that, a heartbeat that is due just then would end a JAX process.
+//! - The keeper also holds a descriptor of each plaintext connection of the gRPC port, and memory in which the core writes down
+//!   what the next one has to know of them (`keeper/held_connections.rs`). So these connections go on when the core dies.
 //! - Signals that stop or reload are for the keeper, which tells the core. The core has a process group of its own, so that
 //!   Ctrl-C in a terminal does not reach it directly. A supervisor may send a signal to both: so a second request to stop,
 //!   which ends the core at once, counts only if it comes from the keeper.
@@ -19,18 +21,20 @@
 mod channel;
 mod control;
 mod core_end;
+mod held_connections;
 mod link;
 mod metrics;
 mod program;
 mod upgrade;
 
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::PathBuf;
 use std::process::{ExitCode, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use muster_journal::JournalCopy;
+use muster_kept::HeldSlot;
 use rustix::process::{Pid, kill_process};
 use tokio::process::Child;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -45,6 +49,7 @@ use crate::engine::JOURNAL_ENCODING;
 use channel::{CoreMessage, KeeperChannel, KeeperMessage, create_channel};
 use control::{ControlSocket, UpgradeReply};
 use core_end::{CoreEnd, CoreEndCause, NextStep, RestartPolicy};
+use held_connections::HeldConnections;
 use program::Program;
 use upgrade::try_program;
 
@@ -65,6 +70,8 @@ const END_TIMEOUT: Duration = Duration::from_secs(2);
 const STOP_MARGIN: Duration = Duration::from_secs(30);
 /// How long an upgraded program may take until it serves, before it is killed.
 const SERVING_TIMEOUT: Duration = Duration::from_secs(120);
+/// The time between two looks for connections that have ended.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 /// A program that has served for so long after an upgrade stays.
 const PROBATION: Duration = Duration::from_secs(60);
 
@@ -124,6 +131,8 @@ struct Keeper {
     /// Where upgrades are asked for, once a core has served.
     control: Option<ControlSocket>,
     listeners: Vec<KeptListener>,
+    /// `None`: connections end with their core.
+    connections: Option<HeldConnections>,
     stops: StopSignals,
     hangups: Signal,
     policy: RestartPolicy,
@@ -160,6 +169,9 @@ impl Keeper {
             former: None,
             upgrade: None,
             control: None,
+            connections: HeldConnections::create()
+                .inspect_err(|error| tracing::warn!(%error, "connections end when the service dies"))
+                .ok(),
             stops: StopSignals::listen()?,
             hangups: signal(SignalKind::hangup()).context("cannot listen for signals")?,
             policy: RestartPolicy::default(),
@@ -197,9 +209,10 @@ impl Keeper {
                     tracing::error!(%cause, "the service ended again and again, and is not started any more");
                     return Ok(exit_code);
                 }
-                NextStep::Start { after, sets_last_input_aside } => {
+                NextStep::Start { after, sets_last_input_aside, ends_connections } => {
                     tracing::error!(%cause, ?served, ?after, "the service has ended, and is started again");
                     self.start.sets_last_input_aside = sets_last_input_aside;
+                    self.start.ends_connections = ends_connections;
                     self.start.previous_end = Some(end.to_string());
                     if self.is_stopped_within(after).await {
                         return Ok(ExitCode::SUCCESS);
@@ -215,20 +228,21 @@ impl Keeper {
     /// If it cannot be started.
     async fn run_core(&mut self) -> Result<CoreEnd> {
         let mut core = self.start_core().await?;
+        let mut sweep = tokio::time::interval(SWEEP_INTERVAL);
         loop {
             let (killed_at, end_of_probation) = (core.killed_at, self.end_of_probation());
             tokio::select! {
                 status = core.process.wait() => {
                     let cause = CoreEndCause::from_status(status.context("cannot wait for the service")?);
                     // Its last messages are still in the channel.
-                    while let Ok(Ok(Some(message))) = timeout(Duration::ZERO, core.channel.receive()).await {
-                        self.on_message(&mut core, message);
+                    while let Ok(Ok(Some((message, socket)))) = timeout(Duration::ZERO, core.channel.receive()).await {
+                        self.on_message(&mut core, message, socket);
                     }
                     let served = core.serves_since.map_or(Duration::ZERO, |since| since.elapsed());
                     return Ok(CoreEnd { cause, served, panic: core.panic });
                 }
                 message = core.channel.receive(), if !core.is_silent => match message {
-                    Ok(Some(message)) => self.on_message(&mut core, message),
+                    Ok(Some((message, socket))) => self.on_message(&mut core, message, socket),
                     Ok(None) | Err(_) => core.is_silent = true,
                 },
                 stop = self.stops.next() => self.on_stop(&mut core, stop),
@@ -241,6 +255,11 @@ impl Keeper {
                     core.send_signal(rustix::process::Signal::KILL.as_raw());
                 }
                 () = sleep_until_some(end_of_probation) => self.end_probation(&core),
+                _ = sweep.tick() => {
+                    if let Some(connections) = &mut self.connections {
+                        connections.release_ended();
+                    }
+                }
             }
         }
     }
@@ -268,9 +287,12 @@ impl Keeper {
         let handed_over = async {
             for KeptListener { name, socket } in &self.listeners {
                 let message = KeeperMessage::Listener(name.clone());
-                core.channel.send(&message, Some(socket.as_fd())).await?;
+                core.channel.send(&message, &[socket.as_fd()]).await?;
             }
-            core.channel.send(&KeeperMessage::Serve(self.start.clone()), None).await
+            if let Some(connections) = &self.connections {
+                connections.hand_over(&core.channel).await?;
+            }
+            core.channel.send(&KeeperMessage::Serve(self.start.clone()), &[]).await
         };
         if !matches!(timeout(START_TIMEOUT, handed_over).await, Ok(Ok(()))) {
             // If it has ended already, its status says more. If it does not read, it never serves.
@@ -279,8 +301,18 @@ impl Keeper {
         Ok(core)
     }
 
-    fn on_message(&mut self, core: &mut Core, message: CoreMessage) {
+    fn on_message(&mut self, core: &mut Core, message: CoreMessage, socket: Option<OwnedFd>) {
         match message {
+            CoreMessage::Hold(slot, serial) => {
+                if let (Some(connections), Some(socket)) = (&mut self.connections, socket) {
+                    connections.hold(HeldSlot { slot, serial }, socket);
+                }
+            }
+            CoreMessage::Release(slot, serial) => {
+                if let Some(connections) = &mut self.connections {
+                    connections.release(HeldSlot { slot, serial });
+                }
+            }
             CoreMessage::Serving => {
                 core.serves_since = Some(Instant::now());
                 self.on_serving(core.began.elapsed());
@@ -403,7 +435,7 @@ impl Keeper {
         };
         self.start.previous_end =
             Some(format!("the process before this one, version {present}, was stopped for an upgrade"));
-        self.start.sets_last_input_aside = false;
+        (self.start.sets_last_input_aside, self.start.ends_connections) = (false, false);
         let former = std::mem::replace(&mut self.program, *program);
         let phase = ProbationPhase::Starting(reply, Instant::now() + SERVING_TIMEOUT);
         if let Some(FormerProgram { copy: Some(copy), .. }) =
@@ -433,6 +465,8 @@ impl Keeper {
             version = program.version,
             "the upgrade has failed, and the former version serves again"
         );
+        // The logs of connections may be ahead of a journal that is restored.
+        self.start.ends_connections = copy.is_some();
         let restored = copy.map_or(Ok(()), JournalCopy::restore);
         if let ProbationPhase::Starting(reply, _) = phase {
             let outcome = match &restored {

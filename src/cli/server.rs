@@ -22,7 +22,7 @@ use crate::clock::Clock;
 use crate::config::{Config, JobConfig, TlsConfig};
 use crate::coordination::JobName;
 use crate::engine::{Engine, Observer, PersistentObserver};
-use crate::grpc::{self, ListenerJobRule};
+use crate::grpc::{self, ContinuedConnections, ListenerJobRule};
 use crate::http::api::{GrpcListenerInfo, ProductVersion, ServerInfo, machine_name};
 use crate::http::{
     self, AccessControl, AppState, BodyMemoryBudget, EventStreamLimiter, HttpLimits, ListenerState,
@@ -222,11 +222,16 @@ impl RunningServer {
             Some(keeper) => (Some(keeper.start.clone()), std::mem::take(&mut keeper.listeners)),
             None => (None, HashMap::new()),
         };
+        let connection_keeper = keeper.as_ref().map(|keeper| keeper.connection_keeper());
+        let continued = keeper.as_mut().and_then(|keeper| keeper.take_over_connections());
         let connections = connection_limits::compute_connection_limits(config)?;
         // The clock of the server begins after the last time in the journal, and the lines of the audit are in the journal too.
         let audit = Arc::new(open_audit_log(config, Clock::start())?);
         let histories = ServiceHistories::new(Arc::clone(&audit));
-        let journal = ServerJournal::open(config, &histories.as_persistent_observers(), start.as_ref())?;
+        let journal = {
+            let known = continued.as_ref().map(ContinuedConnections::known_calls).unwrap_or_default();
+            ServerJournal::open(config, &histories.as_persistent_observers(), start.as_ref(), known)?
+        };
         if let (Some(keeper), Some(journal)) = (keeper, &journal) {
             keeper.report_set_aside(journal.set_aside());
         }
@@ -271,10 +276,13 @@ impl RunningServer {
         let log_stop = server.log.stop.subscribe();
         server.log.tasks.spawn(log_events(Arc::clone(&server.engine), logged, log_stop));
         let edge = server.build_grpc_server(grpc_tls, connections.grpc);
+        if let (Some(continued), Some(keeper)) = (&continued, connection_keeper) {
+            edge.keep_connections(Arc::clone(continued.memory()), keeper);
+        }
         let site = server.build_http_state(&edge, observers, handshakes, bound.http_listener_states());
         let BoundListeners { grpc, http, metrics, health } = bound;
         server.serve_http(site, Arc::new(http_tls), http, metrics, health);
-        server.serve_grpc(&edge, grpc)?;
+        server.serve_grpc(&edge, grpc, continued)?;
         warn_of_exposed_addresses(config);
         server.readiness.mark_ready();
         Ok(server)
@@ -398,12 +406,18 @@ impl RunningServer {
         self.http.tasks.spawn(http::serve(http.listener, tls, http::router(site), http.state, stop));
     }
 
-    /// Serves gRPC: each dedicated listener its job, the shared one the job that the caller names.
-    fn serve_grpc(&mut self, edge: &Arc<grpc::GrpcServer>, listeners: Vec<GrpcListener>) -> Result<()> {
+    /// Serves gRPC: each dedicated listener its job, the shared one the job that the caller names. Each listener continues the
+    /// connections that it accepted in a former process.
+    fn serve_grpc(
+        &mut self,
+        edge: &Arc<grpc::GrpcServer>,
+        listeners: Vec<GrpcListener>,
+        mut continued: Option<ContinuedConnections>,
+    ) -> Result<()> {
         let place = |name: &JobName| self.engine.read_under_lock(|core| core.job_named(name.as_str()));
         let mut shared = self.config.jobs.iter().filter(|job| job.grpc.is_none());
         let only = shared.next().filter(|_| shared.next().is_none()).map(|job| job.name.clone());
-        for GrpcListener { listener, job, .. } in listeners {
+        for GrpcListener { listener, address, job } in listeners {
             let routing = match job {
                 None => ListenerJobRule::ByAuthority(only.clone()),
                 Some(name) => {
@@ -411,7 +425,9 @@ impl RunningServer {
                     ListenerJobRule::Job(name, job)
                 }
             };
-            self.grpc.tasks.spawn(Arc::clone(edge).serve(listener, routing, self.grpc.stop.subscribe()));
+            let own = continued.as_mut().map(|continued| continued.take_of_listener(address));
+            let stop = self.grpc.stop.subscribe();
+            self.grpc.tasks.spawn(Arc::clone(edge).serve(listener, routing, stop, own));
         }
         Ok(())
     }

@@ -12,7 +12,9 @@ use muster_journal::{JournalError, JournalFolder, JournalOptions};
 use super::keeper::{CoreStart, TrialReport};
 use crate::clock::Clock;
 use crate::config::{Config, JobConfig, ServerConfig};
-use crate::engine::{DeclaredJob, Durability, Engine, JOURNAL_ENCODING, PersistentObserver, RestoredState};
+use crate::engine::{
+    DeclaredJob, Durability, Engine, JOURNAL_ENCODING, KeptConnections, PersistentObserver, RestoredState,
+};
 use crate::http::api::machine_name;
 
 /// So often a journal that is being written is read again, if it looks damaged.
@@ -52,11 +54,13 @@ pub fn usable_journal_folder(server: &ServerConfig) -> Option<PathBuf> {
 
 impl ServerJournal {
     /// Opens and reads the journal that `config` names. If the default folder cannot be used, the server has no journal.
-    /// `start` is what the keeper has told this process, if there is one.
+    /// `start` is what the keeper has told this process, if there is one, and `kept` the connections that go on from the former
+    /// process.
     pub fn open(
         config: &Config,
         observers: &[Arc<dyn PersistentObserver>],
         start: Option<&CoreStart>,
+        kept: KeptConnections,
     ) -> Result<Option<Self>> {
         let server = &config.server;
         let Some(path) = journal_folder(server) else {
@@ -93,8 +97,9 @@ impl ServerJournal {
             Some(start) => (start.set_aside.clone(), start.sets_last_input_aside),
             None => (BTreeSet::new(), false),
         };
-        let restored = RestoredState::read_setting_aside(&folder, observers, set_aside, sets_last_aside)
-            .with_context(way_out)?;
+        let restored =
+            RestoredState::read_setting_aside(&folder, observers, set_aside, sets_last_aside, kept)
+                .with_context(way_out)?;
         Ok(Some(Self { folder, restored, durability: server.durability }))
     }
 

@@ -216,12 +216,15 @@ impl Coordinator {
                 self.update_every_job(|job| job.fail_waiting_calls_for_stop(now, effects, budget));
             }
             Input::DriverLagged => self.update_every_job(|job| job.restart_heartbeat_timeouts(now)),
-            Input::Resumed { after } => {
+            Input::Resumed { after, kept } => {
                 self.stopping = false;
-                self.connections.clear();
-                self.deleted.clear();
-                self.jobs_with_work.clear();
-                self.update_every_job(|job| job.resume_after_restart(now, effects, after.as_deref()));
+                let kept: BTreeSet<ConnectionId> = kept.into_iter().collect();
+                self.connections.retain(|connection, _| kept.contains(connection));
+                if kept.is_empty() {
+                    self.deleted.clear();
+                    self.jobs_with_work.clear();
+                }
+                self.update_every_job(|job| job.resume_after_restart(now, effects, after.as_deref(), &kept));
             }
         }
     }

@@ -184,11 +184,13 @@ pub enum Input {
     DriverLagged,
     /// The service stops: every waiting call is answered; polls get the answer that lets clients continue.
     Stop,
-    /// The service restarted with this state: every connection and waiting call of it is gone, and the
-    /// silence since then fails no task.
+    /// The service restarted with this state: all connections but some are gone, with every call that waits on them, and
+    /// the silence since then fails no task.
     Resumed {
         /// How the former process ended, in a clause, if that is known.
         after: Option<String>,
+        /// The connections that go on.
+        kept: Vec<ConnectionId>,
     },
 }
 

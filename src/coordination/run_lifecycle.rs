@@ -7,20 +7,20 @@
 //! The next run has its own service incarnation and tables. When it opens, all calls of the ended run that still
 //! wait, error polls included, are answered. Begin at `Job::open_next_run`.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::actor::{Actor, CommandReason};
 use super::deferred_free::DeferredFree;
 use super::event::{EventKind, RunOutcome};
 use super::failure::{Code, Failure};
-use super::ids::{RunNumber, ServiceIncarnation, Timestamp};
+use super::ids::{CallId, ConnectionId, RunNumber, ServiceIncarnation, Timestamp};
 use super::input::Effect;
 use super::job::{EndedRunCalls, Job, with_run};
 use super::past_runs::EndedRunState;
 use super::run::Run;
 use super::run_state::{RunInterval, RunSummary};
 use super::shared_failures::job_deleted_failure;
-use crate::cow::CowMap;
 
 impl Job {
     pub(super) fn set_incarnation_of_next_run(&mut self, incarnation: ServiceIncarnation) {
@@ -110,36 +110,56 @@ impl Job {
         });
     }
 
-    /// Continues after a restart of the service, which lost every connection and every waiting call.
-    /// `after` says how its former process ended.
+    /// Continues after a restart of the service, which lost all connections but those in `kept`, with every call that waits
+    /// on them. `after` says how its former process ended.
     pub(super) fn resume_after_restart(
         &mut self,
         now: Timestamp,
         effects: &mut Vec<Effect>,
         after: Option<&str>,
+        kept: &BTreeSet<ConnectionId>,
     ) {
         let (connections, calls) = (self.connections.len(), self.waiting_call_count());
-        self.connections = CowMap::default();
-        self.task_connections = CowMap::default();
+        let is_kept = |connection: &ConnectionId| kept.contains(connection);
+        self.connections.retain(|connection, _| is_kept(connection));
+        self.task_connections.retain(|(_, connection), ()| is_kept(connection));
         self.closing.clear();
-        self.ended_run_calls.clear();
+        if kept.is_empty() {
+            self.ended_run_calls.clear();
+        }
+        let lost_calls: Vec<CallId> = {
+            let calls = self.run.waiters.first_waiting_calls(usize::MAX).into_iter().map(|(call, _)| call);
+            calls
+                .filter(|call| !self.run.waiters.connection_of(*call).is_some_and(|on| is_kept(&on)))
+                .collect()
+        };
+        let lost = connections - self.connections.len();
+        let continued = match self.connections.len() {
+            0 => String::new(),
+            kept => format!(
+                ", {kept} connection(s) and {} waiting call(s) go on",
+                calls.saturating_sub(lost_calls.len())
+            ),
+        };
         with_run!(self, now, effects, |run, cx| {
             let reason = format!(
-                "the service started again{}; {connections} connection(s) and {calls} waiting call(s) of its former process ended. \
+                "the service started again{}; {lost} connection(s) and {} waiting call(s) of its former process ended{continued}. \
                  The silence since then fails no task",
-                after.map(|after| format!(": {after}")).unwrap_or_default()
+                after.map(|after| format!(": {after}")).unwrap_or_default(),
+                lost_calls.len()
             );
             cx.emit_event(EventKind::ServiceRestarted, reason);
-            for (call, _) in run.waiters.first_waiting_calls(usize::MAX) {
+            for call in lost_calls {
                 run.withdraw_call(cx, call);
             }
             for id in run.task_ids() {
                 if run.expect_task(id).suspicion.is_some() {
-                    let reason = "the service restarted, which broke every connection";
+                    let reason = "the service restarted, and does not count the silence before";
                     cx.emit_event(EventKind::TaskReturned { task: id }, reason);
                 }
                 run.clear_suspicion(id);
-                run.expect_task_mut(id).connection = None;
+                let task = run.expect_task_mut(id);
+                task.connection = task.connection.filter(is_kept);
             }
         });
         self.restart_heartbeat_timeouts(now);

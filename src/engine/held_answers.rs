@@ -26,13 +26,15 @@ struct HeldAnswer {
 /// The answers that wait for the disk.
 pub(super) struct HeldAnswers {
     answers: Mutex<VecDeque<HeldAnswer>>,
+    /// Held by whoever takes answers out of the list until they are delivered.
+    delivering: Mutex<()>,
     sync: JournalSync,
 }
 
 impl HeldAnswers {
     /// Returns an empty list, which is served by `sync`.
     pub fn new(sync: JournalSync) -> Arc<Self> {
-        let held = Arc::new(Self { answers: Mutex::default(), sync });
+        let held = Arc::new(Self { answers: Mutex::default(), delivering: Mutex::default(), sync });
         let weak = Arc::downgrade(&held);
         held.sync.set_durable_hook(Box::new(move |durable| {
             if let Some(held) = weak.upgrade() {
@@ -64,7 +66,8 @@ impl HeldAnswers {
     }
 
     fn deliver_up_to(&self, durable: u64) {
-        // Delivered without the lock: the inbox may make the next call.
+        let _delivering = self.delivering.lock().unwrap_or_else(PoisonError::into_inner);
+        // Delivered without the lock of the list: others add to it meanwhile.
         let covered: Vec<HeldAnswer> = {
             let mut held = self.lock();
             let count = held.iter().take_while(|answer| answer.until <= durable).count();
@@ -73,6 +76,15 @@ impl HeldAnswers {
         for HeldAnswer { call, outcome, .. } in covered {
             call.inbox.deliver(call.slot, outcome);
         }
+    }
+
+    /// Returns once no answer waits any more for the records below `until`.
+    pub fn wait_until_delivered(&self, until: u64) {
+        while self.lock().iter().any(|answer| answer.until <= until) {
+            self.sync.wait_until_durable(until, COMMAND_WAIT_MAX);
+            self.deliver_up_to(self.sync.durable_records());
+        }
+        drop(self.delivering.lock());
     }
 
     /// Waits until all records below `until` are on the disk, for a limited time.

@@ -2,8 +2,10 @@
 //!
 //! `recorder.rs` records inputs, and `replay.rs` reads them. Begin at [`Engine::resume_from_journal`].
 
-use std::sync::Arc;
+use std::convert::Infallible;
+use std::io::Write;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError, mpsc};
 use std::time::Duration;
 
 use muster_journal::{JournalError, JournalFolder, JournalOptions, JournalWriter};
@@ -15,10 +17,28 @@ use super::{Durability, Engine, EngineState, PersistentObserver, RestoredState};
 use crate::clock;
 use crate::coordination::{Input, ServiceIncarnation, Timestamp};
 
+/// Held by a connection that has been asked to take up answers, and dropped when it has.
+#[derive(Debug, Clone)]
+pub struct AnswersTaken {
+    _taken: mpsc::Sender<Infallible>,
+}
+
+/// The connections that go on when this process dies. What they have taken up is in their logs.
+pub trait AnswerTakers: Send + Sync {
+    /// Asks every connection to take up the answers that were delivered to it. Each keeps a copy of `taken` until it has.
+    fn request_uptake(&self, taken: AnswersTaken);
+}
+
 impl Engine {
+    /// Makes a snapshot count only once `takers` have all answers that were given before it: a replay that begins from the
+    /// snapshot does not give them again. Only the first call has an effect.
+    pub fn set_answer_takers(&self, takers: Arc<dyn AnswerTakers>) {
+        let _ = self.answer_takers.set(takers);
+    }
+
     /// Takes the restored state in place of the empty one, and records every input from now on. To be called before anybody
-    /// uses the engine, and after [`Engine::set_observers`]. Connections and waiting calls of the former process are gone, and
-    /// the silence since then fails no task. `persistent_observers` are part of snapshots. `after` says how the former process
+    /// uses the engine, and after [`Engine::set_observers`]. Connections and waiting calls of the former process are gone, but for
+    /// those that the state was restored for, and the silence since then fails no task. `persistent_observers` are part of snapshots. `after` says how the former process
     /// ended, if that is known.
     ///
     /// # Errors
@@ -44,14 +64,20 @@ impl Engine {
         state.durable = restored.state;
         state.durable.restarts += u64::from(has_state);
         state.recorder = Some(InputRecorder::new(writer, durability, restored.report));
+        let kept = restored.calls.kept().connections();
+        state.replayed_calls = restored.calls;
         for job in restored.wanted_incarnations {
             let incarnation = ServiceIncarnation(clock::random_nonzero().get());
             self.apply(&mut locked, Input::NextIncarnation { job, incarnation }, None);
         }
         if has_state {
-            self.apply(&mut locked, Input::Resumed { after }, None);
+            // A snapshot has to wait until the connections that go on have their answers.
+            locked.is_snapshot_wanted = !kept.is_empty();
+            self.apply(&mut locked, Input::Resumed { after, kept }, None);
             let now = self.clock.now();
-            self.begin_snapshot(&mut locked, now);
+            if !locked.is_snapshot_wanted {
+                self.begin_snapshot(&mut locked, now, None);
+            }
         }
         let changes = locked.durable.coordinator.jobs().count() as u64;
         self.job_changes.fetch_add(changes, Ordering::Release);
@@ -61,11 +87,48 @@ impl Engine {
     }
 
     /// Copies the state, which costs one pointer for each job, and some for each connection, and writes it on another thread.
-    fn begin_snapshot(&self, state: &mut EngineState, now: Timestamp) {
+    ///
+    /// The snapshot counts once the answers so far have been taken up by `takers`.
+    fn begin_snapshot(&self, state: &mut EngineState, now: Timestamp, takers: Option<Arc<dyn AnswerTakers>>) {
+        let settle = takers.map(|takers| self.settle_answers(state, takers));
         let observers = self.persistent_observers.get().map(Vec::as_slice).unwrap_or_default();
         let saved = observers.iter().map(|observer| (observer.name(), observer.copy_contents())).collect();
         if let Some(recorder) = &mut state.recorder {
-            recorder.begin_snapshot(snapshot_writer(now, state.durable.clone(), saved));
+            let write = snapshot_writer(now, state.durable.clone(), saved);
+            recorder.begin_snapshot(move |out: &mut dyn Write| {
+                write(out)?;
+                settle.into_iter().for_each(|settle| settle());
+                Ok(())
+            });
+        }
+    }
+
+    /// Delivers the answers that are collected, and returns a function that waits until all answers so far are taken up.
+    fn settle_answers(
+        &self,
+        state: &mut EngineState,
+        takers: Arc<dyn AnswerTakers>,
+    ) -> impl FnOnce() + Send + use<> {
+        let collected = std::mem::take(&mut state.undelivered);
+        let until = state.held_until();
+        let held = self.held_answers.get().cloned();
+        match (until, &held) {
+            (Some(until), Some(held)) => held.hold(until, collected),
+            _ => collected.into_iter().for_each(|(call, outcome)| call.inbox.deliver(call.slot, outcome)),
+        }
+        let engine = self.this.clone();
+        move || {
+            let Some(engine) = engine.upgrade() else { return };
+            // Whoever was delivering answers at that time has done so.
+            drop(engine.delivering.write().unwrap_or_else(PoisonError::into_inner));
+            if let (Some(until), Some(held)) = (until, held) {
+                held.wait_until_delivered(until);
+            }
+            drop(engine);
+            let (taken, all_taken) = mpsc::channel::<Infallible>();
+            takers.request_uptake(AnswersTaken { _taken: taken });
+            // Nothing is ever sent: the channel ends when the last copy is dropped.
+            let _ = all_taken.recv();
         }
     }
 
@@ -82,8 +145,9 @@ impl Engine {
         let now = self.clock.now();
         let Some(recorder) = &mut state.recorder else { return };
         recorder.maintain();
-        if recorder.is_snapshot_due() {
-            self.begin_snapshot(&mut state, now);
+        if recorder.is_snapshot_due() || std::mem::take(&mut state.is_snapshot_wanted) {
+            let takers = self.answer_takers.get().cloned();
+            self.begin_snapshot(&mut state, now, takers);
         }
     }
 
@@ -107,7 +171,8 @@ impl Engine {
     pub fn close_journal(&self) {
         let mut state = self.lock_for_bulk_work();
         let now = self.clock.now();
-        self.begin_snapshot(&mut state, now);
+        // The connections have ended.
+        self.begin_snapshot(&mut state, now, None);
         let recorder = state.recorder.take();
         state.is_closed = recorder.is_some();
         drop(state);

@@ -86,6 +86,8 @@ pub(super) mod kind {
     pub const NOTE: RecordKind = RecordKind(5);
     /// Heartbeats, as `PackedHeartbeats` has them. Since encoding 2.
     pub const HEARTBEATS: RecordKind = RecordKind(6);
+    /// The stream of a call, and the call as an `INPUT`. Since encoding 3.
+    pub const CALL: RecordKind = RecordKind(7);
 }
 
 /// The version of the encoding of inputs and of the state in snapshots. It grows when a type changes that they contain.
@@ -93,7 +95,8 @@ pub(super) mod kind {
 /// | version | new in it |
 /// | --- | --- |
 /// | 2 | heartbeats are packed; `Input::Resumed` says how the former process ended |
-pub const JOURNAL_ENCODING: u32 = 2;
+/// | 3 | calls have the number of their stream; `Input::Resumed` says which connections go on |
+pub const JOURNAL_ENCODING: u32 = 3;
 /// The oldest encoding that this program reads.
 pub(super) const OLDEST_ENCODING: u32 = 1;
 
@@ -158,8 +161,8 @@ pub struct JournalState {
 
 /// An input that was not recorded before it was applied.
 pub(super) enum Unrecorded {
-    /// A read, which is recorded if it has other effects than its answer.
-    Read(Input),
+    /// A read in this stream, which is recorded if it has other effects than its answer.
+    Read(u32, Input),
     /// A heartbeat that was packed. If it has other effects than the answer to this call, it is recorded at once.
     Heartbeat(CallId),
 }
@@ -178,14 +181,15 @@ impl InputRecorder {
         }
     }
 
-    /// Records an input that is about to be applied at `now`. Returns one that need not be recorded if it changes nothing:
-    /// pass it to [`Self::record_after`].
+    /// Records an input that is about to be applied at `now`, with the stream of its connection in which it came; 0: in none.
+    /// Returns one that need not be recorded if it changes nothing: pass it to [`Self::record_after`].
     ///
     /// # Errors
     /// If there is no room and the input can be refused. It must not be applied then.
     pub fn record_before(
         &mut self,
         now: Timestamp,
+        stream: u32,
         input: &Input,
         coordinator: &Coordinator,
         next_event: u64,
@@ -204,7 +208,7 @@ impl InputRecorder {
             && !coordinator.has_pending_work()
             && coordinator.is_connection_known_to_job(*job, caller.connection)
         {
-            return Ok(Some(Unrecorded::Read(input.clone())));
+            return Ok(Some(Unrecorded::Read(stream, input.clone())));
         }
         self.flush_heartbeats();
         self.inputs_since_check += 1;
@@ -213,7 +217,7 @@ impl InputRecorder {
             // A check that has no room is missed by nobody.
             let _ = append(&mut self.writer, kind::CHECK, &StateCheck::of(coordinator, next_event));
         }
-        match append(&mut self.writer, kind::INPUT, &(now, input)) {
+        match append_input(&mut self.writer, now, stream, input) {
             Ok(_) => Ok(None),
             Err(error) if is_refusable_input(input) => {
                 self.refused_changes.fetch_add(1, Ordering::Relaxed);
@@ -232,10 +236,12 @@ impl InputRecorder {
         match unrecorded {
             Unrecorded::Heartbeat(call) if answers_only(call) => {}
             Unrecorded::Heartbeat(_) => self.flush_heartbeats(),
-            Unrecorded::Read(Input::Call { call, .. }) if answers_only(call) => {}
-            Unrecorded::Read(input) => {
+            Unrecorded::Read(_, Input::Call { call, .. }) if answers_only(call) => {}
+            Unrecorded::Read(stream, input) => {
                 self.flush_heartbeats();
-                append_or_lose(&mut self.writer, kind::INPUT, &(now, &input));
+                if let Err(error) = append_input(&mut self.writer, now, stream, &input) {
+                    self.writer.record_lost(&error);
+                }
             }
         }
     }
@@ -329,6 +335,18 @@ fn refusal_text(why: &str) -> String {
 fn append(writer: &mut JournalWriter, kind: RecordKind, value: &impl Serialize) -> Result<u64, AppendError> {
     let length = || postcard::experimental::serialized_size(value).unwrap_or(usize::MAX >> 1);
     writer.append(kind, length, |space| postcard::to_slice(value, space).ok().map(|used| used.len()))
+}
+
+fn append_input(
+    writer: &mut JournalWriter,
+    now: Timestamp,
+    stream: u32,
+    input: &Input,
+) -> Result<u64, AppendError> {
+    match stream {
+        0 => append(writer, kind::INPUT, &(now, input)),
+        stream => append(writer, kind::CALL, &(stream, now, input)),
+    }
 }
 
 /// Appends a record whose loss stops nobody. If it is lost, the journal needs a snapshot.

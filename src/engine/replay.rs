@@ -19,6 +19,7 @@ use serde::Serialize;
 
 use super::durable_state::DurableState;
 use super::event_history::NumberedEvent;
+use super::kept_calls::{KeptConnections, ReplayedCalls};
 use super::packed_heartbeats::unpack_heartbeats;
 use super::recorder::{JOURNAL_ENCODING, OLDEST_ENCODING, StateCheck, kind};
 use super::restore_report::RestoreReport;
@@ -72,6 +73,8 @@ pub struct RestoredState {
     pub(super) end: RecoveryEnd,
     /// The jobs that wait for the incarnation of their next run.
     pub(super) wanted_incarnations: BTreeSet<JobId>,
+    /// What the connections that go on do not know yet.
+    pub(super) calls: ReplayedCalls,
     /// What was found.
     pub report: RestoreReport,
 }
@@ -104,7 +107,7 @@ impl RestoredState {
     }
 
     /// Does what [`Self::read`] does, but applies neither the records `set_aside` nor, with `sets_last_aside`, the last input.
-    /// They ended the processes that applied them.
+    /// They ended the processes that applied them. Finds the calls and answers that the connections `kept` do not know yet.
     ///
     /// # Errors
     /// As [`Self::read`].
@@ -113,13 +116,15 @@ impl RestoredState {
         observers: &[Arc<dyn PersistentObserver>],
         mut set_aside: BTreeSet<u64>,
         sets_last_aside: bool,
+        kept: KeptConnections,
     ) -> Result<Self, RestoreError> {
+        let kept = Arc::new(kept);
         if !sets_last_aside {
-            return Self::read_without(folder, observers, Timestamp(u64::MAX), set_aside, |_, _| {});
+            return Self::read_without(folder, observers, Timestamp(u64::MAX), set_aside, kept, |_, _| {});
         }
         let mut last = None;
         let found = folder.recover()?.replay(|record| {
-            if record.kind == kind::INPUT {
+            if matches!(record.kind, kind::INPUT | kind::CALL) {
                 last = Some(record.number);
             }
             Ok(())
@@ -130,7 +135,7 @@ impl RestoredState {
             Err(RecoveryError::Record { error, .. }) => return Err(error),
         }
         set_aside.extend(last);
-        Self::read_without(folder, observers, Timestamp(u64::MAX), set_aside, |_, _| {})
+        Self::read_without(folder, observers, Timestamp(u64::MAX), set_aside, kept, |_, _| {})
     }
 
     /// Restores the state as it was at `until`, and passes each record that it comes to, and its length, to `visit`.
@@ -143,7 +148,7 @@ impl RestoredState {
         until: Timestamp,
         visit: impl FnMut(Visited<'_>, usize),
     ) -> Result<Self, RestoreError> {
-        Self::read_without(folder, observers, until, BTreeSet::new(), visit)
+        Self::read_without(folder, observers, until, BTreeSet::new(), Arc::default(), visit)
     }
 
     /// Restores the state, and does not apply the records in `set_aside`.
@@ -152,12 +157,13 @@ impl RestoredState {
         observers: &[Arc<dyn PersistentObserver>],
         until: Timestamp,
         mut set_aside: BTreeSet<u64>,
+        kept: Arc<KeptConnections>,
         mut visit: impl FnMut(Visited<'_>, usize),
     ) -> Result<Self, RestoreError> {
         let began = clock::monotonic();
         let contents: Vec<Vec<u8>> = observers.iter().map(|observer| observer.save()).collect();
         let (recovery, replay, replayed) = loop {
-            let attempt = Attempt { folder, observers, until, set_aside: &set_aside };
+            let attempt = Attempt { folder, observers, until, set_aside: &set_aside, kept: &kept };
             match attempt.run(&mut visit)? {
                 Ok(done) => break done,
                 Err(record) => {
@@ -187,7 +193,8 @@ impl RestoredState {
             set_aside: set_aside.into_iter().collect(),
             after: None,
         };
-        Ok(Self { state: replay.state, end, wanted_incarnations: replay.wanted_incarnations, report })
+        let Replay { state, wanted_incarnations, calls, .. } = replay;
+        Ok(Self { state, end, wanted_incarnations, calls, report })
     }
 
     /// Returns the jobs and their state.
@@ -218,6 +225,7 @@ struct Attempt<'a> {
     observers: &'a [Arc<dyn PersistentObserver>],
     until: Timestamp,
     set_aside: &'a BTreeSet<u64>,
+    kept: &'a Arc<KeptConnections>,
 }
 
 /// The result of a replay: the snapshot that it began from, the state, and the end of the journal.
@@ -230,7 +238,7 @@ impl<'a> Attempt<'a> {
         visit: &mut dyn FnMut(Visited<'_>, usize),
     ) -> Result<Result<Replayed<'a>, u64>, RestoreError> {
         let mut recovery = self.folder.recover()?;
-        let mut replay = Replay { until: self.until, ..Replay::default() };
+        let mut replay = Replay::new(self.until, self.kept);
         while let Some(snapshot) = recovery.snapshot() {
             let what = || format!("the snapshot before record {}", snapshot.record);
             replay.restore_snapshot(&snapshot.state, what, self.observers)?;
@@ -238,7 +246,7 @@ impl<'a> Attempt<'a> {
                 break;
             }
             let earlier = self.folder.recover_before(snapshot.record)?;
-            replay = Replay { until: self.until, ..Replay::default() };
+            replay = Replay::new(self.until, self.kept);
             recovery = earlier;
         }
         let mut present = 0;
@@ -246,6 +254,7 @@ impl<'a> Attempt<'a> {
             recovery.replay(|record| {
                 present = record.number;
                 if self.set_aside.contains(&record.number) {
+                    replay.set_aside(record);
                     return Ok(());
                 }
                 replay
@@ -282,9 +291,23 @@ struct Replay {
     inputs: u64,
     last_input: Timestamp,
     effects: Vec<Effect>,
+    calls: ReplayedCalls,
 }
 
 impl Replay {
+    fn new(until: Timestamp, kept: &Arc<KeptConnections>) -> Self {
+        Self { until, calls: ReplayedCalls::new(Arc::clone(kept)), ..Self::default() }
+    }
+
+    /// Does not apply a record. If it is a call, it gets an answer all the same.
+    fn set_aside(&mut self, record: JournalRecord<'_>) {
+        if record.kind == kind::CALL
+            && let Ok((stream, _, input)) = self.decode_call(record.payload)
+        {
+            self.calls.record_set_aside(stream, &input);
+        }
+    }
+
     fn restore_snapshot(
         &mut self,
         bytes: &[u8],
@@ -329,6 +352,19 @@ impl Replay {
                 let (now, input) = self.decode_input(record.payload).map_err(undecodable)?;
                 visit(Visited::Input(&input));
                 if now <= self.until {
+                    self.apply_input(now, input, observers);
+                } else {
+                    self.is_past_until = true;
+                }
+                return Ok(());
+            }
+            kind::CALL => {
+                let (stream, now, input) = self.decode_call(record.payload).map_err(undecodable)?;
+                visit(Visited::Input(&input));
+                if now <= self.until {
+                    if let Input::Call { call, caller, .. } = &input {
+                        self.calls.record_call(caller.connection, stream, *call);
+                    }
                     self.apply_input(now, input, observers);
                 } else {
                     self.is_past_until = true;
@@ -393,12 +429,19 @@ impl Replay {
     }
 
     fn decode_input(&self, payload: &[u8]) -> Result<(Timestamp, Input), postcard::Error> {
-        if self.encoding >= 2 {
-            return postcard::from_bytes(payload);
+        // `Resumed`, which is the last variant, has got fields, whose empty values are zeroes. The decoder ignores the bytes
+        // behind any other input.
+        match self.encoding {
+            ..=1 => postcard::from_bytes(&[payload, &[0, 0]].concat()),
+            2 => postcard::from_bytes(&[payload, &[0]].concat()),
+            _ => postcard::from_bytes(payload),
         }
-        // `Resumed`, which is the last variant, has got a field, whose `None` is a zero. The decoder ignores the byte behind any
-        // other input.
-        postcard::from_bytes(&[payload, &[0]].concat())
+    }
+
+    fn decode_call(&self, payload: &[u8]) -> Result<(u32, Timestamp, Input), postcard::Error> {
+        let (stream, rest) = postcard::take_from_bytes(payload)?;
+        let (now, input) = self.decode_input(rest)?;
+        Ok((stream, now, input))
     }
 
     fn apply_input(&mut self, now: Timestamp, input: Input, observers: &[Arc<dyn PersistentObserver>]) {
@@ -409,6 +452,7 @@ impl Replay {
                 state.next_connection = state.next_connection.max(connection.0 + 1);
             }
             Input::Resumed { .. } => state.restarts += 1,
+            Input::CallCancelled { call, .. } => self.calls.record_cancelled(*call),
             Input::DeclareJob { name, settings, actor: None, .. } => {
                 state.declared.insert(name.clone(), JobSettings::clone(settings));
             }
@@ -434,10 +478,8 @@ impl Replay {
                 Effect::RequestIncarnation(job) => {
                     self.wanted_incarnations.insert(job);
                 }
-                Effect::Reply(..)
-                | Effect::CommandDone(_)
-                | Effect::ClaimAnswered(_)
-                | Effect::FreeLater(_) => {}
+                Effect::Reply(call, outcome) => self.calls.record_answer(call, outcome),
+                Effect::CommandDone(_) | Effect::ClaimAnswered(_) | Effect::FreeLater(_) => {}
             }
         }
     }

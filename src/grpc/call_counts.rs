@@ -2,6 +2,8 @@
 //!
 //! `metrics.rs` writes the metrics. Begin at [`CallCounts::count_call`].
 
+use serde::{Deserialize, Serialize};
+
 use super::dialect::Dialect;
 use crate::coordination::{Code, ConnectionEnd, PeerJobQuery, Request};
 use crate::meter::{Counter, Histogram, HistogramSnapshot, Moment, Sharded};
@@ -48,7 +50,7 @@ const METHODS: [&str; 21] = [
 const FIRST_PEER_METHOD: u8 = 19;
 
 /// A counted method.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct CountedMethod(u8);
 
 impl CountedMethod {

@@ -30,11 +30,11 @@ mod engine_calls;
 mod request_bodies;
 mod state;
 
-pub(super) use state::CallTable;
 use state::{
     ANSWER_WORK, AUXILIARY_BYTES, BYTES_PER_STEP, CallDeadline, CallState, DeferredRequest,
     deadline_exceeded_failure, over_budget_failure,
 };
+pub(super) use state::{CallTable, WaitingCallPlace};
 
 /// The key of the deadline of an incomplete frame. The keys of a connection's own deadlines belong to no slot.
 pub(super) const PARTIAL_FRAME_DEADLINE: u64 = u64::MAX;

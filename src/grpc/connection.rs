@@ -32,9 +32,12 @@ use tokio::io::{AsyncReadExt as _, ReadBuf};
 
 use super::call_table::{
     BEGUN_DATA_DEADLINE, CallTable, ExpiredDeadlines, PARTIAL_FRAME_DEADLINE, UNTAKEN_OUTPUT_DEADLINE,
+    WaitingCallPlace,
 };
 use super::connection_socket::ConnectionSocket;
+use super::continued_connections::SavedConnection;
 use super::job_resolver::ListenerJobRule;
+use super::kept_log::{ConnectionParts, KeptLog, SavedCall};
 use super::lingering_close::LingeringClose;
 use super::mailbox::{Mailbox, MailboxMessage};
 use super::open_connections::ConnectionGuard;
@@ -45,7 +48,7 @@ use super::thread_buffers::with_thread_buffers;
 use crate::coordination::ConnectionEnd;
 use crate::http2::{
     AnnouncedSettings, ConnectionError, ErrorCode, HeaderBlockCache, Http2Receiver, Http2Sender,
-    IncompleteInput, PREFACE, ReceiveEvent, StreamId,
+    IncompleteInput, OverBudget, PREFACE, ReceiveEvent, StreamId,
 };
 
 /// The number of bytes read in one turn before other connections get theirs.
@@ -101,6 +104,8 @@ pub(super) struct GrpcConnection<T> {
     declines: bool,
     /// The closing state of a connection whose peer is told the reason.
     lingering: Option<Box<LingeringClose>>,
+    /// The log by which the next process continues the connection; `None`: the connection ends with this process.
+    kept: Option<Box<KeptLog>>,
     _place: ConnectionGuard,
 }
 
@@ -177,30 +182,73 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
         routing: ListenerJobRule,
         place: ConnectionGuard,
     ) -> Self {
-        let settings = AnnouncedSettings {
-            streams: server.limits.streams_per_connection,
-            frame: FRAME_MAX,
-            stream_window: STREAM_WINDOW,
-            connection_window: CONNECTION_WINDOW,
-            header_list: HEADER_LIST,
-            state_bytes: server.limits.state_bytes_per_connection,
-        };
-        let pool = Arc::clone(&server.state);
+        let (settings, pool) = (announced_settings(&server), Arc::clone(&server.state));
+        let keeping = server.connection_keeping().cloned();
         let received = early.len() as u64;
         early.drain(..PREFACE.len());
-        let mailbox = Arc::clone(place.mailbox());
-        let calls = CallTable::open(server, peer, routing, Arc::clone(&mailbox));
-        let (receiver, sender) = (Http2Receiver::default(), Http2Sender::new(settings, pool));
+        let mut calls = CallTable::open(server, peer, routing, Arc::clone(place.mailbox()));
+        let (receiver, mut sender) = (Http2Receiver::default(), Http2Sender::new(settings, pool));
+        let kept = keeping.zip(socket.descriptor_to_keep()).and_then(|(keeping, descriptor)| {
+            KeptLog::open(&keeping, descriptor, calls.connection_id(), peer, received)
+        });
+        if kept.is_some() {
+            calls.watch_waiting_calls();
+            sender.watch_windows();
+        }
+        Self {
+            received,
+            unread_input: early,
+            kept,
+            ..Self::with_parts(calls, socket, receiver, sender, place)
+        }
+    }
+
+    /// Continues a connection of a former process.
+    pub(super) fn continue_from(
+        server: Arc<GrpcServer>,
+        socket: T,
+        saved: SavedConnection,
+        kept: Box<KeptLog>,
+        routing: ListenerJobRule,
+        place: ConnectionGuard,
+    ) -> Result<Self, OverBudget> {
+        let (settings, pool) = (announced_settings(&server), Arc::clone(&server.state));
+        socket.set_tcp_user_timeout(Some(server.limits.unacknowledged));
+        let SavedConnection { origin, turn, input, output, calls: saved_calls } = saved;
+        let mut calls = CallTable::with_id(server, origin.connection, routing, Arc::clone(place.mailbox()));
+        let receiver = Http2Receiver::restore(turn.receiver);
+        let mut sender = Http2Sender::restore(settings, pool, turn.sender, origin.output_offset, &output);
+        for call in saved_calls.values() {
+            let SavedCall { stream, call: id, job, form, send_window, .. } = call;
+            sender.restore_stream(*stream, *send_window)?;
+            let place = WaitingCallPlace { stream: *stream, call: *id, job: *job, form, due: call.due() };
+            let slot = calls.continue_waiting_call(&place);
+            sender.assign_slot(*stream, slot);
+        }
+        calls.watch_waiting_calls();
+        sender.watch_windows();
+        let connection = Self::with_parts(calls, socket, receiver, sender, place);
+        let has_peer_goaway = turn.has_peer_goaway;
+        Ok(Self { unread_input: input, has_peer_goaway, kept: Some(kept), ..connection })
+    }
+
+    fn with_parts(
+        calls: CallTable,
+        socket: T,
+        receiver: Http2Receiver,
+        sender: Http2Sender,
+        place: ConnectionGuard,
+    ) -> Self {
         Self {
             calls,
             socket,
             receiver,
             sender,
-            received,
-            unread_input: early,
+            received: 0,
+            unread_input: Vec::new(),
             new_request: None,
             has_peer_goaway: false,
-            mailbox,
+            mailbox: Arc::clone(place.mailbox()),
             messages: Vec::new().into_iter(),
             is_user_timeout_off: false,
             watched: None,
@@ -208,6 +256,7 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
             charged: 0,
             declines: false,
             lingering: None,
+            kept: None,
             _place: place,
         }
     }
@@ -221,6 +270,7 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
     /// Ends a connection whose peer is told the reason.
     fn close_with_fault(&mut self, fault: ConnectionError, cx: &mut Context<'_>) -> Poll<()> {
         self.sender.send_goaway(fault);
+        self.kept = None;
         self.calls.close_and_report_connection_end(ConnectionEnd::Broken(fault.to_string()));
         self.lingering = Some(Box::new(LingeringClose::begin()));
         self.poll_lingering_close(cx)
@@ -244,6 +294,11 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
                     self.calls.send_waiting_answer(sender, slot, &outcome)
                 }
                 MailboxMessage::SlotReady(slot) => self.calls.poll_slot(sender, slot),
+                MailboxMessage::TakeUp(taken) => {
+                    if let Some(kept) = &mut self.kept {
+                        kept.keep_until_commit(taken);
+                    }
+                }
                 MailboxMessage::Stop => sender.begin_shutdown(),
                 MailboxMessage::Abort => return Some(ConnectionEnd::Broken("the server closed it".into())),
             }
@@ -404,6 +459,7 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
     /// Sends output, and continues deferred work; returns whether the socket accepts no more.
     fn send_output(&mut self, cx: &mut Context<'_>) -> io::Result<bool> {
         self.sender.end_batch();
+        self.commit_log();
         let blocked = self.sender.output.poll_send(cx, &mut self.socket);
         if let Poll::Ready(Err(error)) = blocked {
             return Err(error);
@@ -414,6 +470,19 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
         Ok(blocked.is_pending())
     }
 
+    /// Makes the next process able to continue from the present state, before anything of it leaves.
+    fn commit_log(&mut self) {
+        if let Some(kept) = &mut self.kept {
+            kept.commit(ConnectionParts {
+                calls: &mut self.calls,
+                receiver: &self.receiver,
+                sender: &mut self.sender,
+                unread_input: &self.unread_input,
+                has_peer_goaway: self.has_peer_goaway,
+            });
+        }
+    }
+
     /// Returns whether deferred work can continue.
     fn has_deferred_work(&self) -> bool {
         self.sender.can_resume_sending() || self.calls.can_resume_deferred(&self.sender)
@@ -421,11 +490,14 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
 
     /// Processes the event that needs no further input.
     fn process_pending_event(&mut self) -> Result<(), ConnectionError> {
-        with_thread_buffers(|_, headers| self.process_input(&[], headers))
+        with_thread_buffers(|buffers| self.process_input(&[], &mut buffers.headers))
     }
 
     /// Reads once and processes the input; returns the number of bytes, or how the connection ended.
     fn read_input(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Result<usize, ConnectionError>>> {
+        if self.kept.is_some() && self.unread_input.is_empty() {
+            return self.read_kept_input(cx);
+        }
         if self.unread_input.is_empty()
             && let Some((stream, left)) =
                 self.receiver.expected_data().filter(|(_, left)| *left >= DIRECT_READ_MIN)
@@ -440,15 +512,51 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
             return Poll::Ready(Ok(self.process_pending_event().map(|()| bytes)));
         }
         let early = std::mem::take(&mut self.unread_input);
-        with_thread_buffers(|room, headers| {
+        with_thread_buffers(|buffers| {
+            let headers = &mut buffers.headers;
             if !early.is_empty() {
                 return Poll::Ready(Ok(self.process_input(&early, headers).map(|()| early.len())));
             }
-            let mut room = ReadBuf::new(room);
+            let mut room = ReadBuf::new(&mut buffers.room);
             ready!(Pin::new(&mut self.socket).poll_read(cx, &mut room))?;
             let input = room.filled();
             self.received += input.len() as u64;
             Poll::Ready(Ok(self.process_input(input, headers).map(|()| input.len())))
+        })
+    }
+
+    /// Does what [`Self::read_input`] does for a kept connection: reads to memory that outlives this process.
+    fn read_kept_input(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Result<usize, ConnectionError>>> {
+        with_thread_buffers(|buffers| {
+            let Some(kept) = &mut self.kept else { return Poll::Pending };
+            let (serial, read) = kept.serial_and_read();
+            let (kept_room, room, headers) = buffers.split(kept.memory());
+            let is_kept_room = kept_room.is_some();
+            let room = match kept_room {
+                Some(kept_room) => kept_room.claim(serial, read),
+                None => {
+                    kept.withdraw();
+                    room
+                }
+            };
+            let mut room = ReadBuf::new(room);
+            let polled = Pin::new(&mut self.socket).poll_read(cx, &mut room);
+            let input = room.filled();
+            kept.count_read(input.len());
+            self.received += input.len() as u64;
+            let processed = match polled {
+                Poll::Ready(Ok(())) => {
+                    Poll::Ready(Ok(self.process_input(input, headers).map(|()| input.len())))
+                }
+                Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+                Poll::Pending => Poll::Pending,
+            };
+            if is_kept_room {
+                // Before the room says that it has nobody's bytes, the log has what is left of them.
+                self.commit_log();
+                buffers.release_kept_room();
+            }
+            processed
         })
     }
 
@@ -506,6 +614,17 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
             self.is_user_timeout_off = false;
             self.socket.set_tcp_user_timeout(Some(self.calls.unacknowledged_timeout()));
         }
+    }
+}
+
+fn announced_settings(server: &GrpcServer) -> AnnouncedSettings {
+    AnnouncedSettings {
+        streams: server.limits.streams_per_connection,
+        frame: FRAME_MAX,
+        stream_window: STREAM_WINDOW,
+        connection_window: CONNECTION_WINDOW,
+        header_list: HEADER_LIST,
+        state_bytes: server.limits.state_bytes_per_connection,
     }
 }
 

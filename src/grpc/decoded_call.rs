@@ -4,6 +4,7 @@
 //! `generation_a.rs` and `generation_c.rs` decode calls. Begin at [`DecodedCall`].
 
 use bytes::Bytes;
+use serde::{Deserialize, Serialize};
 
 use super::call_counts::CountedMethod;
 use super::dialect::{Dialect, PEER_JOBS_SERVICE};
@@ -46,7 +47,7 @@ impl DecodedCall {
 }
 
 /// The kind of a method's reply, if it differs from other replies.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum ReplyKind {
     /// It is like most replies.
     Plain,
@@ -57,7 +58,7 @@ pub(super) enum ReplyKind {
 }
 
 /// The data of a call that the encoding of its reply needs.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct ReplyFormat {
     pub(super) dialect: Dialect,
     /// The key, as the caller spelled it.

@@ -4,6 +4,8 @@
 //! `generation_a.rs`, `generation_c.rs` and `peer_jobs_service.rs` decode the calls of these services. Begin at
 //! [`Dialect`].
 
+use serde::{Deserialize, Serialize};
+
 /// The service of generation A.
 pub(super) const GENERATION_A_SERVICE: &str = "tensorflow.CoordinationService";
 /// The service of generation C.
@@ -12,7 +14,7 @@ pub(super) const GENERATION_C_SERVICE: &str = "xla.coordination.CoordinationServ
 pub(super) const PEER_JOBS_SERVICE: &str = "muster.v1.PeerJobs";
 
 /// The encoding of tasks: the only difference between the replies of the generations.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Dialect {
     /// Generation A, from a client that names its job: jaxlib up to 0.8.3.
     Named,

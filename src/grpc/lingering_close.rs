@@ -58,9 +58,9 @@ impl LingeringClose {
                 },
             }
         }
-        with_thread_buffers(|buffer, _| {
+        with_thread_buffers(|buffers| {
             loop {
-                let mut room = ReadBuf::new(buffer);
+                let mut room = ReadBuf::new(&mut buffers.room);
                 match Pin::new(&mut *socket).poll_read(cx, &mut room) {
                     Poll::Pending => return Poll::Pending,
                     Poll::Ready(Err(_)) => return Poll::Ready(()),

@@ -6,8 +6,8 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
@@ -15,7 +15,9 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
+use super::connection::GrpcConnection;
 use super::connection_socket::ConnectionSocket as _;
+use super::continued_connections::ContinuedConnections;
 use super::job_resolver::ListenerJobRule;
 use super::mailbox::MailboxMessage;
 use super::open_connections::GrpcConnections;
@@ -44,6 +46,8 @@ pub fn bind_listener(address: SocketAddr) -> io::Result<std::net::TcpListener> {
         socket.set_only_v6(false)?;
     }
     socket.set_reuse_address(true)?;
+    // Accepted sockets inherit it. Urgent bytes apart from the others would make the kernel's count of unread bytes wrong.
+    socket.set_out_of_band_inline(true)?;
     socket.set_nonblocking(true)?;
     socket.bind(&address.into())?;
     socket.listen(BACKLOG)?;
@@ -53,6 +57,8 @@ pub fn bind_listener(address: SocketAddr) -> io::Result<std::net::TcpListener> {
 impl GrpcServer {
     /// Serves the connections of a listener until `stop` turns true or its sender is gone.
     ///
+    /// The connections `continued` are those of a former process that this listener accepted.
+    ///
     /// The engine should be stopped just before, so that waiting calls are answered. Then new connections
     /// stay in the backlog, and present ones receive GOAWAY and have a bounded time to finish.
     pub async fn serve(
@@ -60,9 +66,14 @@ impl GrpcServer {
         listener: TcpListener,
         routing: ListenerJobRule,
         mut stop: watch::Receiver<bool>,
+        continued: Option<ContinuedConnections>,
     ) {
         self.services.set_serving().await;
         let room = Arc::new(GrpcConnections::default());
+        self.listeners.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&room));
+        if let Some(continued) = continued {
+            self.spawn_continued_connections(&room, continued, &routing);
+        }
         let mut pause = ACCEPT_BACKOFF.0;
         loop {
             let accepted = tokio::select! {
@@ -94,6 +105,26 @@ impl GrpcServer {
         if timeout(self.limits.drain, room.wait_until_empty()).await.is_err() {
             room.post_to_all(|| MailboxMessage::Abort);
             let _ = timeout(ABORT_TIMEOUT, room.wait_until_empty()).await;
+        }
+    }
+
+    fn spawn_continued_connections(
+        self: &Arc<Self>,
+        room: &Arc<GrpcConnections>,
+        continued: ContinuedConnections,
+        routing: &ListenerJobRule,
+    ) {
+        let Some(keeping) = self.connection_keeping().cloned() else { return };
+        for connection in continued.into_connections() {
+            self.connections.fetch_add(1, Ordering::Relaxed);
+            let (kept, socket, saved) = connection.into_parts(&keeping.keeper);
+            let (peer, place) = (saved.origin.peer, room.register(self));
+            let Ok(socket) = TcpStream::from_std(socket) else { continue };
+            let server = Arc::clone(self);
+            match GrpcConnection::continue_from(server, socket, saved, kept, routing.clone(), place) {
+                Ok(connection) => drop(tokio::spawn(connection)),
+                Err(error) => tracing::warn!(%peer, %error, "a connection does not go on"),
+            }
         }
     }
 

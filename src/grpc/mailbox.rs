@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Wake, Waker};
 
 use crate::coordination::CallOutcome;
-use crate::engine::AnswerInbox;
+use crate::engine::{AnswerInbox, AnswersTaken};
 
 /// A message to the task of a connection.
 pub(super) enum MailboxMessage {
@@ -18,6 +18,8 @@ pub(super) enum MailboxMessage {
     Answer(u64, CallOutcome),
     /// The event for which this slot waits may have happened.
     SlotReady(u64),
+    /// Commit the answers so far to the log, if the connection is kept, and then drop this.
+    TakeUp(AnswersTaken),
     /// Send GOAWAY, finish what is in progress, and close.
     Stop,
     /// Close now.
@@ -31,6 +33,8 @@ struct MailboxState {
     sleeper: Option<Waker>,
     /// Whether the task sleeps.
     is_asleep: bool,
+    /// Whether the connection has ended: messages are dropped.
+    is_closed: bool,
 }
 
 /// The mailbox of one connection.
@@ -47,12 +51,24 @@ impl Mailbox {
     /// Posts a message, and wakes the task if it sleeps.
     pub(super) fn post(&self, message: MailboxMessage) {
         let mut state = self.lock();
+        if state.is_closed {
+            return;
+        }
         state.messages.push(message);
         let sleeper = if std::mem::take(&mut state.is_asleep) { state.sleeper.take() } else { None };
         drop(state);
         if let Some(sleeper) = sleeper {
             sleeper.wake();
         }
+    }
+
+    /// Drops all messages, and those that come later.
+    pub(super) fn close(&self) {
+        let mut state = self.lock();
+        state.is_closed = true;
+        let messages = std::mem::take(&mut state.messages);
+        drop(state);
+        drop(messages);
     }
 
     /// Takes all messages. From here on until [`Mailbox::try_sleep`] the task counts as running.

@@ -43,7 +43,7 @@ impl GrpcConnections {
     }
 
     /// Sends a message to every connection.
-    pub(super) fn post_to_all(&self, note: fn() -> MailboxMessage) {
+    pub(super) fn post_to_all(&self, note: impl Fn() -> MailboxMessage) {
         // Sent outside of the lock, because a connection that receives it may remove its entry.
         let all: Vec<Arc<Mailbox>> = self.lock_connections().values().cloned().collect();
         for mailbox in all {
@@ -76,6 +76,7 @@ impl Drop for ConnectionGuard {
         present.remove(&self.number);
         let empty = present.is_empty();
         drop(present);
+        self.mailbox.close();
         self.server.connections.fetch_sub(1, Ordering::Relaxed);
         if empty {
             self.registry.left.notify_one();

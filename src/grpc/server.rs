@@ -4,15 +4,20 @@
 //! `listener.rs` accepts connections. Begin at [`GrpcServer`].
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+
+use muster_kept::KeptMemory;
 
 use super::auxiliary::AuxiliaryServices;
 use super::body_memory::MemoryPool;
 use super::call_counts::{CallCount, CallCounts, CallDurations, ENDINGS};
 use super::encoded_replies::EncodedReplyCache;
+use super::kept_log::{ConnectionKeeper, ConnectionKeeping};
 use super::limits::GrpcLimits;
+use super::mailbox::MailboxMessage;
+use super::open_connections::GrpcConnections;
 use super::task_set_cache::TaskSetCache;
-use crate::engine::Engine;
+use crate::engine::{AnswerTakers, AnswersTaken, Engine};
 use crate::http2::StateMemoryPool;
 use crate::meter::{self, Counter, Sharded};
 use crate::service::reports::TransferReportStore;
@@ -42,6 +47,10 @@ pub struct GrpcServer {
     pub(super) calls: Option<Box<Sharded<CallCounts>>>,
     /// `None`: calls are not traced.
     pub(super) traces: Option<Arc<Traces>>,
+    /// Empty: all connections end with this process.
+    keeping: OnceLock<ConnectionKeeping>,
+    /// The connections of each listener.
+    pub(super) listeners: Mutex<Vec<Weak<GrpcConnections>>>,
 }
 
 impl GrpcServer {
@@ -85,7 +94,20 @@ impl GrpcServer {
             stacks: Arc::default(),
             calls,
             traces,
+            keeping: OnceLock::new(),
+            listeners: Mutex::default(),
         })
+    }
+
+    /// Makes plaintext connections go on when this process dies: their logs are in `memory`, and `keeper` holds their sockets.
+    /// Only the first call has an effect. To be called before [`GrpcServer::serve`].
+    pub fn keep_connections(self: &Arc<Self>, memory: Arc<KeptMemory>, keeper: Arc<dyn ConnectionKeeper>) {
+        let _ = self.keeping.set(ConnectionKeeping { memory, keeper });
+        self.engine.set_answer_takers(Arc::clone(self) as Arc<dyn AnswerTakers>);
+    }
+
+    pub(super) fn connection_keeping(&self) -> Option<&ConnectionKeeping> {
+        self.keeping.get()
     }
 
     /// Returns the store of transfer reports.
@@ -135,6 +157,15 @@ impl GrpcServer {
     #[must_use]
     pub fn call_durations(&self) -> Vec<CallDurations> {
         self.calls.as_ref().map(|calls| CallCounts::sum_durations_of_threads(calls)).unwrap_or_default()
+    }
+}
+
+impl AnswerTakers for GrpcServer {
+    fn request_uptake(&self, taken: AnswersTaken) {
+        let listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        for connections in listeners.iter().filter_map(Weak::upgrade) {
+            connections.post_to_all(|| MailboxMessage::TakeUp(taken.clone()));
+        }
     }
 }
 

@@ -38,6 +38,16 @@ pub(super) struct AbuseScore {
 }
 
 impl AbuseScore {
+    /// Returns a score of `points`.
+    pub(super) fn with_points(points: u32) -> Self {
+        Self { points, seen: None }
+    }
+
+    /// Returns the points.
+    pub(super) fn present_points(&self) -> u32 {
+        self.points
+    }
+
     pub(super) fn add_points(&mut self, points: u32) {
         self.points = self.points.saturating_add(points);
     }

@@ -3,6 +3,8 @@
 //! The [`GoawayTracker`] decides which GOAWAY frame is due, and the [`Http2Sender`](super::Http2Sender) sends it.
 //! Begin at [`GoawayTracker::begin_shutdown`].
 
+use serde::{Deserialize, Serialize};
+
 use super::frame::StreamId;
 
 /// The payload of the ping that follows the announcing GOAWAY. When it is acknowledged, every stream that the peer
@@ -10,14 +12,14 @@ use super::frame::StreamId;
 pub(super) const SHUTDOWN_PING: [u8; 8] = *b"leaving\0";
 
 /// The progress of the server in announcing the end of the connection.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(super) struct GoawayTracker {
     state: GoawayState,
     /// The last stream that was accepted.
     last_accepted: StreamId,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 enum GoawayState {
     #[default]
     No,

@@ -47,6 +47,15 @@ struct IncompleteHeaderBlock {
 }
 
 impl HeaderReader {
+    /// Returns a reader at the beginning of a block.
+    pub(super) fn with_decoder(decoder: HpackDecoder) -> Self {
+        Self { decoder, block: None }
+    }
+
+    pub(super) fn decoder(&self) -> &HpackDecoder {
+        &self.decoder
+    }
+
     /// Forbids the header table: the peer has acknowledged that the server keeps none.
     pub(super) fn disable_dynamic_table(&mut self) {
         self.decoder.disable_dynamic_table();

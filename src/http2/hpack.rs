@@ -7,6 +7,7 @@ use std::borrow::Cow;
 use std::collections::VecDeque;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
+use serde::{Deserialize, Serialize};
 
 use super::frame::{ConnectionError, ErrorCode};
 use super::huffman;
@@ -93,7 +94,7 @@ type OwnedFieldText = Box<[u8]>;
 type DecodedField<'a> = (Cow<'a, [u8]>, Cow<'a, [u8]>);
 
 /// The decoder of the header blocks of one connection.
-#[derive(Debug)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct HpackDecoder {
     entries: VecDeque<(OwnedFieldText, OwnedFieldText)>,
     size: usize,
@@ -122,6 +123,17 @@ impl HpackDecoder {
     /// Returns whether no block depends on earlier blocks, now and later.
     pub(super) fn is_stateless(&self) -> bool {
         self.limit == 0 && !self.must_shrink
+    }
+
+    /// Returns what a decoder needs to go on from this one; `None`: nothing, because the peer has agreed that there is no table
+    /// ([`Self::without_table`]).
+    pub(super) fn saved(&self) -> Option<Self> {
+        (self.limit != 0 || self.allowed != 0 || self.must_shrink).then(|| self.clone())
+    }
+
+    /// Returns a decoder without a table, as the peer has agreed.
+    pub(super) fn without_table() -> Self {
+        Self { limit: 0, allowed: 0, ..Self::default() }
     }
 
     /// Disables the dynamic table, because the peer has acknowledged that setting.

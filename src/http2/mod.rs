@@ -49,9 +49,9 @@ pub(crate) use frame::{ConnectionError, ErrorCode, PREFACE, StreamId};
 pub(crate) use hpack::{GRPC_OK_TRAILERS, GRPC_RESPONSE_HEADERS, encode_header_block};
 pub(crate) use output_buffer::OutputBuffer;
 pub(crate) use receive_event::ReceiveEvent;
-pub(crate) use receiver::{Http2Receiver, IncompleteInput};
+pub(crate) use receiver::{Http2Receiver, IncompleteInput, SavedReceiver};
 pub(crate) use request_head::{FromRequestHead, HeaderBlockCache, RequestHead};
-pub(crate) use sender::Http2Sender;
+pub(crate) use sender::{Http2Sender, SavedSender};
 pub(crate) use state_budget::{OverBudget, StateMemoryPool};
 
 /// The limits that the server announces for one connection.

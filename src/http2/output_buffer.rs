@@ -57,6 +57,29 @@ pub(crate) struct OutputBuffer {
 }
 
 impl OutputBuffer {
+    /// Returns the buffer of a connection of which `sent` bytes were sent, and `waiting` are not.
+    pub(super) fn with_waiting(sent: u64, waiting: &[u8]) -> Self {
+        let mut output = Self { sent_before: sent, ..Self::default() };
+        if !waiting.is_empty() {
+            output.write_with(|gathered| gathered.extend_from_slice(waiting));
+        }
+        output
+    }
+
+    /// Returns the waiting bytes after the first `skipped` of them, in parts.
+    pub(crate) fn waiting_parts(&self, mut skipped: usize) -> impl Iterator<Item = &[u8]> + Clone {
+        let mut place = self.sent_prefix;
+        self.pieces.iter().filter_map(move |piece| {
+            let bytes = piece.bytes(&self.gathered, place);
+            if let OutputSegment::Gathered(length) = piece {
+                place += length;
+            }
+            let part = bytes.get(skipped..).filter(|part| !part.is_empty());
+            skipped = skipped.saturating_sub(bytes.len());
+            part
+        })
+    }
+
     /// Returns the number of waiting bytes.
     pub(crate) fn len(&self) -> usize {
         self.length
@@ -78,12 +101,12 @@ impl OutputBuffer {
     }
 
     /// Returns the offset of the first waiting byte in the whole output.
-    pub(super) fn offset_of_first_waiting_byte(&self) -> u64 {
+    pub(crate) fn offset_of_first_waiting_byte(&self) -> u64 {
         self.sent_before + self.sent
     }
 
     /// Returns the offset after the last waiting byte.
-    pub(super) fn offset_after_last_waiting_byte(&self) -> u64 {
+    pub(crate) fn offset_after_last_waiting_byte(&self) -> u64 {
         self.offset_of_first_waiting_byte() + self.length as u64
     }
 

@@ -3,12 +3,14 @@
 //! This module reads SETTINGS frames. The [`Http2Sender`](super::Http2Sender) applies changed settings to streams
 //! in progress. Begin at [`PeerSettings::apply_settings_frame`].
 
+use serde::{Deserialize, Serialize};
+
 use super::frame::{
     ConnectionError, ErrorCode, INITIAL_MAX_FRAME, INITIAL_WINDOW, MAX_FRAME, MAX_WINDOW, setting,
 };
 
 /// The settings of the peer.
-#[derive(Debug)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct PeerSettings {
     initial_window: i64,
     frame: usize,

@@ -3,8 +3,10 @@
 //! The window counts received bytes, and the [`Http2Sender`](super::Http2Sender) sends window updates. Begin at
 //! [`ReceiveWindow::consume`].
 
+use serde::{Deserialize, Serialize};
+
 /// A receive window, as the peer knows it, and the consumed bytes that were not announced to the peer yet.
-#[derive(Debug)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct ReceiveWindow {
     /// At most 2³¹ − 1, and negative by at most one frame.
     left: i32,

@@ -5,11 +5,14 @@
 //! be complete before they are processed. `header_reader.rs` reads header blocks. Begin at
 //! [`Http2Receiver::next_event`].
 
+use serde::{Deserialize, Serialize};
+
 use super::abuse_score::points;
 use super::charged_buffer::ChargedBuffer;
 use super::frame::{ConnectionError, ErrorCode, FRAME_HEADER_LEN, FrameHeader, StreamId, flag, kind};
 use super::frame_check::{check_frame, is_passed_through};
 use super::header_reader::{HeaderReader, depends_on_itself};
+use super::hpack::HpackDecoder;
 use super::receive_event::{ReceiveEvent, ReceiveResult};
 use super::request_head::{FromRequestHead, HeaderBlockCache};
 use super::sender::Http2Sender;
@@ -25,6 +28,15 @@ pub(crate) struct Http2Receiver {
     /// Whether the peer has sent its settings, which must come first.
     has_settings: bool,
     /// The number of completed frames; while it does not change, an incomplete frame makes no progress.
+    frames: u64,
+}
+
+/// The state of a receiver, from which another process goes on.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct SavedReceiver {
+    decoder: Option<HpackDecoder>,
+    passing: Option<UnbufferedFrame>,
+    has_settings: bool,
     frames: u64,
 }
 
@@ -51,6 +63,31 @@ impl IncompleteInput {
 }
 
 impl Http2Receiver {
+    /// Returns its state, without the incomplete frame; `None` within a header block.
+    pub(crate) fn save(&self) -> Option<SavedReceiver> {
+        if self.headers.incomplete_block().is_some() {
+            return None;
+        }
+        Some(SavedReceiver {
+            decoder: self.headers.decoder().saved(),
+            passing: self.passing,
+            has_settings: self.has_settings,
+            frames: self.frames,
+        })
+    }
+
+    /// Returns the receiver of a connection whose state was saved. The incomplete frame is received again.
+    pub(crate) fn restore(saved: SavedReceiver) -> Self {
+        let SavedReceiver { decoder, passing, has_settings, frames } = saved;
+        let headers = HeaderReader::with_decoder(decoder.unwrap_or_else(HpackDecoder::without_table));
+        Self { headers, partial: ChargedBuffer::default(), passing, has_settings, frames }
+    }
+
+    /// Returns the received beginning of an incomplete frame.
+    pub(crate) fn incomplete_frame(&self) -> &[u8] {
+        self.partial.bytes()
+    }
+
     /// Returns the incomplete input, and a number that changes with each completed frame.
     pub(crate) fn incomplete_input(&self) -> Option<(IncompleteInput, u64)> {
         let block = self.headers.incomplete_block();

@@ -38,6 +38,10 @@ impl StreamOutput {
         Self { window, waiting: None, is_queued: false }
     }
 
+    pub(super) fn window(&self) -> i64 {
+        self.window
+    }
+
     /// Returns whether frames wait, so that others wait behind them.
     pub(super) fn has_waiting_frames(&self) -> bool {
         self.waiting.is_some()
@@ -76,7 +80,17 @@ pub(super) struct SendQueue {
 
 impl SendQueue {
     pub(super) fn new() -> Self {
-        Self { streams: VecDeque::new(), window: INITIAL_WINDOW, bytes: 0 }
+        Self::with_window(INITIAL_WINDOW)
+    }
+
+    /// Returns an empty queue.
+    pub(super) fn with_window(window: i64) -> Self {
+        Self { streams: VecDeque::new(), window, bytes: 0 }
+    }
+
+    /// Returns the send window of the connection.
+    pub(super) fn window(&self) -> i64 {
+        self.window
     }
 
     /// Returns the bytes of data that wait for windows.

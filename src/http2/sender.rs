@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use serde::{Deserialize, Serialize};
 
 use super::abuse_score::{AbuseScore, points};
 use super::frame::{ConnectionError, ErrorCode, MAX_WINDOW, StreamId, flag};
@@ -17,7 +18,7 @@ use super::receive_window::ReceiveWindow;
 use super::send_queue::{QueueTurn, QueuedFrame, SendQueue, StreamOutput};
 use super::state_budget::{OverBudget, StateMemoryBudget, StateMemoryPool};
 use super::stream::{StreamInput, StreamState};
-use super::stream_table::StreamTable;
+use super::stream_table::{StreamNumbers, StreamTable};
 use super::work_meter::WorkMeter;
 use super::{AnnouncedSettings, OutputBuffer};
 
@@ -40,6 +41,34 @@ pub(crate) struct Http2Sender {
     data_sent: u64,
     /// Whether data was sent for which the peer's host may have no room.
     has_sent_large: bool,
+    /// The streams whose send windows the peer has changed, if the connection is kept.
+    window_changes: Option<Box<WindowChanges>>,
+}
+
+/// The streams whose send windows the peer has changed.
+#[derive(Debug, Default)]
+pub(crate) struct WindowChanges {
+    pub(crate) streams: Vec<StreamId>,
+    /// Whether a setting has changed all windows.
+    pub(crate) all: bool,
+}
+
+/// The state of a sender without streams and output, from which another process goes on.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct SavedSender {
+    numbers: StreamNumbers,
+    receive_window: ReceiveWindow,
+    send_window: i64,
+    peer: PeerSettings,
+    goaway: GoawayTracker,
+    abuse: u32,
+}
+
+impl SavedSender {
+    /// Returns the last stream that the peer has opened.
+    pub(crate) fn last_stream(&self) -> StreamId {
+        self.numbers.last
+    }
 }
 
 /// The length of data that fits into any host's receive buffer while the process does not read.
@@ -69,7 +98,67 @@ impl Http2Sender {
             work: WorkMeter::default(),
             data_sent: 0,
             has_sent_large: false,
+            window_changes: None,
         }
+    }
+
+    // --- the state that another process goes on from
+
+    /// Returns its state; `None` if a stream has output that waits for a window.
+    pub(crate) fn save(&self) -> Option<SavedSender> {
+        (self.queue.is_empty() && self.queue.waiting_data_bytes() == 0).then(|| SavedSender {
+            numbers: self.streams.numbers().clone(),
+            receive_window: self.receive_window.clone(),
+            send_window: self.queue.window(),
+            peer: self.peer.clone(),
+            goaway: self.goaway.clone(),
+            abuse: self.abuse.present_points(),
+        })
+    }
+
+    /// Returns the sender of a connection whose state was saved, of which `sent` bytes were sent and `waiting` were not.
+    pub(crate) fn restore(
+        settings: AnnouncedSettings,
+        pool: Arc<StateMemoryPool>,
+        saved: SavedSender,
+        sent: u64,
+        waiting: &[u8],
+    ) -> Self {
+        let SavedSender { numbers, receive_window, send_window, peer, goaway, abuse } = saved;
+        Self {
+            output: OutputBuffer::with_waiting(sent, waiting),
+            abuse: AbuseScore::with_points(abuse),
+            streams: StreamTable::with_numbers(numbers),
+            receive_window,
+            peer,
+            queue: SendQueue::with_window(send_window),
+            goaway,
+            ..Self::new(settings, pool)
+        }
+    }
+
+    /// Opens a stream again whose request is complete, with its send window.
+    pub(crate) fn restore_stream(&mut self, id: StreamId, window: i64) -> Result<(), OverBudget> {
+        self.open_stream(id, true, None)?;
+        if let Some(stream) = self.streams.get_mut(id) {
+            stream.output = StreamOutput::new(window);
+        }
+        Ok(())
+    }
+
+    /// Returns the send window of a stream.
+    pub(crate) fn send_window_of_stream(&self, id: StreamId) -> Option<i64> {
+        Some(self.streams.get(id)?.output.window())
+    }
+
+    /// Records changes of send windows from now on.
+    pub(crate) fn watch_windows(&mut self) {
+        self.window_changes = Some(Box::default());
+    }
+
+    /// Takes the changes of send windows.
+    pub(crate) fn take_window_changes(&mut self) -> WindowChanges {
+        self.window_changes.as_deref_mut().map(std::mem::take).unwrap_or_default()
     }
 
     /// Returns the server's settings.
@@ -399,6 +488,9 @@ impl Http2Sender {
             Some(id) => {
                 let Some(stream) = self.streams.get_mut(id) else { return Ok(()) };
                 self.queue.grow_stream_window(id, &mut stream.output, more);
+                if let Some(changes) = &mut self.window_changes {
+                    changes.streams.push(id);
+                }
             }
         }
         self.resume_sending();
@@ -415,6 +507,9 @@ impl Http2Sender {
             self.abuse.add_points(u32::try_from(self.streams.len() / 64).unwrap_or(u32::MAX));
             let outputs = self.streams.iter_mut().map(|(id, stream)| (id, &mut stream.output));
             self.queue.adjust_stream_windows(outputs, more)?;
+            if let Some(changes) = &mut self.window_changes {
+                changes.all = true;
+            }
         }
         self.output.put_settings_ack();
         self.send_queued();

@@ -5,6 +5,8 @@
 
 use std::collections::{HashMap, VecDeque};
 
+use serde::{Deserialize, Serialize};
+
 use super::frame::StreamId;
 use super::stream::StreamState;
 use super::stream_hash::StreamHash;
@@ -24,14 +26,20 @@ pub(super) struct StreamTable {
     newest: Option<(StreamId, StreamState)>,
     /// All other streams in progress.
     older: HashMap<StreamId, StreamState, StreamHash>,
+    numbers: StreamNumbers,
+}
+
+/// The numbers of streams, without those in progress.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct StreamNumbers {
     /// The last stream that the peer opened.
-    last: StreamId,
+    pub(super) last: StreamId,
     /// Most connections have none.
     closed: Option<Box<ClosedStreams>>,
 }
 
 /// Closed and skipped streams, to decide what a peer may still send on them.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 struct ClosedStreams {
     /// Streams that ended here while the peer was still sending, the latest last: frames that were on their
     /// way are no violation.
@@ -43,7 +51,16 @@ struct ClosedStreams {
 
 impl StreamTable {
     pub(super) fn new() -> Self {
-        Self { newest: None, older: HashMap::with_hasher(StreamHash::new()), last: 0, closed: None }
+        Self::with_numbers(StreamNumbers { last: 0, closed: None })
+    }
+
+    /// Returns a table without streams in progress.
+    pub(super) fn with_numbers(numbers: StreamNumbers) -> Self {
+        Self { newest: None, older: HashMap::with_hasher(StreamHash::new()), numbers }
+    }
+
+    pub(super) fn numbers(&self) -> &StreamNumbers {
+        &self.numbers
     }
 
     // --- streams in progress
@@ -97,33 +114,33 @@ impl StreamTable {
 
     /// Returns whether the peer has opened this stream, or skipped its number.
     pub(super) fn was_opened(&self, id: StreamId) -> bool {
-        id <= self.last && !id.is_multiple_of(2)
+        id <= self.numbers.last && !id.is_multiple_of(2)
     }
 
     /// Records the number of a stream that the peer opens.
     pub(super) fn record_opened_stream(&mut self, id: StreamId) {
-        if id > self.last + 2 {
-            let first = if self.last == 0 { 1 } else { self.last + 2 };
+        if id > self.numbers.last + 2 {
+            let first = if self.numbers.last == 0 { 1 } else { self.numbers.last + 2 };
             if first < id {
-                let skipped = &mut self.closed.get_or_insert_default().skipped;
+                let skipped = &mut self.numbers.closed.get_or_insert_default().skipped;
                 if skipped.len() == SKIPPED {
                     skipped.pop_front();
                 }
                 skipped.push_back((first, id));
             }
         }
-        self.last = id;
+        self.numbers.last = id;
     }
 
     /// Returns whether this stream number was skipped, so that the stream never existed.
     pub(super) fn was_skipped(&self, id: StreamId) -> bool {
-        let Some(closed) = &self.closed else { return false };
+        let Some(closed) = &self.numbers.closed else { return false };
         closed.skipped.iter().any(|(first, end)| (*first..*end).contains(&id))
     }
 
     /// Records that a stream ends here while the peer is sending on it.
     pub(super) fn record_cut_short(&mut self, id: StreamId) {
-        let cut_short = &mut self.closed.get_or_insert_default().cut_short;
+        let cut_short = &mut self.numbers.closed.get_or_insert_default().cut_short;
         if cut_short.len() == CUT_SHORT {
             cut_short.pop_front();
         }
@@ -133,7 +150,7 @@ impl StreamTable {
     /// Returns whether a stream ended here while the peer was sending on it. If the peer has `ended` it too,
     /// the record is dropped.
     pub(super) fn was_cut_short(&mut self, id: StreamId, ended: bool) -> bool {
-        let Some(closed) = &mut self.closed else { return false };
+        let Some(closed) = &mut self.numbers.closed else { return false };
         let Some(place) = closed.cut_short.iter().rposition(|cut| *cut == id) else { return false };
         if ended {
             closed.cut_short.remove(place);

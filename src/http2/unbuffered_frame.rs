@@ -4,13 +4,15 @@
 //! Data is counted against the receive windows. Begin at [`UnbufferedFrame::begin`] and
 //! [`UnbufferedFrame::pass_payload_on`].
 
+use serde::{Deserialize, Serialize};
+
 use super::abuse_score::points;
 use super::frame::{ConnectionError, ErrorCode, FrameHeader, StreamId, flag, kind};
 use super::receive_event::{ReceiveEvent, ReceiveResult};
 use super::sender::Http2Sender;
 
 /// A frame of which a part has not arrived, or not been passed on.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(super) struct UnbufferedFrame {
     stream: StreamId,
     content: UnbufferedPayload,
@@ -23,7 +25,7 @@ pub(super) struct UnbufferedFrame {
     ends: bool,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 enum UnbufferedPayload {
     Data,
     /// Data of a stream that does not take it any more.

@@ -10,6 +10,7 @@ mod harness;
 mod hostile;
 mod journal;
 mod keeper;
+mod kept_connections;
 mod launch;
 mod operations;
 mod runs;

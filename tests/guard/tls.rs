@@ -286,7 +286,12 @@ async fn a_stalled_tls_handshake_is_closed() {
     let address = listener.local_addr().unwrap();
     let listener = tokio::net::TcpListener::from_std(listener).unwrap();
     let stop = watch::Sender::new(false);
-    tokio::spawn(Arc::clone(&server).serve(listener, ListenerJobRule::ByAuthority(None), stop.subscribe()));
+    tokio::spawn(Arc::clone(&server).serve(
+        listener,
+        ListenerJobRule::ByAuthority(None),
+        stop.subscribe(),
+        None,
+    ));
     // The head of a TLS record that announces more bytes than are sent.
     let mut many = Vec::new();
     for _ in 0..50 {

@@ -18,8 +18,8 @@ use muster::coordination::{
     OperatorCommand, Request, TaskId, TaskIncarnation, TaskSet,
 };
 use muster::engine::{
-    AnswerInbox, AnsweredOrWaiting, ContentsSerialiser, Durability, Engine, JOURNAL_ENCODING, Observer,
-    PersistentObserver, RestoredState,
+    AnswerInbox, AnsweredOrWaiting, ContentsSerialiser, Durability, Engine, JOURNAL_ENCODING,
+    KeptConnections, Observer, PersistentObserver, RestoredState,
 };
 use muster_journal::{JournalFolder, JournalOptions};
 
@@ -379,9 +379,16 @@ fn the_last_input_can_be_set_aside() {
     drop(engine);
     let journal = open(&folder.journal());
     let restored =
-        RestoredState::read_setting_aside(&journal, &[], BTreeSet::new(), true).expect("it can be read");
+        RestoredState::read_setting_aside(&journal, &[], BTreeSet::new(), true, KeptConnections::default())
+            .expect("it can be read");
     let [aside] = restored.report.set_aside[..] else { panic!("{:?}", restored.report) };
-    let same = RestoredState::read_setting_aside(&journal, &[], BTreeSet::from([aside]), false);
+    let same = RestoredState::read_setting_aside(
+        &journal,
+        &[],
+        BTreeSet::from([aside]),
+        false,
+        KeptConnections::default(),
+    );
     assert_eq!(same.expect("it can be read").coordinator(), restored.coordinator());
     let has =
         |key: &[u8]| restored.coordinator().job(clients.job).and_then(|job| job.stored_value(key)).is_some();

@@ -238,7 +238,7 @@ impl RandomSchedule {
     fn restart_service(&mut self) {
         self.coordinator.asked.clear();
         self.clients.clear();
-        self.coordinator.apply_input(Input::Resumed { after: None });
+        self.coordinator.apply_input(Input::Resumed { after: None, kept: Vec::new() });
         self.coordinator.complete_pending_work();
     }
 

@@ -529,7 +529,7 @@ fn a_stopping_service_releases_all_calls_without_blaming_a_task() {
         "the connections ended because the service stops"
     );
 
-    job.coordinator.apply_input(Input::Resumed { after: None });
+    job.coordinator.apply_input(Input::Resumed { after: None, kept: Vec::new() });
     job.coordinator.advance_time(Duration::from_secs(1000));
     assert_eq!(job.coordinator.job_view().run.state, RunState::Failed, "from then on silence counts again");
 }

@@ -8,6 +8,8 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use muster_kept::HeldSlot;
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
@@ -19,16 +21,25 @@ use tokio::io::Interest;
 use tokio::net::UnixStream;
 
 use super::core_end::CoreEndCounts;
+use crate::grpc::ConnectionKeeper;
 
 /// The longest message.
 const MESSAGE_MAX: usize = 64 << 10;
+/// The most descriptors in a message; the kernel takes 253.
+pub const DESCRIPTORS_MAX: usize = 200;
+/// How long a core waits for a keeper that has left many messages unread.
+const SEND_TIMEOUT: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
 
 /// A message of the keeper to a core.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum KeeperMessage {
     /// A listening socket, which comes with the message, and the name of its address.
     Listener(String),
-    /// All listening sockets were sent: the core begins to serve.
+    /// The memory of the connections of former cores, which comes with the message.
+    Memory,
+    /// Sockets of connections, which come with the message, each with the number of its slot and its serial number.
+    Connections(Vec<(u32, u64)>),
+    /// All sockets were sent: the core begins to serve.
     Serve(CoreStart),
     /// The core is to stop, because of this signal to the keeper: in good order, and at the second message at once.
     Stop(i32),
@@ -49,6 +60,9 @@ pub struct CoreStart {
     pub set_aside: BTreeSet<u64>,
     /// Whether the last input of the journal is not applied either.
     pub sets_last_input_aside: bool,
+    /// Whether the connections of the former core end: cores that continued them have crashed.
+    #[serde(default)]
+    pub ends_connections: bool,
 }
 
 /// A message of a core to its keeper.
@@ -60,6 +74,11 @@ pub enum CoreMessage {
     SetAside(Vec<u64>),
     /// A thread of the core panicked, with this message. The core may go on.
     Panicked(String),
+    /// The keeper is to hold the socket of a connection, which comes with the message: the number of its slot, and its serial
+    /// number.
+    Hold(u32, u64),
+    /// This connection has ended.
+    Release(u32, u64),
 }
 
 /// Returns the two ends of a new channel: the keeper's, and the core's.
@@ -75,22 +94,22 @@ pub fn create_channel() -> io::Result<(KeeperChannel, OwnedFd)> {
 pub struct KeeperChannel(UnixStream);
 
 impl KeeperChannel {
-    /// Sends a message, and a descriptor with it.
-    pub async fn send(&self, message: &KeeperMessage, descriptor: Option<BorrowedFd<'_>>) -> io::Result<()> {
-        self.0.async_io(Interest::WRITABLE, || send_message(self.0.as_fd(), message, descriptor)).await
+    /// Sends a message, and descriptors with it.
+    pub async fn send(&self, message: &KeeperMessage, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        self.0.async_io(Interest::WRITABLE, || send_message(self.0.as_fd(), message, descriptors)).await
     }
 
     /// Sends a message, unless the core has left too many unread.
     pub fn try_send(&self, message: &KeeperMessage) -> io::Result<()> {
-        send_message(self.0.as_fd(), message, None)
+        send_message(self.0.as_fd(), message, &[])
     }
 
-    /// Waits for the next message of the core. Returns `None` when the core has ended.
-    pub async fn receive(&self) -> io::Result<Option<CoreMessage>> {
+    /// Waits for the next message of the core, with its descriptor. Returns `None` when the core has ended.
+    pub async fn receive(&self) -> io::Result<Option<(CoreMessage, Option<OwnedFd>)>> {
         loop {
             let received = self.0.async_io(Interest::READABLE, || receive_message(self.0.as_fd())).await?;
             match received {
-                Received::Message(message, _) => return Ok(Some(message)),
+                Received::Message(message, mut descriptors) => return Ok(Some((message, descriptors.pop()))),
                 Received::Unknown => {}
                 Received::End => return Ok(None),
             }
@@ -122,11 +141,11 @@ impl CoreChannel {
         Ok(Some(rustix::net::sockopt::socket_peercred(&self.0)?.pid))
     }
 
-    /// Waits for the next message of the keeper, with its descriptor. Returns `None` when the keeper has ended.
-    pub fn receive(&self) -> io::Result<Option<(KeeperMessage, Option<OwnedFd>)>> {
+    /// Waits for the next message of the keeper, with its descriptors. Returns `None` when the keeper has ended.
+    pub fn receive(&self) -> io::Result<Option<(KeeperMessage, Vec<OwnedFd>)>> {
         loop {
             match receive_message(self.0.as_fd()) {
-                Ok(Received::Message(message, descriptor)) => return Ok(Some((message, descriptor))),
+                Ok(Received::Message(message, descriptors)) => return Ok(Some((message, descriptors))),
                 Ok(Received::Unknown) => {}
                 Ok(Received::End) => return Ok(None),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -137,20 +156,41 @@ impl CoreChannel {
 
     /// Sends a message, unless the keeper has left too many unread.
     pub fn send(&self, message: &CoreMessage) -> io::Result<()> {
-        send_message(self.0.as_fd(), message, None)
+        send_message(self.0.as_fd(), message, &[])
+    }
+}
+
+impl ConnectionKeeper for CoreChannel {
+    fn hold(&self, socket: BorrowedFd<'_>, slot: HeldSlot) -> io::Result<()> {
+        let message = CoreMessage::Hold(slot.slot, slot.serial);
+        loop {
+            match send_message(self.0.as_fd(), &message, &[socket]) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                sent => return sent,
+            }
+            let mut ready = [PollFd::new(&self.0, PollFlags::OUT)];
+            if rustix::event::poll(&mut ready, Some(&SEND_TIMEOUT))? == 0 {
+                return Err(io::Error::new(io::ErrorKind::TimedOut, "the keeper does not read"));
+            }
+        }
+    }
+
+    fn release(&self, slot: HeldSlot) {
+        // If the message does not fit, the keeper learns of it by the memory.
+        let _ = self.send(&CoreMessage::Release(slot.slot, slot.serial));
     }
 }
 
 fn send_message(
     socket: BorrowedFd<'_>,
     message: &impl Serialize,
-    descriptor: Option<BorrowedFd<'_>>,
+    descriptors: &[BorrowedFd<'_>],
 ) -> io::Result<()> {
     let text = serde_json::to_vec(message)?;
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
     let mut with = SendAncillaryBuffer::new(&mut space);
-    if !with.push(SendAncillaryMessage::ScmRights(descriptor.as_slice())) {
-        return Err(io::Error::other("no space for a descriptor"));
+    if !with.push(SendAncillaryMessage::ScmRights(descriptors)) {
+        return Err(io::Error::other("no space for descriptors"));
     }
     sendmsg(socket, &[IoSlice::new(&text)], &mut with, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?;
     Ok(())
@@ -158,7 +198,7 @@ fn send_message(
 
 /// What a channel has brought.
 enum Received<M> {
-    Message(M, Option<OwnedFd>),
+    Message(M, Vec<OwnedFd>),
     /// A message of another version.
     Unknown,
     /// The other process has ended.
@@ -167,18 +207,20 @@ enum Received<M> {
 
 fn receive_message<M: DeserializeOwned>(socket: BorrowedFd<'_>) -> io::Result<Received<M>> {
     let mut text = vec![0; MESSAGE_MAX];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
     let mut with = RecvAncillaryBuffer::new(&mut space);
     let received = recvmsg(socket, &mut [IoSliceMut::new(&mut text)], &mut with, RecvFlags::CMSG_CLOEXEC)?;
     if received.bytes == 0 {
         return Ok(Received::End);
     }
-    let descriptor = with.drain().find_map(|part| match part {
-        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
-        _ => None,
-    });
+    let mut descriptors = Vec::new();
+    for part in with.drain() {
+        if let RecvAncillaryMessage::ScmRights(received) = part {
+            descriptors.extend(received);
+        }
+    }
     let message = serde_json::from_slice(text.get(..received.bytes).unwrap_or_default());
-    Ok(message.map_or(Received::Unknown, |message| Received::Message(message, descriptor)))
+    Ok(message.map_or(Received::Unknown, |message| Received::Message(message, descriptors)))
 }
 
 #[cfg(test)]
@@ -194,39 +236,39 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         for _ in 0..20 {
             let message = KeeperMessage::Listener("--grpc".to_owned());
-            keeper.send(&message, Some(listener.as_fd())).await.expect("it is sent");
-            let (message, descriptor) = core.receive().expect("it is received").expect("the keeper lives");
+            keeper.send(&message, &[listener.as_fd()]).await.expect("it is sent");
+            let (message, mut descriptors) =
+                core.receive().expect("it is received").expect("the keeper lives");
             assert!(matches!(message, KeeperMessage::Listener(name) if name == "--grpc"));
-            let same = TcpListener::from(descriptor.expect("a descriptor"));
+            let same = TcpListener::from(descriptors.pop().expect("a descriptor"));
             assert_eq!(same.local_addr().expect("bound"), listener.local_addr().expect("bound"));
         }
         let task = CoreStart { keeper: 3, ..CoreStart::default() };
-        keeper.send(&KeeperMessage::Serve(task.clone()), None).await.expect("it is sent");
-        let (message, descriptor) = core.receive().expect("it is received").expect("the keeper lives");
+        keeper.send(&KeeperMessage::Serve(task.clone()), &[]).await.expect("it is sent");
+        let (message, descriptors) = core.receive().expect("it is received").expect("the keeper lives");
         assert!(
-            descriptor.is_none() && matches!(message, KeeperMessage::Serve(received) if received == task)
+            descriptors.is_empty() && matches!(message, KeeperMessage::Serve(received) if received == task)
         );
         for message in [CoreMessage::Panicked("at a line".to_owned()), CoreMessage::Serving] {
             core.send(&message).expect("it is sent");
-            assert_eq!(keeper.receive().await.expect("it is received"), Some(message));
+            let received = keeper.receive().await.expect("it is received").expect("the core lives");
+            assert_eq!(received.0, message);
         }
         drop(core);
-        assert_eq!(keeper.receive().await.expect("the end"), None);
+        assert!(keeper.receive().await.expect("the end").is_none());
     }
 
     #[tokio::test]
     async fn messages_of_another_version_are_passed_over() {
         let (keeper, core) = create_channel().expect("a channel");
-        send_message(core.as_fd(), &"Rejoice", None).expect("it is sent");
-        send_message(core.as_fd(), &serde_json::json!({"Panicked": "x"}), None).expect("it is sent");
-        assert_eq!(
-            keeper.receive().await.expect("it is received"),
-            Some(CoreMessage::Panicked("x".to_owned()))
-        );
-        send_message(keeper.0.as_fd(), &serde_json::json!({"Rejoice": 1}), None).expect("it is sent");
+        send_message(core.as_fd(), &"Rejoice", &[]).expect("it is sent");
+        send_message(core.as_fd(), &serde_json::json!({"Panicked": "x"}), &[]).expect("it is sent");
+        let received = keeper.receive().await.expect("it is received").expect("the core lives");
+        assert_eq!(received.0, CoreMessage::Panicked("x".to_owned()));
+        send_message(keeper.0.as_fd(), &serde_json::json!({"Rejoice": 1}), &[]).expect("it is sent");
         keeper.try_send(&KeeperMessage::Stop(15)).expect("it is sent");
         let received = CoreChannel(core).receive().expect("it is received");
-        assert!(matches!(received, Some((KeeperMessage::Stop(15), None))));
+        assert!(matches!(received, Some((KeeperMessage::Stop(15), _))));
     }
 
     #[tokio::test]

@@ -17,6 +17,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const EARLY_ENDS_MAX: u32 = 10;
 /// So many crashes in a row before the core served, and the last input of the journal is set aside.
 const CRASHES_BEFORE_SET_ASIDE: u32 = 2;
+/// So many early crashes in a row, and the connections end.
+const CRASHES_BEFORE_CONNECTIONS_END: u32 = 2;
 
 /// How a process ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -151,6 +153,8 @@ pub enum NextStep {
         after: Duration,
         /// Whether the core does not apply the last input of the journal.
         sets_last_input_aside: bool,
+        /// Whether the connections of the former core end.
+        ends_connections: bool,
     },
     /// It gives up.
     GiveUp,
@@ -163,6 +167,9 @@ pub enum NextStep {
 /// serves, the third core does not apply it, though it may have been answered. (An input that only panics is found by the core
 /// itself.) Ends that come from outside, as for lack of memory, say nothing about an input.
 ///
+/// Input of a connection that crashes the process crashes the next one too, when that continues the connection. So after two
+/// early crashes in a row the connections end.
+///
 /// A core that exits has said why, such as a full disk. People mend that, so the keeper goes on trying.
 #[derive(Debug, Default)]
 pub struct RestartPolicy {
@@ -170,6 +177,7 @@ pub struct RestartPolicy {
     /// The early ends by a signal among them.
     early_signals: u32,
     crashes_before_serving: u32,
+    early_crashes: u32,
 }
 
 impl RestartPolicy {
@@ -182,6 +190,8 @@ impl RestartPolicy {
         } else {
             (self.early_ends, self.early_signals) = (0, 0);
         }
+        let crashed = matches!(end.cause, CoreEndCause::Crashed(_));
+        self.early_crashes = if crashed && end.served < EARLY_END { self.early_crashes + 1 } else { 0 };
         let crashed_before_serving = end.served.is_zero() && matches!(end.cause, CoreEndCause::Crashed(_));
         self.crashes_before_serving =
             if crashed_before_serving { self.crashes_before_serving + 1 } else { 0 };
@@ -194,7 +204,8 @@ impl RestartPolicy {
         };
         let sets_last_input_aside = self.crashes_before_serving > 0
             && self.crashes_before_serving.is_multiple_of(CRASHES_BEFORE_SET_ASIDE);
-        NextStep::Start { after, sets_last_input_aside }
+        let ends_connections = self.early_crashes >= CRASHES_BEFORE_CONNECTIONS_END;
+        NextStep::Start { after, sets_last_input_aside, ends_connections }
     }
 }
 
@@ -207,7 +218,8 @@ mod tests {
     }
 
     fn start(after_ms: u64) -> NextStep {
-        NextStep::Start { after: Duration::from_millis(after_ms), sets_last_input_aside: false }
+        let after = Duration::from_millis(after_ms);
+        NextStep::Start { after, sets_last_input_aside: false, ends_connections: false }
     }
 
     #[test]
@@ -269,6 +281,22 @@ mod tests {
         // One input is set aside at a time.
         assert!(!sets_aside(&[(crash(), 0), (crash(), 0), (crash(), 0)]));
         assert!(sets_aside(&[(crash(), 0), (crash(), 0), (crash(), 0), (crash(), 0)]));
+    }
+
+    #[test]
+    fn connections_end_after_two_early_crashes_in_a_row_and_never_after_kills() {
+        let ends_connections = |ends: &[(CoreEndCause, u64)]| {
+            let mut policy = RestartPolicy::default();
+            let last =
+                ends.iter().map(|(cause, served)| policy.record_end(&end(cause.clone(), *served))).last();
+            matches!(last, Some(NextStep::Start { ends_connections: true, .. }))
+        };
+        let [crash, kill] =
+            [CoreEndCause::Crashed(11), CoreEndCause::Killed(9)].map(|cause| move || cause.clone());
+        assert!(ends_connections(&[(crash(), 5000), (crash(), 20), (crash(), 20)]));
+        assert!(!ends_connections(&[(crash(), 5000), (crash(), 20)]));
+        assert!(!ends_connections(&[(crash(), 20), (crash(), 5000), (crash(), 20)]));
+        assert!(!ends_connections(&[(kill(), 0), (kill(), 20), (kill(), 20), (kill(), 0)]));
     }
 
     #[test]

@@ -3,14 +3,17 @@
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::collections::HashMap;
 use std::net::TcpListener;
+use std::os::fd::OwnedFd;
 use std::panic::{self, PanicHookInfo};
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail};
+use muster_kept::{HeldSlot, are_counters_exact};
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 use tokio::sync::mpsc;
 
 use super::channel::{CoreChannel, CoreMessage, CoreStart, KeeperMessage};
+use crate::grpc::{ConnectionKeeper, ContinuedConnections};
 use crate::text::truncate_text;
 
 /// The bytes of a panic that the keeper is told.
@@ -24,6 +27,10 @@ pub struct KeeperLink {
     pub start: CoreStart,
     /// The listening sockets, by the names of their addresses.
     pub listeners: HashMap<String, TcpListener>,
+    /// The memory of the connections of former cores.
+    memory: Option<OwnedFd>,
+    /// The sockets of these connections.
+    sockets: Vec<(HeldSlot, OwnedFd)>,
     stops: mpsc::UnboundedReceiver<i32>,
 }
 
@@ -46,12 +53,20 @@ impl KeeperLink {
             );
         }
         let mut listeners = HashMap::new();
+        let (mut memory, mut sockets) = (None, Vec::new());
         let start = loop {
             match channel.receive().context("cannot read the keeper's message")? {
-                Some((KeeperMessage::Listener(name), Some(socket))) => {
+                Some((KeeperMessage::Listener(name), mut descriptors)) => {
+                    let socket =
+                        descriptors.pop().with_context(|| format!("the keeper sent no socket for {name}"))?;
                     _ = listeners.insert(name, TcpListener::from(socket));
                 }
-                Some((KeeperMessage::Listener(name), None)) => bail!("the keeper sent no socket for {name}"),
+                Some((KeeperMessage::Memory, mut descriptors)) => memory = descriptors.pop(),
+                Some((KeeperMessage::Connections(slots), descriptors)) => {
+                    // Without room for more descriptors, the kernel leaves some out.
+                    let slots = slots.into_iter().map(|(slot, serial)| HeldSlot { slot, serial });
+                    sockets.extend(slots.zip(descriptors));
+                }
                 Some((KeeperMessage::Serve(start), _)) => break start,
                 Some((KeeperMessage::Stop(_), _)) => bail!("the keeper stops"),
                 None => bail!("the keeper has ended"),
@@ -60,7 +75,27 @@ impl KeeperLink {
         let channel = Arc::new(channel);
         report_panics_to(Arc::clone(&channel));
         let stops = receive_stops(Arc::clone(&channel))?;
-        Ok(Self { channel, start, listeners, stops })
+        Ok(Self { channel, start, listeners, memory, sockets, stops })
+    }
+
+    /// Takes over the connections of the former core; `None`: connections end with this process.
+    pub fn take_over_connections(&mut self) -> Option<ContinuedConnections> {
+        let (memory, sockets) = (self.memory.take()?, std::mem::take(&mut self.sockets));
+        let held = sockets.len();
+        let taken = match are_counters_exact() {
+            Ok(true) => ContinuedConnections::take_over(memory, sockets, !self.start.ends_connections)
+                .map_err(|error| error.to_string()),
+            Ok(false) => Err("this kernel does not count the bytes of connections exactly".to_owned()),
+            Err(error) => Err(error.to_string()),
+        };
+        taken
+            .inspect_err(|why| tracing::warn!(held, why, "connections do not go on when the service dies"))
+            .ok()
+    }
+
+    /// Returns the keeper as the holder of connections.
+    pub fn connection_keeper(&self) -> Arc<dyn ConnectionKeeper> {
+        Arc::clone(&self.channel) as Arc<dyn ConnectionKeeper>
     }
 
     /// Waits for the next request of the keeper to stop. Returns the number of the signal that the keeper has got.

@@ -7,7 +7,7 @@
 use http::HeaderMap;
 
 use super::state::{
-    ANSWER_WORK, CallDeadline, CallState, CallTable, PendingTrace, Waiting, over_budget_failure,
+    ANSWER_WORK, CallDeadline, CallTable, PendingTrace, Waiting, over_budget_failure,
 };
 use crate::coordination::{CallOutcome, Caller, Code, JobId};
 use crate::engine::AnsweredOrWaiting;
@@ -118,7 +118,7 @@ impl CallTable {
         if let Some(trace) = &mut trace {
             trace.1 = call.request.task();
         }
-        match self.server.engine.call(job, caller, call.request, &self.inbox, slot) {
+        match self.server.engine.call_in_stream(stream, job, caller, call.request, &self.inbox, slot) {
             AnsweredOrWaiting::Now(outcome) => {
                 sender.budget.release(charged);
                 self.end_call_trace(
@@ -132,18 +132,10 @@ impl CallTable {
                 self.count_call(&call.form, outcome.as_ref().err().map(|failure| failure.code), (since, now));
             }
             AnsweredOrWaiting::Waiting(id) => {
-                let form = call.form;
-                self.slots.insert(CallState::Waiting(Waiting {
-                    call: id,
-                    job,
-                    form,
-                    stream,
-                    trace,
-                    since,
-                    charged,
-                }));
+                let (form, due) = (call.form, due.instant());
+                self.insert_waiting_call(Waiting { call: id, job, form, stream, trace, since, charged, due });
                 sender.assign_slot(stream, slot);
-                if let Some(due) = due.instant() {
+                if let Some(due) = due {
                     self.deadlines.add(due, slot);
                 }
             }
@@ -197,7 +189,7 @@ impl CallTable {
         outcome: &CallOutcome,
     ) {
         sender.count_work(ANSWER_WORK);
-        if let Some(CallState::Waiting(mut waiting)) = self.slots.remove(slot) {
+        if let Some(mut waiting) = self.take_waiting_call(slot) {
             sender.budget.release(waiting.charged);
             let code = outcome.as_ref().err().map(|failure| failure.code);
             self.end_call_trace(waiting.trace.take(), waiting.job, &waiting.form, code);
@@ -213,7 +205,7 @@ impl CallTable {
         slot: u64,
         code: Code,
     ) -> Option<(StreamId, Dialect)> {
-        let Some(CallState::Waiting(mut waiting)) = self.slots.remove(slot) else { return None };
+        let mut waiting = self.take_waiting_call(slot)?;
         sender.budget.release(waiting.charged);
         self.server.engine.cancel_waiting_call(waiting.job, waiting.call);
         let now = self.turn_start();

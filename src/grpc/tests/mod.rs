@@ -54,8 +54,12 @@ impl TestServer {
         let address = listener.local_addr().expect("it is bound");
         let listener = tokio::net::TcpListener::from_std(listener).expect("a runtime runs");
         let (stop, stopped) = watch::channel(false);
-        let serving =
-            tokio::spawn(Arc::clone(&server).serve(listener, ListenerJobRule::ByAuthority(None), stopped));
+        let serving = tokio::spawn(Arc::clone(&server).serve(
+            listener,
+            ListenerJobRule::ByAuthority(None),
+            stopped,
+            None,
+        ));
         Self { engine, server, address, stop, serving }
     }
 
