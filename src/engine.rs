@@ -543,8 +543,10 @@ impl Engine {
                         applied.own = Some(outcome);
                     }
                     Effect::Reply(call, outcome) => {
-                        if let Some(waiting) = state.waiting.remove(call, &mut applied.tables) {
-                            applied.deliveries.push((waiting, outcome));
+                        match state.waiting.remove(call, &mut applied.tables) {
+                            Some(waiting) => applied.deliveries.push((waiting, outcome)),
+                            // Its connection may go on from a former process, and not have come so far.
+                            None => state.replayed_calls.record_answer(call, outcome),
                         }
                     }
                     Effect::CommandDone(outcome) => applied.acted = Some(outcome),

@@ -61,35 +61,33 @@ pub(super) struct ReplayedCalls {
     kept: Arc<KeptConnections>,
     /// The calls that the journal has and the log of their connection has not.
     by_stream: HashMap<(ConnectionId, u32), CallId>,
-    calls: HashSet<CallId>,
-    /// The answers to them and to waiting calls.
+    /// These calls, and those that wait, as long as no connection has taken them over.
+    unclaimed: HashSet<CallId>,
+    /// The answers to them.
     outcomes: HashMap<CallId, CallOutcome>,
 }
 
 impl ReplayedCalls {
     pub fn new(kept: Arc<KeptConnections>) -> Self {
-        Self { kept, ..Self::default() }
+        let unclaimed = kept.waiting.clone();
+        Self { kept, unclaimed, ..Self::default() }
     }
 
     pub fn kept(&self) -> &KeptConnections {
         &self.kept
     }
 
-    fn concerns(&self, call: CallId) -> bool {
-        self.kept.waiting.contains(&call) || self.calls.contains(&call)
-    }
-
     /// Records a call in the journal.
     pub fn record_call(&mut self, connection: ConnectionId, stream: u32, call: CallId) {
         if !self.kept.has_call(connection, stream) {
             self.by_stream.insert((connection, stream), call);
-            self.calls.insert(call);
+            self.unclaimed.insert(call);
         }
     }
 
-    /// Records an answer.
+    /// Records an answer, if it is to one of these calls.
     pub fn record_answer(&mut self, call: CallId, outcome: CallOutcome) {
-        if self.concerns(call) {
+        if self.unclaimed.contains(&call) {
             self.outcomes.insert(call, outcome);
         }
     }
@@ -110,19 +108,19 @@ impl ReplayedCalls {
         }
     }
 
+    /// Returns whether no call can arrive again.
     pub fn is_empty(&self) -> bool {
         self.by_stream.is_empty()
     }
 
     /// Takes a call that arrives again in its stream.
     pub fn take_call(&mut self, connection: ConnectionId, stream: u32) -> Option<CallId> {
-        let call = self.by_stream.remove(&(connection, stream))?;
-        self.calls.remove(&call);
-        Some(call)
+        self.by_stream.remove(&(connection, stream))
     }
 
-    /// Takes the answer to a call; `None`: it waits.
+    /// Takes over a call: returns the answer to it; `None`: it waits.
     pub fn take_outcome(&mut self, call: CallId) -> Option<CallOutcome> {
+        self.unclaimed.remove(&call);
         self.outcomes.remove(&call)
     }
 }

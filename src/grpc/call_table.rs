@@ -27,14 +27,16 @@ use crate::coordination::Code;
 use crate::http2::{Http2Sender, StreamId};
 
 mod engine_calls;
+mod logged_calls;
 mod request_bodies;
 mod state;
 
+pub(super) use logged_calls::{CallChange, ReceivingCallEntry, WaitingCallEntry};
+pub(super) use state::CallTable;
 use state::{
     ANSWER_WORK, AUXILIARY_BYTES, BYTES_PER_STEP, CallDeadline, CallState, DeferredRequest,
     deadline_exceeded_failure, over_budget_failure,
 };
-pub(super) use state::{CallTable, WaitingCallPlace};
 
 /// The key of the deadline of an incomplete frame. The keys of a connection's own deadlines belong to no slot.
 pub(super) const PARTIAL_FRAME_DEADLINE: u64 = u64::MAX;
@@ -176,7 +178,8 @@ impl CallTable {
                 // window: otherwise the body whose turn it is could not continue.
                 sender.release_connection_window(bytes.len());
                 sender.release_stream_window(stream, body.take_consumed_bytes());
-                self.store_receiving_call(sender, body, callee, job, stream, due, trace, since);
+                let path = Arc::clone(&head.path);
+                self.store_receiving_call(sender, body, callee, path, job, stream, due, trace, since);
             }
         }
     }

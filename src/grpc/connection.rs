@@ -31,13 +31,13 @@ use bytes::BufMut as _;
 use tokio::io::{AsyncReadExt as _, ReadBuf};
 
 use super::call_table::{
-    BEGUN_DATA_DEADLINE, CallTable, ExpiredDeadlines, PARTIAL_FRAME_DEADLINE, UNTAKEN_OUTPUT_DEADLINE,
-    WaitingCallPlace,
+    BEGUN_DATA_DEADLINE, CallTable, ExpiredDeadlines, PARTIAL_FRAME_DEADLINE, ReceivingCallEntry,
+    UNTAKEN_OUTPUT_DEADLINE, WaitingCallEntry,
 };
 use super::connection_socket::ConnectionSocket;
 use super::continued_connections::SavedConnection;
 use super::job_resolver::ListenerJobRule;
-use super::kept_log::{ConnectionParts, KeptLog, SavedCall};
+use super::kept_log::{ConnectionParts, KeptGreeting, KeptLog, SavedCall};
 use super::lingering_close::LingeringClose;
 use super::mailbox::{Mailbox, MailboxMessage};
 use super::open_connections::ConnectionGuard;
@@ -181,19 +181,17 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
         peer: SocketAddr,
         routing: ListenerJobRule,
         place: ConnectionGuard,
+        greeting: Option<KeptGreeting>,
     ) -> Self {
         let (settings, pool) = (announced_settings(&server), Arc::clone(&server.state));
-        let keeping = server.connection_keeping().cloned();
         let received = early.len() as u64;
         early.drain(..PREFACE.len());
         let mut calls = CallTable::open(server, peer, routing, Arc::clone(place.mailbox()));
         let (receiver, mut sender) = (Http2Receiver::default(), Http2Sender::new(settings, pool));
-        let kept = keeping.zip(socket.descriptor_to_keep()).and_then(|(keeping, descriptor)| {
-            KeptLog::open(&keeping, descriptor, calls.connection_id(), peer, received)
-        });
+        let kept = greeting.map(|greeting| KeptLog::open(greeting, calls.connection_id(), peer, received));
         if kept.is_some() {
-            calls.watch_waiting_calls();
-            sender.watch_windows();
+            calls.watch_changes();
+            sender.watch_changes();
         }
         Self {
             received,
@@ -204,29 +202,52 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
     }
 
     /// Continues a connection of a former process.
+    ///
+    /// # Errors
+    /// In words, if this process cannot continue it.
     pub(super) fn continue_from(
         server: Arc<GrpcServer>,
         socket: T,
         saved: SavedConnection,
-        kept: Box<KeptLog>,
+        mut kept: Box<KeptLog>,
         routing: ListenerJobRule,
         place: ConnectionGuard,
-    ) -> Result<Self, OverBudget> {
+    ) -> Result<Self, String> {
         let (settings, pool) = (announced_settings(&server), Arc::clone(&server.state));
         socket.set_tcp_user_timeout(Some(server.limits.unacknowledged));
-        let SavedConnection { origin, turn, input, output, calls: saved_calls } = saved;
+        let SavedConnection { origin, turn, input, output, calls: waiting, requests, queues } = saved;
         let mut calls = CallTable::with_id(server, origin.connection, routing, Arc::clone(place.mailbox()));
         let receiver = Http2Receiver::restore(turn.receiver);
         let mut sender = Http2Sender::restore(settings, pool, turn.sender, origin.output_offset, &output);
-        for call in saved_calls.values() {
-            let SavedCall { stream, call: id, job, form, send_window, .. } = call;
-            sender.restore_stream(*stream, *send_window)?;
-            let place = WaitingCallPlace { stream: *stream, call: *id, job: *job, form, due: call.due() };
-            let slot = calls.continue_waiting_call(&place);
-            sender.assign_slot(*stream, slot);
+        let over_budget = |over: OverBudget| over.to_string();
+        for SavedCall { stream, call, job, form, due, state } in waiting.into_values() {
+            sender.restore_stream(stream, state, None).map_err(over_budget)?;
+            let entry = WaitingCallEntry { stream, call, job, form: &form, due: due.instant() };
+            calls.continue_waiting_call(&mut sender, &entry);
         }
-        calls.watch_waiting_calls();
-        sender.watch_windows();
+        for (stream, (state, frames)) in queues {
+            sender.restore_stream(stream, state, Some(frames)).map_err(over_budget)?;
+        }
+        for (request, body) in requests.into_values() {
+            sender.restore_stream(request.stream, request.state, None).map_err(over_budget)?;
+            calls.continue_receiving_call(
+                &mut sender,
+                &ReceivingCallEntry {
+                    stream: request.stream,
+                    path: &request.path,
+                    job: request.job,
+                    due: request.due.instant(),
+                    compresses: request.compresses,
+                    is_ended: request.is_ended,
+                    unreleased: request.unreleased,
+                    whole_length: body.len(),
+                    body: vec![&body],
+                },
+            )?;
+        }
+        calls.watch_changes();
+        sender.watch_changes();
+        kept.begin_to_catch_up();
         let connection = Self::with_parts(calls, socket, receiver, sender, place);
         let has_peer_goaway = turn.has_peer_goaway;
         Ok(Self { unread_input: input, has_peer_goaway, kept: Some(kept), ..connection })

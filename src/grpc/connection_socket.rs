@@ -2,7 +2,6 @@
 //!
 //! Begin at [`ConnectionSocket`].
 
-use std::os::fd::{AsFd as _, BorrowedFd};
 use std::pin::Pin;
 use std::task::Context;
 use std::time::Duration;
@@ -17,20 +16,11 @@ pub(super) trait ConnectionSocket: AsyncRead + AsyncWrite + Unpin {
     /// Sets the time for which data may stay unacknowledged, or unread by the peer's process.
     fn set_tcp_user_timeout(&self, unacknowledged: Option<Duration>);
 
-    /// Returns the descriptor by which another process can continue the connection; `None`: none can.
-    fn descriptor_to_keep(&self) -> Option<BorrowedFd<'_>> {
-        None
-    }
-
     /// Announces the end of the connection, if the transport has a message for that.
     fn send_close_notify(&mut self, _cx: &mut Context<'_>) {}
 }
 
 impl ConnectionSocket for TcpStream {
-    fn descriptor_to_keep(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.as_fd())
-    }
-
     fn set_tcp_user_timeout(&self, unacknowledged: Option<Duration>) {
         // On a socket that is already closed the option cannot be set.
         #[cfg(target_os = "linux")]

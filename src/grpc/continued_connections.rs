@@ -8,16 +8,22 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 
-use muster_kept::{ConnectionLog, HeldSlot, KeptMemory, KeptMemoryError, stream_progress};
+use muster_kept::{ConnectionLog, HeldSlot, KeptMemory, KeptMemoryError, LogRecord, stream_progress};
+use serde::de::DeserializeOwned;
 
-use super::kept_log::{ConnectionKeeper, KeptLog, LogOrigin, SavedCall, SavedTurn, WholeLog, record};
+use super::kept_log::{
+    ConnectionKeeper, HeldLog, KeptGreeting, KeptLog, LogOrigin, SavedCall, SavedQueue, SavedRequest,
+    SavedTurn, append_value, append_value_with, record, write_anew, write_greeting,
+};
 use crate::engine::KeptConnections;
-use crate::http2::StreamId;
+use crate::http2::{RestoredFrames, SavedStream, SentFrames, StreamId};
 
 /// The connections that go on from a former process.
 pub struct ContinuedConnections {
     memory: Arc<KeptMemory>,
     connections: Vec<ContinuedConnection>,
+    /// The connections that had not sent their whole preface.
+    greetings: Vec<ContinuedGreeting>,
     /// The connections that were held and cannot go on.
     lost: usize,
 }
@@ -29,6 +35,20 @@ pub(super) struct ContinuedConnection {
     log: ConnectionLog,
 }
 
+/// A connection that had not sent its whole preface.
+pub(super) struct ContinuedGreeting {
+    pub(super) socket: TcpStream,
+    /// All that it has sent.
+    pub(super) early: Vec<u8>,
+    log: ConnectionLog,
+}
+
+/// What a log says.
+enum SavedLog {
+    Connection(Box<SavedConnection>),
+    Greeting(Vec<u8>),
+}
+
 /// The state of a connection.
 pub(super) struct SavedConnection {
     pub(super) origin: LogOrigin,
@@ -37,6 +57,10 @@ pub(super) struct SavedConnection {
     /// The output that the socket has not taken.
     pub(super) output: Vec<u8>,
     pub(super) calls: BTreeMap<StreamId, SavedCall>,
+    /// The requests that are arriving, each with the bytes of its body.
+    pub(super) requests: BTreeMap<StreamId, (SavedRequest, Vec<u8>)>,
+    /// The answered streams with frames that wait.
+    pub(super) queues: BTreeMap<StreamId, (SavedStream, RestoredFrames)>,
 }
 
 impl ContinuedConnections {
@@ -55,19 +79,22 @@ impl ContinuedConnections {
         let (memory, logs) = KeptMemory::open(memory, &held)?;
         let mut sockets: BTreeMap<u64, OwnedFd> =
             sockets.into_iter().map(|(held, socket)| (held.serial, socket)).collect();
-        let mut connections = Vec::new();
+        let (mut connections, mut greetings) = (Vec::new(), Vec::new());
         for (held, mut log) in logs {
             let Some(socket) = sockets.remove(&held.serial) else { continue };
             let socket = TcpStream::from(socket);
-            match SavedConnection::take_over(&socket, &mut log) {
-                Ok(saved) => connections.push(ContinuedConnection { socket, saved, log }),
+            match SavedLog::take_over(&socket, &mut log) {
+                Ok(SavedLog::Connection(saved)) => {
+                    connections.push(ContinuedConnection { socket, saved: *saved, log });
+                }
+                Ok(SavedLog::Greeting(early)) => greetings.push(ContinuedGreeting { socket, early, log }),
                 Err(why) => tracing::debug!(slot = held.slot, why, "a connection does not go on"),
             }
         }
         // The logs have what was in the rooms.
         memory.clear_rooms();
-        let lost = count - connections.len();
-        Ok(Self { memory, connections, lost })
+        let lost = count - connections.len() - greetings.len();
+        Ok(Self { memory, connections, greetings, lost })
     }
 
     /// Returns the memory for the logs of all connections.
@@ -88,7 +115,8 @@ impl ContinuedConnections {
         let mut kept = KeptConnections::default();
         for ContinuedConnection { saved, .. } in &self.connections {
             let calls = saved.calls.values().map(|call| call.call);
-            kept.add(saved.origin.connection, saved.turn.sender.last_stream(), Vec::new(), calls);
+            let incomplete = saved.requests.keys().copied().collect();
+            kept.add(saved.origin.connection, saved.turn.sender.last_stream(), incomplete, calls);
         }
         kept
     }
@@ -96,20 +124,21 @@ impl ContinuedConnections {
     /// Takes the connections that were accepted by the listener at this address.
     #[must_use]
     pub fn take_of_listener(&mut self, address: SocketAddr) -> Self {
-        let is_of_listener = |connection: &ContinuedConnection| {
-            let local = connection.socket.local_addr();
+        let is_of_listener = |socket: &TcpStream| {
+            let local = socket.local_addr();
             local.is_ok_and(|local| {
                 local.port() == address.port()
                     && (address.ip().is_unspecified() || local.ip() == address.ip())
             })
         };
-        let (own, others) = std::mem::take(&mut self.connections).into_iter().partition(is_of_listener);
-        self.connections = others;
-        Self { memory: Arc::clone(&self.memory), connections: own, lost: 0 }
+        let connections =
+            self.connections.extract_if(.., |connection| is_of_listener(&connection.socket)).collect();
+        let greetings = self.greetings.extract_if(.., |greeting| is_of_listener(&greeting.socket)).collect();
+        Self { memory: Arc::clone(&self.memory), connections, greetings, lost: 0 }
     }
 
-    pub(super) fn into_connections(self) -> Vec<ContinuedConnection> {
-        self.connections
+    pub(super) fn into_parts(self) -> (Vec<ContinuedConnection>, Vec<ContinuedGreeting>) {
+        (self.connections, self.greetings)
     }
 }
 
@@ -122,88 +151,188 @@ impl ContinuedConnection {
         let Self { socket, saved, log } = self;
         let output_end = saved.origin.output_offset + saved.output.len() as u64;
         let (read, input) = (saved.turn.read, saved.input.len());
-        let log = KeptLog::continued(log, keeper, saved.origin.clone(), read, input, output_end);
+        let held = HeldLog::continued(log, keeper);
+        let log = KeptLog::continued(held, saved.origin.clone(), read, input, output_end);
         (log, socket, saved)
     }
 }
 
-impl SavedConnection {
+impl ContinuedGreeting {
+    /// Returns the log, the socket, and all that the connection has sent.
+    pub(super) fn into_parts(self, keeper: &Arc<dyn ConnectionKeeper>) -> (KeptGreeting, TcpStream, Vec<u8>) {
+        let Self { socket, early, log } = self;
+        (KeptGreeting::continued(HeldLog::continued(log, keeper)), socket, early)
+    }
+}
+
+impl SavedLog {
     /// Reads a log, adds what the counters of the kernel say, and writes the log anew.
     fn take_over(socket: &TcpStream, log: &mut ConnectionLog) -> Result<Self, String> {
-        let mut saved = Self::read(log)?;
         let progress = stream_progress(socket.as_fd()).map_err(|error| error.to_string())?;
         let progress = progress.ok_or("it has ended")?;
-        let unread =
-            progress.read.checked_sub(saved.turn.read).ok_or("more was read than the kernel has received")?;
+        let mut saved = Self::read(log)?;
+        let known = match &saved {
+            Self::Connection(saved) => saved.turn.read,
+            Self::Greeting(early) => early.len() as u64,
+        };
+        let unread = progress.read.checked_sub(known).ok_or("more was read than the kernel has received")?;
+        let mut found = Vec::new();
         if unread > 0 {
             let unread = usize::try_from(unread).map_err(|error| error.to_string())?;
-            let found = log.memory().find_in_rooms(log.held_slot().serial, saved.turn.read, unread);
-            saved.input.extend(found.ok_or("input is missing")?);
+            let in_rooms = log.memory().find_in_rooms(log.held_slot().serial, known, unread);
+            found = in_rooms.ok_or("input is missing")?;
         }
-        let written = progress.written.checked_sub(saved.origin.output_offset);
-        let written = written.and_then(|written| usize::try_from(written).ok());
-        let written = written.filter(|written| *written <= saved.output.len()).ok_or("output is missing")?;
-        saved.output.drain(..written);
-        saved.origin.output_offset = progress.written;
-        saved.turn.read = progress.read;
-        if !saved.write(log) {
+        let is_written = match &mut saved {
+            Self::Connection(saved) => {
+                saved.input.extend(found);
+                saved.turn.read = progress.read;
+                let written = progress.written.checked_sub(saved.origin.output_offset);
+                let written = written.and_then(|written| usize::try_from(written).ok());
+                let written =
+                    written.filter(|written| *written <= saved.output.len()).ok_or("output is missing")?;
+                saved.output.drain(..written);
+                saved.origin.output_offset = progress.written;
+                saved.write(log)
+            }
+            Self::Greeting(early) => {
+                early.extend(found);
+                write_greeting(log, early)
+            }
+        };
+        if !is_written {
             return Err("there is no memory".to_owned());
         }
         log.commit();
         Ok(saved)
     }
 
-    fn write(&self, log: &mut ConnectionLog) -> bool {
-        let whole = WholeLog {
-            origin: &self.origin,
-            turn: &self.turn,
-            input: [&self.input, &[]],
-            output: std::iter::once(self.output.as_slice()),
-            calls: self.calls.values().cloned().collect(),
-        };
-        whole.write(log)
-    }
-
     fn read(log: &ConnectionLog) -> Result<Self, String> {
-        let (mut origin, mut turn): (Option<LogOrigin>, Option<SavedTurn>) = (None, None);
-        let (mut input, mut output) = (Vec::new(), Vec::new());
-        let mut calls: BTreeMap<StreamId, SavedCall> = BTreeMap::new();
-        let undecodable = |error: postcard::Error| error.to_string();
-        for entry in log.records() {
-            let bytes = entry.bytes.as_slice();
-            match entry.kind {
-                record::ORIGIN => {
-                    let first: LogOrigin = postcard::from_bytes(bytes).map_err(undecodable)?;
-                    if !first.is_known() {
-                        return Err("another version of the program has served it".to_owned());
-                    }
-                    origin = Some(first);
-                }
-                record::TURN => {
-                    turn = Some(postcard::from_bytes(bytes).map_err(undecodable)?);
-                    input.clear();
-                }
-                record::INPUT => input.extend_from_slice(bytes),
-                record::CALL => {
-                    let call: SavedCall = postcard::from_bytes(bytes).map_err(undecodable)?;
-                    calls.insert(call.stream, call);
-                }
-                record::CALL_ENDED => {
-                    let stream: StreamId = postcard::from_bytes(bytes).map_err(undecodable)?;
-                    calls.remove(&stream);
-                }
-                record::WINDOW => {
-                    let (stream, window): (StreamId, i64) =
-                        postcard::from_bytes(bytes).map_err(undecodable)?;
-                    if let Some(call) = calls.get_mut(&stream) {
-                        call.send_window = window;
-                    }
-                }
-                record::OUTPUT => output.extend_from_slice(bytes),
-                other => return Err(format!("it has a record of the unknown kind {other}")),
-            }
+        let records = log.records();
+        if let [LogRecord { kind: record::GREETING, bytes }] = records.as_slice() {
+            return Ok(Self::Greeting(bytes.clone()));
         }
+        let mut read = PartialConnection::default();
+        for entry in records {
+            read.add_record(entry.kind, &entry.bytes)?;
+        }
+        let PartialConnection { origin, turn, input, output, calls, requests, queues } = read;
         let (Some(origin), Some(turn)) = (origin, turn) else { return Err("its log is empty".to_owned()) };
-        Ok(Self { origin, turn, input, output, calls })
+        let saved = SavedConnection { origin, turn, input, output, calls, requests, queues };
+        Ok(Self::Connection(Box::new(saved)))
     }
+}
+
+impl SavedConnection {
+    fn write(&self, log: &mut ConnectionLog) -> bool {
+        let bodies: usize =
+            self.requests.values().map(|(request, body)| 128 + request.path.len() + body.len()).sum();
+        let keys: usize = self.calls.values().map(|call| 64 + call.form.key.len()).sum();
+        let queues: usize = self.queues.values().map(|(_, frames)| 64 + frames.bytes()).sum();
+        let bytes = 512 + self.input.len() + self.output.len() + bodies + keys + queues;
+        write_anew(log, bytes, |log| {
+            let has_calls = append_value(log, record::ORIGIN, &self.origin)
+                && append_value(log, record::TURN, &self.turn)
+                && log.append(record::INPUT, &self.input, std::iter::empty())
+                && self.calls.values().all(|call| append_value(log, record::CALL, call));
+            let has_requests = has_calls
+                && self.requests.iter().all(|(stream, (request, body))| {
+                    append_value(log, record::REQUEST, request)
+                        && append_value_with(log, record::BODY, stream, std::iter::once(body.as_slice()))
+                });
+            let has_queues = has_requests
+                && self.queues.iter().all(|(stream, (state, frames))| {
+                    let (frames, parts) = frames.save();
+                    let queue = SavedQueue { stream: *stream, state: state.clone(), frames };
+                    append_value_with(log, record::QUEUE, &queue, parts.into_iter())
+                });
+            has_queues && log.append(record::OUTPUT, &self.output, std::iter::empty())
+        })
+    }
+}
+
+/// A connection of which a part of the log was read.
+#[derive(Default)]
+struct PartialConnection {
+    origin: Option<LogOrigin>,
+    turn: Option<SavedTurn>,
+    input: Vec<u8>,
+    output: Vec<u8>,
+    calls: BTreeMap<StreamId, SavedCall>,
+    requests: BTreeMap<StreamId, (SavedRequest, Vec<u8>)>,
+    queues: BTreeMap<StreamId, (SavedStream, RestoredFrames)>,
+}
+
+impl PartialConnection {
+    fn add_record(&mut self, kind: u32, bytes: &[u8]) -> Result<(), String> {
+        match kind {
+            record::ORIGIN => {
+                let origin: LogOrigin = decode(bytes)?;
+                if !origin.is_known() {
+                    return Err("another version of the program has served it".to_owned());
+                }
+                self.origin = Some(origin);
+            }
+            record::TURN => {
+                self.turn = Some(decode(bytes)?);
+                self.input.clear();
+            }
+            record::INPUT => self.input.extend_from_slice(bytes),
+            record::CALL => {
+                let call: SavedCall = decode(bytes)?;
+                self.calls.insert(call.stream, call);
+            }
+            record::REQUEST => {
+                let request: SavedRequest = decode(bytes)?;
+                let body = self.requests.remove(&request.stream).map(|(_, body)| body).unwrap_or_default();
+                self.requests.insert(request.stream, (request, body));
+            }
+            record::BODY => {
+                let (stream, bytes): (StreamId, _) = decode_first(bytes)?;
+                let (_, body) = self.requests.get_mut(&stream).ok_or("it has the body of no request")?;
+                body.extend_from_slice(bytes);
+            }
+            record::ENDED => {
+                let stream: StreamId = decode(bytes)?;
+                self.calls.remove(&stream);
+                self.requests.remove(&stream);
+            }
+            record::WINDOW => {
+                let (stream, state): (StreamId, SavedStream) = decode(bytes)?;
+                let of_call = self.calls.get_mut(&stream).map(|call| &mut call.state);
+                let of_request = self.requests.get_mut(&stream).map(|(request, _)| &mut request.state);
+                let of_queue = self.queues.get_mut(&stream).map(|(state, _)| state);
+                if let Some(present) = of_call.or(of_request).or(of_queue) {
+                    *present = state;
+                }
+            }
+            record::QUEUE => {
+                let (SavedQueue { stream, state, frames }, bytes) = decode_first(bytes)?;
+                let frames =
+                    RestoredFrames::read(&frames, bytes).ok_or("its waiting frames are incomplete")?;
+                self.queues.insert(stream, (state, frames));
+            }
+            record::QUEUE_SENT => {
+                let (stream, sent, state): (StreamId, SentFrames, SavedStream) = decode(bytes)?;
+                let queue = self.queues.get_mut(&stream).ok_or("it has sent frames of no stream")?;
+                queue.0 = state;
+                queue.1.remove_sent(sent);
+            }
+            record::QUEUE_ENDED => {
+                let stream: StreamId = decode(bytes)?;
+                self.queues.remove(&stream);
+            }
+            record::OUTPUT => self.output.extend_from_slice(bytes),
+            other => return Err(format!("it has a record of the unknown kind {other}")),
+        }
+        Ok(())
+    }
+}
+
+fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
+    postcard::from_bytes(bytes).map_err(|error| error.to_string())
+}
+
+/// Decodes a value, and returns it with the bytes after it.
+fn decode_first<T: DeserializeOwned>(bytes: &[u8]) -> Result<(T, &[u8]), String> {
+    postcard::take_from_bytes(bytes).map_err(|error| error.to_string())
 }

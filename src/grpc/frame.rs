@@ -44,6 +44,14 @@ impl<'a> RequestMessage<'a> {
         (!prefix.compressed && prefix.length == message.len()).then_some(Self::Received(message))
     }
 
+    /// Returns the contents of a message that was assembled.
+    pub(super) fn assembled_bytes(&self) -> Option<&[u8]> {
+        match self {
+            Self::Whole(bytes) => Some(bytes),
+            _ => None,
+        }
+    }
+
     /// Returns the message in shared memory, so that parts of it can be kept.
     pub(super) fn bytes(&self) -> Bytes {
         match self {

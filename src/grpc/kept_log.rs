@@ -2,8 +2,9 @@
 //!
 //! A connection writes its log before it writes to its socket, and before it reads again ([`KeptLog::commit`]). So
 //! whatever has left is in the log, and so is all input that is not in a read room. The log has the state of HTTP/2, the calls
-//! that wait for the driver, the input that is not processed, and the output that the socket has not taken. A connection that
-//! is in another state, for example one whose request is arriving, is not continued if the process dies just then.
+//! that wait for the driver, the requests that are arriving, the input that is not processed, and the output that the socket has
+//! not taken. A connection that is in another state is not continued if the process dies just then: while a call to health or
+//! reflection is in progress, while a request is deferred or inflated, and within a header block of several frames.
 //! `continued_connections.rs` reads logs. Begin at [`KeptLog::open`].
 
 use std::io;
@@ -16,12 +17,14 @@ use muster_kept::{ConnectionLog, HeldSlot, KeptMemory};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
-use super::call_table::{CallTable, WaitingCallPlace};
+use super::call_table::{CallChange, CallTable, ReceivingCallEntry, WaitingCallEntry};
 use super::decoded_call::ReplyFormat;
 use crate::clock::monotonic_nanoseconds;
 use crate::coordination::{CallId, ConnectionId, JobId};
 use crate::engine::AnswersTaken;
-use crate::http2::{Http2Receiver, Http2Sender, SavedReceiver, SavedSender, StreamId};
+use crate::http2::{
+    Http2Receiver, Http2Sender, QueueChange, SavedFrames, SavedReceiver, SavedSender, SavedStream, StreamId,
+};
 
 /// The version of the records. It grows when a type changes that they contain. Connections with other records end with their
 /// process.
@@ -39,12 +42,24 @@ pub(super) mod record {
     pub const INPUT: u32 = 3;
     /// [`SavedCall`](super::SavedCall), which waits from now on.
     pub const CALL: u32 = 4;
-    /// The stream of a call that does not wait any more.
-    pub const CALL_ENDED: u32 = 5;
-    /// The stream of a call that waits, and its send window.
-    pub const WINDOW: u32 = 6;
+    /// [`SavedRequest`](super::SavedRequest), whose body arrives; it replaces the one of the same stream.
+    pub const REQUEST: u32 = 5;
+    /// The stream of a request, and bytes of its body that follow the bytes before them.
+    pub const BODY: u32 = 6;
+    /// The stream of a call or of a request that is neither any more.
+    pub const ENDED: u32 = 7;
+    /// The stream of a call or of waiting frames, and its send window.
+    pub const WINDOW: u32 = 8;
+    /// [`SavedQueue`](super::SavedQueue), and the bytes of the frames that wait; it replaces the one of the same stream.
+    pub const QUEUE: u32 = 9;
+    /// The stream of waiting frames, and what was sent of them since they were in the log.
+    pub const QUEUE_SENT: u32 = 10;
+    /// The stream of frames that wait no more.
+    pub const QUEUE_ENDED: u32 = 11;
     /// Output, which follows the output before it.
-    pub const OUTPUT: u32 = 7;
+    pub const OUTPUT: u32 = 12;
+    /// All that a new connection has sent so far, in place of all other records. Its preface is incomplete.
+    pub const GREETING: u32 = 13;
 }
 
 /// Holds a second descriptor of the sockets of kept connections, in another process.
@@ -93,6 +108,25 @@ pub(super) struct SavedTurn {
     pub(super) read: u64,
 }
 
+/// A deadline on the monotonic clock of the host, in nanoseconds; 0: none.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(super) struct SavedDeadline(u64);
+
+impl SavedDeadline {
+    fn new(due: Option<Instant>) -> Self {
+        Self(due.map_or(0, |due| {
+            let left = due.saturating_duration_since(Instant::now());
+            monotonic_nanoseconds().saturating_add(u64::try_from(left.as_nanos()).unwrap_or(u64::MAX))
+        }))
+    }
+
+    /// Returns the deadline.
+    pub(super) fn instant(self) -> Option<Instant> {
+        let left = self.0.saturating_sub(monotonic_nanoseconds());
+        (self.0 > 0).then(|| Instant::now() + Duration::from_nanos(left))
+    }
+}
+
 /// A call that waits for the driver.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct SavedCall {
@@ -100,38 +134,118 @@ pub(super) struct SavedCall {
     pub(super) call: CallId,
     pub(super) job: JobId,
     pub(super) form: ReplyFormat,
-    /// Its deadline on the monotonic clock of the host, in nanoseconds; 0: none.
-    due: u64,
-    pub(super) send_window: i64,
+    pub(super) due: SavedDeadline,
+    pub(super) state: SavedStream,
 }
 
-impl SavedCall {
-    pub(super) fn new(place: &WaitingCallPlace<'_>, send_window: i64) -> Self {
-        let WaitingCallPlace { stream, call, job, form, due } = *place;
-        let due = due.map_or(0, |due| {
-            let left = due.saturating_duration_since(Instant::now());
-            monotonic_nanoseconds().saturating_add(u64::try_from(left.as_nanos()).unwrap_or(u64::MAX))
-        });
-        Self { stream, call, job, form: form.clone(), due, send_window }
+/// A request whose body arrives.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct SavedRequest {
+    pub(super) stream: StreamId,
+    pub(super) path: String,
+    pub(super) job: JobId,
+    pub(super) due: SavedDeadline,
+    pub(super) compresses: bool,
+    pub(super) is_ended: bool,
+    pub(super) unreleased: usize,
+    pub(super) state: SavedStream,
+}
+
+/// An answered stream with frames that wait for a window.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct SavedQueue {
+    pub(super) stream: StreamId,
+    pub(super) state: SavedStream,
+    pub(super) frames: SavedFrames,
+}
+
+/// A log, and the keeper that holds the socket until the log is dropped.
+pub(super) struct HeldLog {
+    log: ConnectionLog,
+    keeper: Arc<dyn ConnectionKeeper>,
+}
+
+impl HeldLog {
+    /// Begins a log, and lets the keeper hold the socket. Nothing is valid before the first commit. Returns `None` if the
+    /// connection cannot be kept.
+    fn open(keeping: &ConnectionKeeping, socket: BorrowedFd<'_>) -> Option<Self> {
+        let (slot, log) = keeping.memory.begin_connection()?;
+        if let Err(error) = keeping.keeper.hold(socket, slot) {
+            tracing::debug!(%error, "a connection is not kept");
+            return None;
+        }
+        Some(Self { log, keeper: Arc::clone(&keeping.keeper) })
     }
 
-    /// Returns its deadline.
-    pub(super) fn due(&self) -> Option<Instant> {
-        let left = self.due.saturating_sub(monotonic_nanoseconds());
-        (self.due > 0).then(|| Instant::now() + Duration::from_nanos(left))
+    /// Returns the log of a connection whose socket the keeper holds.
+    pub(super) fn continued(log: ConnectionLog, keeper: &Arc<dyn ConnectionKeeper>) -> Self {
+        Self { log, keeper: Arc::clone(keeper) }
     }
+}
+
+impl Drop for HeldLog {
+    fn drop(&mut self) {
+        self.log.withdraw();
+        self.keeper.release(self.log.held_slot());
+    }
+}
+
+/// The log of a connection that has not sent its whole preface.
+pub(super) struct KeptGreeting(HeldLog);
+
+impl KeptGreeting {
+    /// Begins the log of a new connection. Returns `None` if it cannot be kept.
+    pub(super) fn open(keeping: &ConnectionKeeping, socket: BorrowedFd<'_>) -> Option<Self> {
+        let mut greeting = Self(HeldLog::open(keeping, socket)?);
+        greeting.commit(&[]).then_some(greeting)
+    }
+
+    /// Returns the log of a connection of a former process.
+    pub(super) fn continued(held: HeldLog) -> Self {
+        Self(held)
+    }
+
+    /// Returns the memory of the log.
+    pub(super) fn memory(&self) -> &Arc<KeptMemory> {
+        self.0.log.memory()
+    }
+
+    /// Returns the serial number of the connection.
+    pub(super) fn serial(&self) -> u64 {
+        self.0.log.held_slot().serial
+    }
+
+    /// Makes all that the connection has sent valid. Returns `false` if there is no memory.
+    pub(super) fn commit(&mut self, greeting: &[u8]) -> bool {
+        let log = &mut self.0.log;
+        let is_written = write_greeting(log, greeting);
+        if is_written {
+            log.commit();
+        }
+        is_written
+    }
+}
+
+/// Writes what a new connection has sent to another area, without a commit.
+pub(super) fn write_greeting(log: &mut ConnectionLog, greeting: &[u8]) -> bool {
+    write_anew(log, 64 + greeting.len(), |log| log.append(record::GREETING, greeting, std::iter::empty()))
 }
 
 /// The log of a kept connection.
 pub(super) struct KeptLog {
-    log: ConnectionLog,
-    keeper: Arc<dyn ConnectionKeeper>,
+    held: HeldLog,
     origin: LogOrigin,
     /// The number of bytes that were read from the socket.
     read: u64,
     logged: LoggedProgress,
     /// Whether the log is valid: the next process can continue the connection.
     is_valid: bool,
+    /// Whether the next commit says everything anew.
+    needs_anew: bool,
+    /// Whether input that a former process has read is not processed.
+    is_catching_up: bool,
+    /// The length of the bodies that were arriving when the present area was begun.
+    body_bytes: usize,
     /// The requests to take up answers.
     taken: Vec<AnswersTaken>,
 }
@@ -153,108 +267,152 @@ pub(super) struct ConnectionParts<'a> {
     pub(super) has_peer_goaway: bool,
 }
 
-/// All that an area says, to begin it with.
-pub(super) struct WholeLog<'a, C> {
-    pub(super) origin: &'a LogOrigin,
-    pub(super) turn: &'a SavedTurn,
-    pub(super) input: [&'a [u8]; 2],
-    /// All output that the socket has not taken.
-    pub(super) output: C,
-    pub(super) calls: Vec<SavedCall>,
-}
-
-impl<'a, C: Iterator<Item = &'a [u8]> + Clone> WholeLog<'a, C> {
-    /// Writes everything to another area, without a commit. Returns `false` if there is no memory.
-    #[must_use]
-    pub(super) fn write(&self, log: &mut ConnectionLog) -> bool {
-        let length = |parts: &mut dyn Iterator<Item = &'a [u8]>| parts.map(<[u8]>::len).sum::<usize>();
-        let variable = length(&mut self.input.into_iter()) + length(&mut self.output.clone());
-        let keys: usize = self.calls.iter().map(|call| call.form.key.len()).sum();
-        // The records are a bit shorter, and as much again is free for those that follow.
-        let mut bytes = 2 * (512 + variable + keys + 64 * self.calls.len());
-        loop {
-            if !log.begin(bytes) {
-                return false;
-            }
-            if self.append_all(log) {
-                return true;
-            }
-            bytes *= 2;
+/// Begins another area, and calls `append` with it until the area is long enough. Returns `false` if there is no memory.
+/// `bytes` is the expected length of the records; as much again is free for those that follow.
+pub(super) fn write_anew(
+    log: &mut ConnectionLog,
+    bytes: usize,
+    mut append: impl FnMut(&mut ConnectionLog) -> bool,
+) -> bool {
+    let mut bytes = 2 * bytes;
+    loop {
+        if !log.begin(bytes) {
+            return false;
         }
-    }
-
-    fn append_all(&self, log: &mut ConnectionLog) -> bool {
-        append_value(log, record::ORIGIN, self.origin)
-            && append_value(log, record::TURN, self.turn)
-            && log.append(record::INPUT, self.input.into_iter())
-            && self.calls.iter().all(|call| append_value(log, record::CALL, call))
-            && log.append(record::OUTPUT, self.output.clone())
+        if append(log) {
+            return true;
+        }
+        bytes *= 2;
     }
 }
 
-fn append_value(log: &mut ConnectionLog, kind: u32, value: &impl Serialize) -> bool {
-    /// Enough for all records but those of a header table or of a long key.
+/// Appends a record with a value.
+pub(super) fn append_value(log: &mut ConnectionLog, kind: u32, value: &impl Serialize) -> bool {
+    append_value_with(log, kind, value, std::iter::empty())
+}
+
+/// Appends a record with a value, and bytes after it.
+pub(super) fn append_value_with<'a>(
+    log: &mut ConnectionLog,
+    kind: u32,
+    value: &impl Serialize,
+    bytes: impl Iterator<Item = &'a [u8]> + Clone,
+) -> bool {
+    /// Enough for all values but a header table and a long key.
     const SHORT: usize = 512;
     let mut space = [0; SHORT];
-    match postcard::to_slice(value, &mut space) {
-        Ok(bytes) => log.append(kind, std::iter::once(&*bytes)),
-        Err(_) => postcard::to_allocvec(value)
-            .is_ok_and(|bytes| log.append(kind, std::iter::once(bytes.as_slice()))),
+    let long;
+    let value: &[u8] = match postcard::to_slice(value, &mut space) {
+        Ok(value) => value,
+        Err(_) => match postcard::to_allocvec(value) {
+            Ok(value) => {
+                long = value;
+                &long
+            }
+            Err(_) => return false,
+        },
+    };
+    log.append(kind, value, bytes)
+}
+
+fn append_change(log: &mut ConnectionLog, change: &CallChange<'_>, sender: &Http2Sender) -> bool {
+    match change {
+        CallChange::Ended(stream) => append_value(log, record::ENDED, stream),
+        CallChange::Waiting(WaitingCallEntry { stream, call, job, form, due }) => {
+            let Some(state) = sender.save_stream(*stream) else { return true };
+            let (form, due) = ((*form).clone(), SavedDeadline::new(*due));
+            let call = SavedCall { stream: *stream, call: *call, job: *job, form, due, state };
+            append_value(log, record::CALL, &call)
+        }
+        CallChange::Receiving(entry) => {
+            let ReceivingCallEntry { stream, path, job, due, compresses, is_ended, unreleased, body, .. } =
+                entry;
+            let Some(state) = sender.save_stream(*stream) else { return true };
+            let request = SavedRequest {
+                stream: *stream,
+                path: (*path).to_owned(),
+                job: *job,
+                due: SavedDeadline::new(*due),
+                compresses: *compresses,
+                is_ended: *is_ended,
+                unreleased: *unreleased,
+                state,
+            };
+            append_value(log, record::REQUEST, &request)
+                && (body.is_empty() || append_value_with(log, record::BODY, stream, body.iter().copied()))
+        }
     }
+}
+
+/// Appends what the log does not have of the waiting frames of a stream, with `anew` all of them.
+fn append_queue_change(
+    log: &mut ConnectionLog,
+    stream: StreamId,
+    anew: bool,
+    sender: &mut Http2Sender,
+) -> bool {
+    let is_appended = match (sender.queue_change(stream, anew), sender.save_stream(stream)) {
+        (Some(QueueChange::All(frames, bytes)), Some(state)) => {
+            let queue = SavedQueue { stream, state, frames };
+            append_value_with(log, record::QUEUE, &queue, bytes.into_iter())
+        }
+        (Some(QueueChange::Sent(sent)), Some(state)) => {
+            append_value(log, record::QUEUE_SENT, &(stream, sent, state))
+        }
+        (Some(QueueChange::None), _) => true,
+        (None, _) | (_, None) => append_value(log, record::QUEUE_ENDED, &stream),
+    };
+    sender.mark_queue_logged(stream);
+    is_appended
 }
 
 impl KeptLog {
-    /// Begins the log of a new connection, of which `read` bytes were read, and lets the keeper hold its socket. Nothing is valid
-    /// before the first commit. Returns `None` if the connection cannot be kept.
+    /// Returns the log of a connection that has sent its preface, and of which `read` bytes were read.
     pub(super) fn open(
-        keeping: &ConnectionKeeping,
-        socket: BorrowedFd<'_>,
+        greeting: KeptGreeting,
         connection: ConnectionId,
         peer: SocketAddr,
         read: u64,
-    ) -> Option<Box<Self>> {
-        let (slot, log) = keeping.memory.begin_connection()?;
-        if let Err(error) = keeping.keeper.hold(socket, slot) {
-            tracing::debug!(%peer, %error, "a connection is not kept");
-            return None;
-        }
+    ) -> Box<Self> {
         let origin = LogOrigin { version: RECORDS_VERSION, connection, peer, output_offset: 0 };
-        Some(Box::new(Self::new(log, &keeping.keeper, origin, read, None)))
+        let logged = LoggedProgress { read: 0, input: 0, output: 0 };
+        let log = Self::new(greeting.0, origin, read, logged);
+        Box::new(Self { needs_anew: true, ..log })
     }
 
-    /// Returns the log of a connection that another process has served, and that is valid.
+    /// Returns the log of a connection that another process has served.
     pub(super) fn continued(
-        log: ConnectionLog,
-        keeper: &Arc<dyn ConnectionKeeper>,
+        held: HeldLog,
         origin: LogOrigin,
         read: u64,
         input: usize,
         output_end: u64,
     ) -> Box<Self> {
-        let logged = LoggedProgress { read, input, output: output_end };
-        Box::new(Self::new(log, keeper, origin, read, Some(logged)))
+        Box::new(Self::new(held, origin, read, LoggedProgress { read, input, output: output_end }))
     }
 
-    fn new(
-        log: ConnectionLog,
-        keeper: &Arc<dyn ConnectionKeeper>,
-        origin: LogOrigin,
-        read: u64,
-        logged: Option<LoggedProgress>,
-    ) -> Self {
-        let is_valid = logged.is_some();
-        let logged = logged.unwrap_or(LoggedProgress { read: 0, input: 0, output: 0 });
-        Self { log, keeper: Arc::clone(keeper), origin, read, logged, is_valid, taken: Vec::new() }
+    fn new(held: HeldLog, origin: LogOrigin, read: u64, logged: LoggedProgress) -> Self {
+        Self {
+            held,
+            origin,
+            read,
+            logged,
+            is_valid: true,
+            needs_anew: false,
+            is_catching_up: false,
+            body_bytes: 0,
+            taken: Vec::new(),
+        }
     }
 
     /// Returns the memory of the log.
     pub(super) fn memory(&self) -> &Arc<KeptMemory> {
-        self.log.memory()
+        self.held.log.memory()
     }
 
     /// Returns the serial number of the connection, and the number of bytes that were read.
     pub(super) fn serial_and_read(&self) -> (u64, u64) {
-        (self.log.held_slot().serial, self.read)
+        (self.held.log.held_slot().serial, self.read)
     }
 
     /// Counts bytes that were read from the socket.
@@ -267,47 +425,56 @@ impl KeptLog {
         self.taken.push(taken);
     }
 
+    /// Makes the next commit say everything anew. Until then the log stays as it is. The connection has input that a former
+    /// process has read.
+    pub(super) fn begin_to_catch_up(&mut self) {
+        (self.needs_anew, self.is_catching_up) = (true, true);
+    }
+
     /// Makes the log invalid: from now on, the connection ends with this process.
     pub(super) fn withdraw(&mut self) {
         if std::mem::take(&mut self.is_valid) {
-            self.log.withdraw();
+            self.held.log.withdraw();
         }
     }
 
     /// Makes the present state valid, if it differs from that in the log.
     pub(super) fn commit(&mut self, connection: ConnectionParts<'_>) {
         let ConnectionParts { calls, receiver, sender, unread_input, has_peer_goaway } = connection;
-        let input = receiver.incomplete_frame().len() + unread_input.len();
-        let progress =
-            LoggedProgress { read: self.read, input, output: sender.output.offset_after_last_waiting_byte() };
-        if progress == self.logged && self.is_valid && !calls.has_waiting_changes() {
-            return self.taken.clear();
-        }
-        let saved = if sender.stream_count() == calls.waiting_count() {
-            receiver.save().zip(sender.save())
-        } else {
-            None
-        };
-        let Some((saved_receiver, saved_sender)) = saved else {
-            calls.clear_waiting_changes();
-            sender.take_window_changes();
-            self.withdraw();
-            self.logged = progress;
-            return self.taken.clear();
-        };
-        let turn =
-            SavedTurn { receiver: saved_receiver, sender: saved_sender, has_peer_goaway, read: self.read };
         let input = [receiver.incomplete_frame(), unread_input];
-        if !self.try_append(&turn, input, calls, sender) && !self.write_anew(&turn, input, calls, sender) {
-            tracing::debug!(peer = %self.origin.peer, "there is no memory to keep a connection");
-            self.withdraw();
-        } else {
-            self.log.commit();
-            self.is_valid = true;
+        let progress = LoggedProgress {
+            read: self.read,
+            input: input.iter().map(|part| part.len()).sum(),
+            output: sender.output.offset_after_last_waiting_byte(),
+        };
+        if progress == self.logged && self.is_valid && !self.needs_anew && !calls.has_changes() {
+            return self.release_taken(unread_input);
         }
-        calls.clear_waiting_changes();
+        let streams = calls.loggable_count().map(|calls| calls + sender.streams_with_frames());
+        let saved = if streams == Some(sender.stream_count()) { receiver.save() } else { None };
+        let is_committed = saved.is_some_and(|receiver| {
+            let turn = SavedTurn { receiver, sender: sender.save(), has_peer_goaway, read: self.read };
+            self.try_append(&turn, input, calls, sender) || self.write_anew(&turn, input, calls, sender)
+        });
+        if is_committed {
+            self.held.log.commit();
+            (self.is_valid, self.needs_anew) = (true, false);
+        } else {
+            self.withdraw();
+        }
+        calls.clear_changes();
+        sender.take_changes();
         self.logged = progress;
-        self.taken.clear();
+        self.release_taken(unread_input);
+    }
+
+    /// Says that all answers so far are in the log. Those to calls that the former process has read come only once this process
+    /// has processed them.
+    fn release_taken(&mut self, unread_input: &[u8]) {
+        self.is_catching_up &= !unread_input.is_empty();
+        if !self.is_catching_up {
+            self.taken.clear();
+        }
     }
 
     /// Appends what has changed; returns `false` if everything must be said anew.
@@ -318,56 +485,73 @@ impl KeptLog {
         calls: &mut CallTable,
         sender: &mut Http2Sender,
     ) -> bool {
-        let windows = sender.take_window_changes();
-        let area = self.log.area_bytes();
-        let is_too_long = area > LONG_AREA && 16 * (sender.output.len() + 80 * calls.waiting_count()) < area;
-        if !self.is_valid || windows.all || is_too_long || !append_value(&mut self.log, record::TURN, turn) {
+        let changes = sender.take_changes();
+        let area = self.held.log.area_bytes();
+        let needed = sender.unsent_bytes() + self.body_bytes + 80 * sender.stream_count();
+        let is_too_long = area > LONG_AREA && 16 * needed < area;
+        if !self.is_valid
+            || self.needs_anew
+            || changes.all_windows
+            || is_too_long
+            || !append_value(&mut self.held.log, record::TURN, turn)
+        {
             return false;
         }
-        if input.iter().any(|part| !part.is_empty()) && !self.log.append(record::INPUT, input.into_iter()) {
+        let log = &mut self.held.log;
+        if input.iter().any(|part| !part.is_empty()) && !log.append(record::INPUT, &[], input.into_iter()) {
             return false;
         }
-        // Calls that began and ended within the turn are in neither list.
-        let (log, mut is_appended) = (&mut self.log, true);
-        calls.visit_waiting_changes(|stream, begun| {
-            is_appended = is_appended
-                && match begun {
-                    None => append_value(log, record::CALL_ENDED, &stream),
-                    Some(place) => {
-                        let window = sender.send_window_of_stream(stream).unwrap_or_default();
-                        append_value(log, record::CALL, &SavedCall::new(&place, window))
-                    }
-                };
+        // A call that began and ended within the turn is an end only, which the log passes over.
+        let mut is_appended = true;
+        calls.visit_changed_calls(|change| {
+            is_appended = is_appended && append_change(log, &change, sender);
         });
-        for stream in windows.streams {
-            if let Some(window) = sender.send_window_of_stream(stream) {
-                is_appended = is_appended && append_value(&mut self.log, record::WINDOW, &(stream, window));
+        for stream in changes.queues {
+            is_appended = is_appended && append_queue_change(log, stream, false, sender);
+        }
+        for stream in changes.windows {
+            if let Some(state) = sender.save_stream(stream) {
+                is_appended = is_appended && append_value(log, record::WINDOW, &(stream, state));
             }
         }
         let first = sender.output.offset_of_first_waiting_byte();
         let skipped = usize::try_from(self.logged.output.saturating_sub(first)).unwrap_or(usize::MAX);
         let has_output = self.logged.output < sender.output.offset_after_last_waiting_byte();
-        is_appended && (!has_output || self.log.append(record::OUTPUT, sender.output.waiting_parts(skipped)))
+        is_appended && (!has_output || log.append(record::OUTPUT, &[], sender.output.waiting_parts(skipped)))
     }
 
     fn write_anew(
         &mut self,
         turn: &SavedTurn,
         input: [&[u8]; 2],
-        calls: &CallTable,
-        sender: &Http2Sender,
+        calls: &mut CallTable,
+        sender: &mut Http2Sender,
     ) -> bool {
         self.origin.output_offset = sender.output.offset_of_first_waiting_byte();
-        let window = |stream| sender.send_window_of_stream(stream).unwrap_or_default();
-        let calls = calls.waiting_calls().map(|place| SavedCall::new(&place, window(place.stream))).collect();
-        let output = sender.output.waiting_parts(0);
-        WholeLog { origin: &self.origin, turn, input, output, calls }.write(&mut self.log)
-    }
-}
-
-impl Drop for KeptLog {
-    fn drop(&mut self) {
-        self.log.withdraw();
-        self.keeper.release(self.log.held_slot());
+        let mut bytes = 512 + input.iter().map(|part| part.len()).sum::<usize>() + sender.unsent_bytes();
+        self.body_bytes = 0;
+        calls.visit_all_calls(|change| match change {
+            CallChange::Ended(_) => {}
+            CallChange::Waiting(entry) => bytes += 64 + entry.form.key.len(),
+            // A body that is long gets room for all of it at once.
+            CallChange::Receiving(entry) => {
+                bytes += 128 + entry.path.len();
+                self.body_bytes += entry.whole_length;
+            }
+        });
+        let queued = sender.queued_streams();
+        let (origin, log) = (&self.origin, &mut self.held.log);
+        write_anew(log, bytes + self.body_bytes, |log| {
+            let mut is_appended = append_value(log, record::ORIGIN, origin)
+                && append_value(log, record::TURN, turn)
+                && log.append(record::INPUT, &[], input.into_iter());
+            calls.visit_all_calls(|change| {
+                is_appended = is_appended && append_change(log, &change, sender);
+            });
+            for stream in &queued {
+                is_appended = is_appended && append_queue_change(log, *stream, true, sender);
+            }
+            is_appended && log.append(record::OUTPUT, &[], sender.output.waiting_parts(0))
+        })
     }
 }

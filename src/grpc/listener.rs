@@ -6,6 +6,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::AsFd as _;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
@@ -19,10 +20,12 @@ use super::connection::GrpcConnection;
 use super::connection_socket::ConnectionSocket as _;
 use super::continued_connections::ContinuedConnections;
 use super::job_resolver::ListenerJobRule;
+use super::kept_log::KeptGreeting;
 use super::mailbox::MailboxMessage;
 use super::open_connections::GrpcConnections;
 use super::server::GrpcServer;
-use super::transport_detection::{self, AcceptedConnection};
+use super::transport_detection::{self, AcceptedConnection, BegunGreeting, GREETING_BYTES};
+use crate::coordination::ConnectionEnd;
 
 /// The length of the accept backlog. A whole cluster connects at once; the system may lower it.
 const BACKLOG: i32 = 1 << 16;
@@ -72,7 +75,7 @@ impl GrpcServer {
         let room = Arc::new(GrpcConnections::default());
         self.listeners.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&room));
         if let Some(continued) = continued {
-            self.spawn_continued_connections(&room, continued, &routing);
+            self.spawn_continued_connections(&room, continued, &routing, &stop);
         }
         let mut pause = ACCEPT_BACKOFF.0;
         loop {
@@ -84,7 +87,7 @@ impl GrpcServer {
             match accepted {
                 Ok((socket, peer)) => {
                     pause = ACCEPT_BACKOFF.0;
-                    self.spawn_connection(&room, socket, peer, routing.clone(), stop.clone());
+                    self.spawn_connection(&room, socket, peer, routing.clone(), stop.clone(), None);
                 }
                 Err(error) => {
                     self.counts.shard_of_this_thread().accept_errors.increment();
@@ -113,17 +116,39 @@ impl GrpcServer {
         room: &Arc<GrpcConnections>,
         continued: ContinuedConnections,
         routing: &ListenerJobRule,
+        stop: &watch::Receiver<bool>,
     ) {
         let Some(keeping) = self.connection_keeping().cloned() else { return };
-        for connection in continued.into_connections() {
+        let (connections, greetings) = continued.into_parts();
+        for greeting in greetings {
+            let (kept, socket, early) = greeting.into_parts(&keeping.keeper);
+            if let (Ok(peer), Ok(socket)) = (socket.peer_addr(), TcpStream::from_std(socket)) {
+                let begun = Some(BegunGreeting { early, kept: Some(kept) });
+                self.spawn_connection(room, socket, peer, routing.clone(), stop.clone(), begun);
+            }
+        }
+        for connection in connections {
             self.connections.fetch_add(1, Ordering::Relaxed);
             let (kept, socket, saved) = connection.into_parts(&keeping.keeper);
             let (peer, place) = (saved.origin.peer, room.register(self));
-            let Ok(socket) = TcpStream::from_std(socket) else { continue };
-            let server = Arc::clone(self);
-            match GrpcConnection::continue_from(server, socket, saved, kept, routing.clone(), place) {
+            let id = saved.origin.connection;
+            let continued =
+                TcpStream::from_std(socket).map_err(|error| error.to_string()).and_then(|socket| {
+                    GrpcConnection::continue_from(
+                        Arc::clone(self),
+                        socket,
+                        saved,
+                        kept,
+                        routing.clone(),
+                        place,
+                    )
+                });
+            match continued {
                 Ok(connection) => drop(tokio::spawn(connection)),
-                Err(error) => tracing::warn!(%peer, %error, "a connection does not go on"),
+                Err(why) => {
+                    tracing::warn!(%peer, why, "a connection does not go on");
+                    self.engine.report_connection_closed(id, ConnectionEnd::Broken(why), Vec::new());
+                }
             }
         }
     }
@@ -135,6 +160,7 @@ impl GrpcServer {
         peer: SocketAddr,
         routing: ListenerJobRule,
         mut stop: watch::Receiver<bool>,
+        begun: Option<BegunGreeting>,
     ) {
         let present = self.connections.fetch_add(1, Ordering::Relaxed);
         if present >= self.limits.connections {
@@ -146,12 +172,17 @@ impl GrpcServer {
             // The peer is already gone, or the system lacks an option; neither prevents the connection.
             tracing::debug!(%peer, %error, "a connection's socket could not be set up in full");
         }
+        let begun = begun.unwrap_or_else(|| BegunGreeting {
+            early: Vec::with_capacity(GREETING_BYTES),
+            kept: self.connection_keeping().and_then(|keeping| KeptGreeting::open(keeping, socket.as_fd())),
+        });
         let greeting = transport_detection::accept_connection(
             Arc::clone(self),
             socket,
             peer,
             routing,
             room.register(self),
+            begun,
         );
         tokio::spawn(async move {
             let greeted = tokio::select! {

@@ -57,6 +57,8 @@ pub(super) struct RequestBody {
     stage: BodyStage,
     /// Whether the request announced compressed messages.
     compresses: bool,
+    /// The prefix as it arrived.
+    prefix: [u8; PREFIX_LEN],
     /// Whether the peer has ended the request.
     ended: bool,
     received: usize,
@@ -77,7 +79,37 @@ fn malformed_request_failure(text: impl Into<String>) -> BodyError {
 impl RequestBody {
     pub(super) fn new(compresses: bool) -> Self {
         let stage = BodyStage::ReadingPrefix([0; PREFIX_LEN], 0);
-        Self { stage, compresses, ended: false, received: 0, seen: 0, paced: 0, starved: 0, used: 0 }
+        let prefix = [0; PREFIX_LEN];
+        Self { stage, compresses, prefix, ended: false, received: 0, seen: 0, paced: 0, starved: 0, used: 0 }
+    }
+
+    /// Returns whether the request announced compressed messages.
+    pub(super) fn compresses(&self) -> bool {
+        self.compresses
+    }
+
+    /// Returns whether the peer has ended the request.
+    pub(super) fn is_ended(&self) -> bool {
+        self.ended
+    }
+
+    /// Returns all bytes that have arrived, and the length of the whole body, as far as it is known. Returns `None` if the
+    /// message is being inflated.
+    pub(super) fn received_bytes(&self) -> Option<([&[u8]; 3], usize)> {
+        let whole = |prefix: &MessagePrefix| PREFIX_LEN + prefix.length;
+        match &self.stage {
+            BodyStage::ReadingPrefix(prefix, filled) => {
+                Some(([prefix.get(..*filled).unwrap_or_default(), &[], &[]], PREFIX_LEN))
+            }
+            BodyStage::Assembling(prefix, message, _) => Some(([&self.prefix, message, &[]], whole(prefix))),
+            BodyStage::WaitingForMemory(prefix, message, held, _) => {
+                Some(([&self.prefix, message, held], whole(prefix)))
+            }
+            BodyStage::Complete(prefix, message, _) => {
+                Some(([&self.prefix, message.assembled_bytes()?, &[]], whole(prefix)))
+            }
+            BodyStage::Inflated(_) | BodyStage::Inflating(_) | BodyStage::Done => None,
+        }
     }
 
     /// Receives bytes of the body.
@@ -102,6 +134,7 @@ impl RequestBody {
         }
         *filled += count;
         let (prefix, filled) = (*prefix, *filled);
+        self.prefix = prefix;
         self.used += count;
         if filled < PREFIX_LEN {
             return Ok(());

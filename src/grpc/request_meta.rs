@@ -2,6 +2,7 @@
 //!
 //! `http2::request_head` validates request heads, and `job_resolver.rs` finds the job. Begin at [`RequestMeta`].
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::StatusCode;
@@ -26,6 +27,8 @@ pub(super) struct RequestMeta {
     pub(super) authority: Box<str>,
     /// The trace context fields.
     pub(super) trace: Option<Box<HeaderMap>>,
+    /// The path of a call.
+    pub(super) path: Arc<str>,
     content_length: Option<u64>,
 }
 
@@ -41,6 +44,10 @@ impl From<RequestHead> for RequestMeta {
             }
         }
         let trace = (!trace.is_empty()).then(|| Box::new(trace));
+        let path = match target {
+            Ok(RequestTarget::Call(_)) => Arc::from(head.path.as_str()),
+            _ => Arc::default(),
+        };
         let target = match target {
             Ok(RequestTarget::Auxiliary(_)) => {
                 Ok(RequestTarget::Auxiliary(Box::new((head.path, head.fields))))
@@ -48,7 +55,7 @@ impl From<RequestHead> for RequestMeta {
             target => target,
         };
         let authority = head.authority.into_boxed_str();
-        Self { target, timeout, compresses, authority, trace, content_length: head.content_length }
+        Self { target, timeout, compresses, authority, trace, path, content_length: head.content_length }
     }
 }
 
@@ -69,7 +76,11 @@ impl RequestMeta {
             Ok(RequestTarget::Call(_)) => 0,
             Err(_) => REFUSAL_BYTES,
         };
-        size_of::<Self>() + self.authority.len() + self.trace.as_deref().map_or(0, fields) + target
+        size_of::<Self>()
+            + self.authority.len()
+            + self.path.len()
+            + self.trace.as_deref().map_or(0, fields)
+            + target
     }
 }
 
@@ -145,8 +156,20 @@ fn request_target(head: &RequestHead) -> Result<RequestTarget, RequestRefusal> {
     if AUXILIARY.iter().any(|service| path.starts_with(service)) {
         return Ok(RequestTarget::Auxiliary(Box::default()));
     }
-    let method = path.strip_prefix('/').and_then(|path| path.split_once('/'));
-    let callee = match method {
+    if let Some(callee) = call_handler(path) {
+        return check_message_encoding(&head.fields).map(|()| RequestTarget::Call(callee));
+    }
+    let shown = path.get(..path.floor_char_boundary(200)).unwrap_or_default();
+    Err(RequestRefusal::Call(Failure::without_details(
+        Code::Unimplemented,
+        format!("this server has no method {shown}"),
+    )))
+}
+
+/// Returns the handler of the calls with this path.
+pub(super) fn call_handler(path: &str) -> Option<CallHandler> {
+    let path = path.split_once('?').map_or(path, |(path, _)| path);
+    match path.strip_prefix('/').and_then(|path| path.split_once('/')) {
         Some((GENERATION_A_SERVICE, method)) => {
             generation_a::request_decoder(method).map(CallHandler::Coordination)
         }
@@ -160,15 +183,7 @@ fn request_target(head: &RequestHead) -> Result<RequestTarget, RequestRefusal> {
         Some((transfers_service::SERVICE, transfers_service::METHOD)) => Some(CallHandler::Reports),
         Some((stacks_service::SERVICE, stacks_service::METHOD)) => Some(CallHandler::Stacks),
         _ => None,
-    };
-    if let Some(callee) = callee {
-        return check_message_encoding(&head.fields).map(|()| RequestTarget::Call(callee));
     }
-    let shown = path.get(..path.floor_char_boundary(200)).unwrap_or_default();
-    Err(RequestRefusal::Call(Failure::without_details(
-        Code::Unimplemented,
-        format!("this server has no method {shown}"),
-    )))
 }
 
 fn has_grpc_content_type(headers: &HeaderMap) -> bool {

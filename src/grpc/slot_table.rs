@@ -91,6 +91,11 @@ impl<T> SlotTable<T> {
     }
 
     /// Returns all values.
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.cells.iter_mut().filter_map(|cell| cell.content.as_mut())
+    }
+
+    /// Returns all values.
     pub(super) fn iter(&self) -> impl Iterator<Item = &T> {
         self.cells.iter().filter_map(|cell| cell.content.as_ref())
     }

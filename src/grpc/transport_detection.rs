@@ -5,19 +5,24 @@
 //! after it, so the detection costs no system call and no copy. Plaintext and TLS connections have separate compiled
 //! code. Begin at `accept_connection`.
 
+use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
-use tokio::io::AsyncReadExt as _;
+use tokio::io::{AsyncReadExt as _, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::connection::GrpcConnection;
 use super::connection_socket::ConnectionSocket;
 use super::job_resolver::ListenerJobRule;
+use super::kept_log::KeptGreeting;
 use super::open_connections::ConnectionGuard;
 use super::server::GrpcServer;
+use super::thread_buffers::with_thread_buffers;
 use crate::http2::PREFACE;
 use crate::tls;
 
@@ -29,9 +34,18 @@ pub(super) enum AcceptedConnection {
     Tls(Box<GrpcConnection<tls::TlsStream<TcpStream>>>),
 }
 
+/// The bytes that are read at once before the preface is complete.
+pub(super) const GREETING_BYTES: usize = 256;
+
+/// What a new connection has sent, and its log if it is kept.
+pub(super) struct BegunGreeting {
+    pub(super) early: Vec<u8>,
+    pub(super) kept: Option<KeptGreeting>,
+}
+
 /// The detected transport of a new connection: its socket, and the bytes that came with the preface.
 enum DetectedTransport {
-    Plain(TcpStream, Vec<u8>),
+    Plain(TcpStream, BegunGreeting),
     Tls(Box<tls::TlsStream<TcpStream>>, Vec<u8>),
 }
 
@@ -42,18 +56,19 @@ pub(super) async fn accept_connection(
     peer: SocketAddr,
     routing: ListenerJobRule,
     place: ConnectionGuard,
+    begun: BegunGreeting,
 ) -> Option<AcceptedConnection> {
     let within = server.limits.handshake;
     let mut speaks_tls = false;
-    let met = timeout(within, detect_transport(&server, socket, peer, &mut speaks_tls)).await;
+    let met = timeout(within, detect_transport(&server, socket, peer, begun, &mut speaks_tls)).await;
     match met {
-        Ok(Ok(Some(DetectedTransport::Plain(socket, early)))) => {
+        Ok(Ok(Some(DetectedTransport::Plain(socket, BegunGreeting { early, kept })))) => {
             return Some(AcceptedConnection::Plain(GrpcConnection::open(
-                server, socket, early, peer, routing, place,
+                server, socket, early, peer, routing, place, kept,
             )));
         }
         Ok(Ok(Some(DetectedTransport::Tls(socket, early)))) => {
-            let connection = GrpcConnection::open(server, *socket, early, peer, routing, place);
+            let connection = GrpcConnection::open(server, *socket, early, peer, routing, place, None);
             return Some(AcceptedConnection::Tls(Box::new(connection)));
         }
         // `TransportPolicy` has reported the reason.
@@ -72,19 +87,23 @@ async fn detect_transport(
     server: &GrpcServer,
     mut socket: TcpStream,
     peer: SocketAddr,
+    mut begun: BegunGreeting,
     speaks_tls: &mut bool,
 ) -> io::Result<Option<DetectedTransport>> {
-    let mut early = Vec::with_capacity(256);
-    let plain = read_preface(&mut socket, &mut early).await;
+    let BegunGreeting { early, kept } = &mut begun;
+    let plain = read_preface(&mut socket, early, kept.as_mut()).await;
     if early.first() == Some(&tls::FIRST_BYTE) {
+        let early = std::mem::take(early);
+        // Another process has no keys to go on with.
+        *kept = None;
         *speaks_tls = true;
         let Some(mut socket) =
             server.listener_tls.accept_tls(tls::PrefixedStream::new(early, socket), peer).await
         else {
             return Ok(None);
         };
-        let mut early = Vec::with_capacity(256);
-        read_preface(&mut socket, &mut early).await?;
+        let mut early = Vec::with_capacity(GREETING_BYTES);
+        read_preface(&mut socket, &mut early, None).await?;
         return Ok(Some(DetectedTransport::Tls(Box::new(socket), early)));
     }
     plain?;
@@ -92,13 +111,21 @@ async fn detect_transport(
         server.listener_tls.record_plaintext_refused(peer);
         return Ok(None);
     }
-    Ok(Some(DetectedTransport::Plain(socket, early)))
+    Ok(Some(DetectedTransport::Plain(socket, begun)))
 }
 
 /// Reads until the preface is complete, or the bytes differ from it.
-async fn read_preface<T: ConnectionSocket>(socket: &mut T, early: &mut Vec<u8>) -> io::Result<()> {
+async fn read_preface<T: ConnectionSocket>(
+    socket: &mut T,
+    early: &mut Vec<u8>,
+    mut kept: Option<&mut KeptGreeting>,
+) -> io::Result<()> {
     while early.len() < PREFACE.len() {
-        if socket.read_buf(early).await? == 0 {
+        let read = match &mut kept {
+            None => socket.read_buf(early).await?,
+            Some(kept) => poll_fn(|cx| poll_kept_greeting(cx, socket, early, kept)).await?,
+        };
+        if read == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         let there = early.len().min(PREFACE.len());
@@ -110,4 +137,31 @@ async fn read_preface<T: ConnectionSocket>(socket: &mut T, early: &mut Vec<u8>) 
         }
     }
     Ok(())
+}
+
+/// Reads to memory that outlives this process, and makes what was read valid in the log.
+fn poll_kept_greeting<T: ConnectionSocket>(
+    cx: &mut Context<'_>,
+    socket: &mut T,
+    early: &mut Vec<u8>,
+    kept: &mut KeptGreeting,
+) -> Poll<io::Result<usize>> {
+    with_thread_buffers(|buffers| {
+        let (kept_room, room, _) = buffers.split(kept.memory());
+        let room = match kept_room {
+            Some(kept_room) => kept_room.claim(kept.serial(), early.len() as u64),
+            None => room,
+        };
+        let mut room = ReadBuf::new(room.get_mut(..GREETING_BYTES).unwrap_or_default());
+        let polled = Pin::new(socket).poll_read(cx, &mut room);
+        let read = room.filled();
+        early.extend_from_slice(read);
+        let read = read.len();
+        if read > 0 {
+            // Without memory, the connection ends with this process: its log does not have these bytes.
+            kept.commit(early);
+        }
+        buffers.release_kept_room();
+        polled.map_ok(|()| read)
+    })
 }

@@ -32,6 +32,7 @@ mod receive_window;
 mod receiver;
 mod request_admission;
 mod request_head;
+mod saved_sender;
 mod send_queue;
 mod sender;
 mod state_budget;
@@ -51,7 +52,9 @@ pub(crate) use output_buffer::OutputBuffer;
 pub(crate) use receive_event::ReceiveEvent;
 pub(crate) use receiver::{Http2Receiver, IncompleteInput, SavedReceiver};
 pub(crate) use request_head::{FromRequestHead, HeaderBlockCache, RequestHead};
-pub(crate) use sender::{Http2Sender, SavedSender};
+pub(crate) use saved_sender::{SavedSender, SavedStream};
+pub(crate) use send_queue::{QueueChange, RestoredFrames, SavedFrames, SentFrames};
+pub(crate) use sender::Http2Sender;
 pub(crate) use state_budget::{OverBudget, StateMemoryPool};
 
 /// The limits that the server announces for one connection.

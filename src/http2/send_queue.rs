@@ -5,7 +5,8 @@
 
 use std::collections::VecDeque;
 
-use bytes::Bytes;
+use bytes::{Buf as _, Bytes};
+use serde::{Deserialize, Serialize};
 
 use super::frame::{ConnectionError, ErrorCode, INITIAL_WINDOW, MAX_WINDOW, StreamId};
 
@@ -19,16 +20,118 @@ pub(super) enum QueuedFrame {
     End,
 }
 
+/// The frames of a stream that wait.
+#[derive(Debug, Default)]
+struct WaitingFrames {
+    frames: VecDeque<QueuedFrame>,
+    /// Whether the log of a kept connection has the frames, but for what was sent of them since.
+    is_logged: bool,
+    sent: SentFrames,
+}
+
+/// What was sent of the waiting frames of a stream since the log of a kept connection was written.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SentFrames {
+    /// The bytes of data.
+    bytes: usize,
+    /// The number of frames without data.
+    others: usize,
+}
+
+/// What the log of a kept connection does not have of the waiting frames of a stream.
+pub(crate) enum QueueChange<'a> {
+    /// Nothing.
+    None,
+    /// A part of the frames was sent.
+    Sent(SentFrames),
+    /// All that wait.
+    All(SavedFrames, Vec<&'a [u8]>),
+}
+
+/// The lengths of waiting frames, whose bytes follow one another.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct SavedFrames(Vec<SavedFrame>);
+
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+enum SavedFrame {
+    Data(usize),
+    Block(usize, bool),
+    End,
+}
+
+/// The waiting frames of a stream, from which another process goes on.
+#[derive(Debug, Default)]
+pub(crate) struct RestoredFrames(VecDeque<QueuedFrame>);
+
+fn save_frames(frames: &VecDeque<QueuedFrame>) -> (SavedFrames, Vec<&[u8]>) {
+    let lengths = frames.iter().map(|frame| match frame {
+        QueuedFrame::Data(part) => SavedFrame::Data(part.len()),
+        QueuedFrame::Block(block, ends) => SavedFrame::Block(block.len(), *ends),
+        QueuedFrame::End => SavedFrame::End,
+    });
+    let bytes = frames.iter().map(|frame| match frame {
+        QueuedFrame::Data(part) => part.as_ref(),
+        QueuedFrame::Block(block, _) => block.as_slice(),
+        QueuedFrame::End => &[],
+    });
+    (SavedFrames(lengths.collect()), bytes.collect())
+}
+
+impl RestoredFrames {
+    /// Reads frames whose bytes are `bytes`; `None` if the lengths do not match.
+    pub(crate) fn read(saved: &SavedFrames, mut bytes: &[u8]) -> Option<Self> {
+        let mut take = |length: usize| {
+            let (taken, rest) = bytes.split_at_checked(length)?;
+            bytes = rest;
+            Some(taken)
+        };
+        let frames = saved.0.iter().map(|frame| {
+            Some(match *frame {
+                SavedFrame::Data(length) => QueuedFrame::Data(Bytes::copy_from_slice(take(length)?)),
+                SavedFrame::Block(length, ends) => QueuedFrame::Block(take(length)?.to_vec(), ends),
+                SavedFrame::End => QueuedFrame::End,
+            })
+        });
+        frames.collect::<Option<VecDeque<_>>>().map(Self)
+    }
+
+    /// Returns the lengths and the bytes of the frames.
+    pub(crate) fn save(&self) -> (SavedFrames, Vec<&[u8]>) {
+        save_frames(&self.0)
+    }
+
+    /// Returns the number of bytes of the frames.
+    pub(crate) fn bytes(&self) -> usize {
+        self.save().1.iter().map(|part| part.len()).sum()
+    }
+
+    /// Removes what was sent.
+    pub(crate) fn remove_sent(&mut self, sent: SentFrames) {
+        let SentFrames { mut bytes, mut others } = sent;
+        while let Some(frame) = self.0.front_mut() {
+            match frame {
+                QueuedFrame::Data(part) if bytes > 0 => {
+                    let taken = bytes.min(part.len());
+                    part.advance(taken);
+                    bytes -= taken;
+                    if !part.is_empty() {
+                        return;
+                    }
+                }
+                QueuedFrame::Block(..) | QueuedFrame::End if others > 0 => others -= 1,
+                _ => return,
+            }
+            self.0.pop_front();
+        }
+    }
+}
+
 /// The server's side of one stream: its send window, and the frames that wait.
 #[derive(Debug)]
 pub(super) struct StreamOutput {
     window: i64,
     /// The frames that wait; on most streams none ever do, and a peer may have very many streams in progress.
-    #[expect(
-        clippy::box_collection,
-        reason = "eight bytes in a stream without waiting frames, not thirty-two"
-    )]
-    waiting: Option<Box<VecDeque<QueuedFrame>>>,
+    waiting: Option<Box<WaitingFrames>>,
     /// Whether the stream is in the queue.
     is_queued: bool,
 }
@@ -49,7 +152,28 @@ impl StreamOutput {
 
     /// Adds a frame without data behind those that wait.
     pub(super) fn push_frame(&mut self, frame: QueuedFrame) {
-        self.waiting.get_or_insert_default().push_back(frame);
+        if let Some(waiting) = &mut self.waiting {
+            waiting.frames.push_back(frame);
+            waiting.is_logged = false;
+        }
+    }
+
+    /// Returns what the log of a kept connection does not have, with `anew` all frames.
+    pub(super) fn queue_change(&self, anew: bool) -> QueueChange<'_> {
+        let Some(waiting) = &self.waiting else { return QueueChange::None };
+        if waiting.is_logged && !anew {
+            let is_sent = waiting.sent != SentFrames::default();
+            return if is_sent { QueueChange::Sent(waiting.sent) } else { QueueChange::None };
+        }
+        let (frames, bytes) = save_frames(&waiting.frames);
+        QueueChange::All(frames, bytes)
+    }
+
+    /// Records that the log of a kept connection has the waiting frames.
+    pub(super) fn mark_queue_logged(&mut self) {
+        if let Some(waiting) = &mut self.waiting {
+            (waiting.is_logged, waiting.sent) = (true, SentFrames::default());
+        }
     }
 
     /// Returns whether the window would overflow if it grew by `more`.
@@ -76,6 +200,8 @@ pub(super) struct SendQueue {
     window: i64,
     /// The bytes of data that wait.
     bytes: usize,
+    /// The number of streams with frames that wait.
+    streams_with_frames: usize,
 }
 
 impl SendQueue {
@@ -85,7 +211,7 @@ impl SendQueue {
 
     /// Returns an empty queue.
     pub(super) fn with_window(window: i64) -> Self {
-        Self { streams: VecDeque::new(), window, bytes: 0 }
+        Self { streams: VecDeque::new(), window, bytes: 0, streams_with_frames: 0 }
     }
 
     /// Returns the send window of the connection.
@@ -118,12 +244,38 @@ impl SendQueue {
     pub(super) fn push_data(&mut self, id: StreamId, stream: &mut StreamOutput, part: Bytes) -> bool {
         self.bytes += part.len();
         if let Some(waiting) = &mut stream.waiting {
-            waiting.push_back(QueuedFrame::Data(part));
+            waiting.frames.push_back(QueuedFrame::Data(part));
+            waiting.is_logged = false;
             return false;
         }
-        stream.waiting = Some(Box::new(VecDeque::from([QueuedFrame::Data(part)])));
+        let frames = VecDeque::from([QueuedFrame::Data(part)]);
+        stream.waiting = Some(Box::new(WaitingFrames { frames, ..WaitingFrames::default() }));
+        self.streams_with_frames += 1;
         self.enqueue_stream(id, stream);
         true
+    }
+
+    /// Adds frames to a stream again that waited in a former process.
+    pub(super) fn restore_frames(&mut self, id: StreamId, stream: &mut StreamOutput, frames: RestoredFrames) {
+        for frame in &frames.0 {
+            if let QueuedFrame::Data(part) = frame {
+                self.bytes += part.len();
+            }
+        }
+        let waiting = WaitingFrames { frames: frames.0, is_logged: true, ..WaitingFrames::default() };
+        stream.waiting = Some(Box::new(waiting));
+        self.streams_with_frames += 1;
+        self.enqueue_stream(id, stream);
+    }
+
+    /// Returns the number of streams with frames that wait.
+    pub(super) fn streams_with_frames(&self) -> usize {
+        self.streams_with_frames
+    }
+
+    /// Records that a stream has ended.
+    pub(super) fn record_ended_stream(&mut self, stream: &StreamOutput) {
+        self.streams_with_frames -= usize::from(stream.waiting.is_some());
     }
 
     /// Adds a stream with frames to send to the end of the queue.
@@ -152,9 +304,11 @@ impl SendQueue {
     ) -> QueueTurn {
         stream.is_queued = false;
         let Some(waiting) = &mut stream.waiting else { return QueueTurn::Nothing };
-        let frame = match waiting.front_mut() {
+        let WaitingFrames { frames, sent, .. } = &mut **waiting;
+        let frame = match frames.front_mut() {
             None => {
                 stream.waiting = None;
+                self.streams_with_frames -= 1;
                 return QueueTurn::Nothing;
             }
             Some(QueuedFrame::Data(_)) if self.window <= 0 => {
@@ -167,18 +321,22 @@ impl SendQueue {
                 let room = stream.window.min(self.window).min(frame_max as i64) as usize;
                 let piece = part.split_to(part.len().min(room));
                 if part.is_empty() {
-                    waiting.pop_front();
+                    frames.pop_front();
                 }
+                sent.bytes += piece.len();
                 stream.window -= piece.len() as i64;
                 self.window -= piece.len() as i64;
                 self.bytes -= piece.len();
                 QueuedFrame::Data(piece)
             }
-            Some(QueuedFrame::Block(..) | QueuedFrame::End) => match waiting.pop_front() {
-                Some(frame @ QueuedFrame::Block(_, false)) => frame,
-                // The stream ends.
-                last => return last.map_or(QueueTurn::Nothing, QueueTurn::Send),
-            },
+            Some(QueuedFrame::Block(..) | QueuedFrame::End) => {
+                sent.others += 1;
+                match frames.pop_front() {
+                    Some(frame @ QueuedFrame::Block(_, false)) => frame,
+                    // The stream ends.
+                    last => return last.map_or(QueueTurn::Nothing, QueueTurn::Send),
+                }
+            }
         };
         self.enqueue_stream(id, stream);
         QueueTurn::Send(frame)
@@ -186,7 +344,7 @@ impl SendQueue {
 
     /// Returns whether `front`, the stream whose turn it is, is not blocked by the connection's window.
     pub(super) fn can_send(&self, front: Option<&StreamOutput>) -> bool {
-        let first = front.and_then(|stream| stream.waiting.as_ref()?.front());
+        let first = front.and_then(|stream| stream.waiting.as_ref()?.frames.front());
         let is_blocked = self.window <= 0 && matches!(first, Some(QueuedFrame::Data(_)));
         !self.streams.is_empty() && !is_blocked
     }
@@ -198,7 +356,7 @@ impl SendQueue {
         streams: usize,
         is_open: impl Fn(StreamId) -> bool,
     ) {
-        for frame in stream.waiting.into_iter().flat_map(|waiting| *waiting) {
+        for frame in stream.waiting.into_iter().flat_map(|waiting| waiting.frames) {
             if let QueuedFrame::Data(part) = frame {
                 self.bytes -= part.len();
             }

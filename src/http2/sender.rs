@@ -8,17 +8,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use serde::{Deserialize, Serialize};
 
 use super::abuse_score::{AbuseScore, points};
 use super::frame::{ConnectionError, ErrorCode, MAX_WINDOW, StreamId, flag};
 use super::goaway::{GoawayTracker, SHUTDOWN_PING};
 use super::peer_settings::PeerSettings;
 use super::receive_window::ReceiveWindow;
+use super::saved_sender::SenderChanges;
 use super::send_queue::{QueueTurn, QueuedFrame, SendQueue, StreamOutput};
 use super::state_budget::{OverBudget, StateMemoryBudget, StateMemoryPool};
 use super::stream::{StreamInput, StreamState};
-use super::stream_table::{StreamNumbers, StreamTable};
+use super::stream_table::StreamTable;
 use super::work_meter::WorkMeter;
 use super::{AnnouncedSettings, OutputBuffer};
 
@@ -32,43 +32,17 @@ pub(crate) struct Http2Sender {
     pub(super) streams: StreamTable,
     /// The receive window of the connection.
     pub(super) receive_window: ReceiveWindow,
-    settings: AnnouncedSettings,
-    peer: PeerSettings,
-    queue: SendQueue,
-    goaway: GoawayTracker,
+    pub(super) settings: AnnouncedSettings,
+    pub(super) peer: PeerSettings,
+    pub(super) queue: SendQueue,
+    pub(super) goaway: GoawayTracker,
     work: WorkMeter,
     /// The bytes of data that were sent.
     data_sent: u64,
     /// Whether data was sent for which the peer's host may have no room.
     has_sent_large: bool,
-    /// The streams whose send windows the peer has changed, if the connection is kept.
-    window_changes: Option<Box<WindowChanges>>,
-}
-
-/// The streams whose send windows the peer has changed.
-#[derive(Debug, Default)]
-pub(crate) struct WindowChanges {
-    pub(crate) streams: Vec<StreamId>,
-    /// Whether a setting has changed all windows.
-    pub(crate) all: bool,
-}
-
-/// The state of a sender without streams and output, from which another process goes on.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct SavedSender {
-    numbers: StreamNumbers,
-    receive_window: ReceiveWindow,
-    send_window: i64,
-    peer: PeerSettings,
-    goaway: GoawayTracker,
-    abuse: u32,
-}
-
-impl SavedSender {
-    /// Returns the last stream that the peer has opened.
-    pub(crate) fn last_stream(&self) -> StreamId {
-        self.numbers.last
-    }
+    /// What the log does not have yet, if the connection is kept.
+    pub(super) changes: Option<Box<SenderChanges>>,
 }
 
 /// The length of data that fits into any host's receive buffer while the process does not read.
@@ -98,67 +72,8 @@ impl Http2Sender {
             work: WorkMeter::default(),
             data_sent: 0,
             has_sent_large: false,
-            window_changes: None,
+            changes: None,
         }
-    }
-
-    // --- the state that another process goes on from
-
-    /// Returns its state; `None` if a stream has output that waits for a window.
-    pub(crate) fn save(&self) -> Option<SavedSender> {
-        (self.queue.is_empty() && self.queue.waiting_data_bytes() == 0).then(|| SavedSender {
-            numbers: self.streams.numbers().clone(),
-            receive_window: self.receive_window.clone(),
-            send_window: self.queue.window(),
-            peer: self.peer.clone(),
-            goaway: self.goaway.clone(),
-            abuse: self.abuse.present_points(),
-        })
-    }
-
-    /// Returns the sender of a connection whose state was saved, of which `sent` bytes were sent and `waiting` were not.
-    pub(crate) fn restore(
-        settings: AnnouncedSettings,
-        pool: Arc<StateMemoryPool>,
-        saved: SavedSender,
-        sent: u64,
-        waiting: &[u8],
-    ) -> Self {
-        let SavedSender { numbers, receive_window, send_window, peer, goaway, abuse } = saved;
-        Self {
-            output: OutputBuffer::with_waiting(sent, waiting),
-            abuse: AbuseScore::with_points(abuse),
-            streams: StreamTable::with_numbers(numbers),
-            receive_window,
-            peer,
-            queue: SendQueue::with_window(send_window),
-            goaway,
-            ..Self::new(settings, pool)
-        }
-    }
-
-    /// Opens a stream again whose request is complete, with its send window.
-    pub(crate) fn restore_stream(&mut self, id: StreamId, window: i64) -> Result<(), OverBudget> {
-        self.open_stream(id, true, None)?;
-        if let Some(stream) = self.streams.get_mut(id) {
-            stream.output = StreamOutput::new(window);
-        }
-        Ok(())
-    }
-
-    /// Returns the send window of a stream.
-    pub(crate) fn send_window_of_stream(&self, id: StreamId) -> Option<i64> {
-        Some(self.streams.get(id)?.output.window())
-    }
-
-    /// Records changes of send windows from now on.
-    pub(crate) fn watch_windows(&mut self) {
-        self.window_changes = Some(Box::default());
-    }
-
-    /// Takes the changes of send windows.
-    pub(crate) fn take_window_changes(&mut self) -> WindowChanges {
-        self.window_changes.as_deref_mut().map(std::mem::take).unwrap_or_default()
     }
 
     /// Returns the server's settings.
@@ -297,6 +212,10 @@ impl Http2Sender {
 
     fn take_stream_state(&mut self, id: StreamId) -> Option<StreamState> {
         let stream = self.streams.remove(id)?;
+        self.queue.record_ended_stream(&stream.output);
+        if stream.output.has_waiting_frames() {
+            self.record_queue_change(id);
+        }
         self.budget.release(STREAM_BYTES);
         // The answer may still be in the output.
         self.budget.release_answer_after_offset(self.output.offset_after_last_waiting_byte(), stream.charged);
@@ -383,7 +302,8 @@ impl Http2Sender {
     pub(crate) fn send_response_head(&mut self, id: StreamId, block: &[u8], end: bool) {
         let Some(stream) = self.streams.get_mut(id) else { return };
         if stream.output.has_waiting_frames() {
-            return stream.output.push_frame(QueuedFrame::Block(block.to_vec(), end));
+            stream.output.push_frame(QueuedFrame::Block(block.to_vec(), end));
+            return self.record_queue_change(id);
         }
         self.send_header_block(id, block, end);
         if end {
@@ -411,8 +331,19 @@ impl Http2Sender {
         if self.queue.try_take_windows(&mut stream.output, part.len()) {
             return self.put_data(id, &part);
         }
-        if self.queue.push_data(id, &mut stream.output, part) {
+        let is_first = self.queue.push_data(id, &mut stream.output, part);
+        self.record_queue_change(id);
+        if is_first {
             self.send_queued();
+        }
+    }
+
+    /// Records that the waiting frames of a stream have changed, if the connection is kept.
+    fn record_queue_change(&mut self, id: StreamId) {
+        if let Some(changes) = &mut self.changes
+            && changes.queues.last() != Some(&id)
+        {
+            changes.queues.push(id);
         }
     }
 
@@ -430,7 +361,8 @@ impl Http2Sender {
     pub(crate) fn end_stream(&mut self, id: StreamId) {
         let Some(stream) = self.streams.get_mut(id) else { return };
         if stream.output.has_waiting_frames() {
-            return stream.output.push_frame(QueuedFrame::End);
+            stream.output.push_frame(QueuedFrame::End);
+            return self.record_queue_change(id);
         }
         self.output.put_end_of_stream(id);
         self.on_stream_answered(id);
@@ -459,7 +391,9 @@ impl Http2Sender {
         {
             self.work.count(1);
             let Some(stream) = self.streams.get_mut(id) else { continue };
-            match self.queue.next_frame(id, &mut stream.output, self.peer.max_frame_payload()) {
+            let turn = self.queue.next_frame(id, &mut stream.output, self.peer.max_frame_payload());
+            self.record_queue_change(id);
+            match turn {
                 QueueTurn::Nothing => {}
                 QueueTurn::Blocked => return,
                 QueueTurn::Send(QueuedFrame::Data(part)) => self.put_data(id, &part),
@@ -488,8 +422,8 @@ impl Http2Sender {
             Some(id) => {
                 let Some(stream) = self.streams.get_mut(id) else { return Ok(()) };
                 self.queue.grow_stream_window(id, &mut stream.output, more);
-                if let Some(changes) = &mut self.window_changes {
-                    changes.streams.push(id);
+                if let Some(changes) = &mut self.changes {
+                    changes.windows.push(id);
                 }
             }
         }
@@ -507,8 +441,8 @@ impl Http2Sender {
             self.abuse.add_points(u32::try_from(self.streams.len() / 64).unwrap_or(u32::MAX));
             let outputs = self.streams.iter_mut().map(|(id, stream)| (id, &mut stream.output));
             self.queue.adjust_stream_windows(outputs, more)?;
-            if let Some(changes) = &mut self.window_changes {
-                changes.all = true;
+            if let Some(changes) = &mut self.changes {
+                changes.all_windows = true;
             }
         }
         self.output.put_settings_ack();

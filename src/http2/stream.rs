@@ -4,6 +4,8 @@
 
 use std::num::NonZero;
 
+use serde::{Deserialize, Serialize};
+
 use super::receive_window::ReceiveWindow;
 use super::send_queue::StreamOutput;
 
@@ -19,8 +21,8 @@ pub(super) struct StreamState {
 }
 
 /// The peer's side of a stream.
-#[derive(Debug)]
-pub(super) struct StreamInput {
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct StreamInput {
     pub(super) window: ReceiveWindow,
     /// Whether the peer has ended its side.
     is_ended: bool,

@@ -87,6 +87,11 @@ impl StreamTable {
         self.get(id).is_some()
     }
 
+    pub(super) fn iter(&self) -> impl Iterator<Item = (StreamId, &StreamState)> {
+        let newest = self.newest.iter().map(|(id, stream)| (*id, stream));
+        newest.chain(self.older.iter().map(|(id, stream)| (*id, stream)))
+    }
+
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (StreamId, &mut StreamState)> {
         let newest = self.newest.iter_mut().map(|(id, stream)| (*id, stream));
         newest.chain(self.older.iter_mut().map(|(id, stream)| (*id, stream)))

@@ -118,11 +118,17 @@ impl ConnectionLog {
         RECORD_HEADER + bytes
     }
 
-    /// Appends a record, whose contents are these parts. Returns `false`, and appends nothing, if the area has no room for it.
+    /// Appends a record, whose contents are `first` and then these parts. Returns `false`, and appends nothing, if the area has
+    /// no room for it.
     #[must_use]
-    pub fn append<'a>(&mut self, kind: u32, parts: impl Iterator<Item = &'a [u8]> + Clone) -> bool {
+    pub fn append<'a>(
+        &mut self,
+        kind: u32,
+        first: &[u8],
+        parts: impl Iterator<Item = &'a [u8]> + Clone,
+    ) -> bool {
         let Some(log) = &mut self.present else { return false };
-        let length: usize = parts.clone().map(<[u8]>::len).sum();
+        let length = first.len() + parts.clone().map(<[u8]>::len).sum::<usize>();
         let (Ok(short), end) = (u32::try_from(length), log.length + RECORD_HEADER + length) else {
             return false;
         };
@@ -138,6 +144,7 @@ impl ConnectionLog {
             at += part.len();
         };
         write(&header);
+        write(first);
         parts.for_each(write);
         log.length = end;
         true
@@ -217,7 +224,7 @@ mod tests {
             }
             for _ in 0..random.usize(..4) {
                 let (_, mut log) = memory.begin_connection().expect("a slot");
-                assert!(log.begin(100) && log.append(1, iter::once([1, 2, 3].as_slice())));
+                assert!(log.begin(100) && log.append(1, &[1, 2, 3], iter::empty()));
                 log.commit();
                 present.push((log, vec![LogRecord { kind: 1, bytes: vec![1, 2, 3] }]));
             }
@@ -236,7 +243,7 @@ mod tests {
                 let record = LogRecord { kind: random.u32(..), bytes };
                 let parts = record.bytes.split_at(record.bytes.len() / 2);
                 let parts = [parts.0, parts.1];
-                if !log.append(record.kind, parts.iter().copied()) {
+                if !log.append(record.kind, &[], parts.iter().copied()) {
                     // All is said anew in an area of another length.
                     let bytes = records
                         .iter()
@@ -245,7 +252,7 @@ mod tests {
                         .sum();
                     assert!(log.begin(bytes));
                     for of in records.iter().chain([&record]) {
-                        assert!(log.append(of.kind, iter::once(of.bytes.as_slice())));
+                        assert!(log.append(of.kind, &of.bytes, iter::empty()));
                     }
                 }
                 // What is appended and not committed is lost.
@@ -264,7 +271,7 @@ mod tests {
                         )
                     );
                     for of in records.iter() {
-                        assert!(log.append(of.kind, iter::once(of.bytes.as_slice())));
+                        assert!(log.append(of.kind, &of.bytes, iter::empty()));
                     }
                     assert_eq!(log.records(), *records, "the former area is valid");
                 }
@@ -282,14 +289,14 @@ mod tests {
         let descriptor = KeptMemory::create().expect("memory");
         let (memory, _) = open(&descriptor, &[]);
         let (first, mut log) = memory.begin_connection().expect("a slot");
-        assert!(log.begin(10) && log.append(1, iter::once([1].as_slice())));
+        assert!(log.begin(10) && log.append(1, &[1], iter::empty()));
         log.commit();
         drop(log);
         let (second, mut log) = memory.begin_connection().expect("a slot");
         assert!(second.slot == first.slot && second.serial != first.serial);
         let serials = crate::SlotSerials::map(&descriptor).expect("memory");
         assert!(serials.is_open(second) && !serials.is_open(first));
-        assert!(log.begin(10) && log.append(1, iter::once([1].as_slice())));
+        assert!(log.begin(10) && log.append(1, &[1], iter::empty()));
         log.commit();
         log.withdraw();
         kill(vec![log]);

@@ -47,11 +47,6 @@ impl HeldConnections {
         self.sockets.retain(|slot, (serial, _)| serials.is_open(HeldSlot { slot: *slot, serial: *serial }));
     }
 
-    /// Returns the number of sockets.
-    pub fn count(&self) -> usize {
-        self.sockets.len()
-    }
-
     /// Hands the memory and all sockets over to a new core.
     ///
     /// # Errors

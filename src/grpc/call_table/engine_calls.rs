@@ -6,9 +6,7 @@
 
 use http::HeaderMap;
 
-use super::state::{
-    ANSWER_WORK, CallDeadline, CallTable, PendingTrace, Waiting, over_budget_failure,
-};
+use super::state::{ANSWER_WORK, CallDeadline, CallTable, PendingTrace, Waiting, over_budget_failure};
 use crate::coordination::{CallOutcome, Caller, Code, JobId};
 use crate::engine::AnsweredOrWaiting;
 use crate::grpc::decoded_call::ReplyFormat;

@@ -3,17 +3,17 @@
 //!
 //! `engine_calls.rs` passes a request to the driver once its body is complete. Begin at `CallTable::on_data`.
 
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use super::state::{
-    ANSWER_WORK, AUXILIARY_BYTES, BYTES_PER_STEP, CallDeadline, CallState, CallTable, PendingTrace,
-    ReceivingCall, deadline_exceeded_failure, over_budget_failure,
+    ANSWER_WORK, AUXILIARY_BYTES, BYTES_PER_STEP, CallDeadline, CallState, CallTable, LoggedBody,
+    PendingTrace, ReceivingCall, deadline_exceeded_failure, over_budget_failure,
 };
 use crate::coordination::{Code, Failure, JobId};
-use crate::grpc::mailbox::slot_waker;
 use crate::grpc::request_body::{self, RequestBody};
 use crate::grpc::request_meta::CallHandler;
 use crate::http2::{Http2Sender, StreamId};
@@ -26,13 +26,14 @@ impl CallTable {
         sender: &mut Http2Sender,
         body: RequestBody,
         callee: CallHandler,
+        path: Arc<str>,
         job: JobId,
         stream: StreamId,
         due: CallDeadline,
         trace: PendingTrace,
         since: Moment,
     ) {
-        let waker = slot_waker(&self.mailbox, self.slots.next_key());
+        let waker = self.waker_of_next_slot();
         let due = due.instant();
         let stall = Instant::now() + self.server.limits.body_stall;
         let (parked, charged) = (false, body.bytes_waiting_for_memory());
@@ -54,8 +55,10 @@ impl CallTable {
             trace,
             since,
             charged,
+            path,
+            log: LoggedBody::default(),
         });
-        let slot = self.slots.insert(CallState::Receiving(arriving));
+        let slot = self.insert_receiving_call(arriving);
         sender.assign_slot(stream, slot);
         self.deadlines.add(check, slot);
         self.poll_slot(sender, slot);
@@ -106,10 +109,10 @@ impl CallTable {
                     Err(over) => Err(over_budget_failure(over)),
                 };
                 if let Err(why) = pushed {
-                    sender.budget.release(arriving.charged);
-                    self.slots.remove(slot);
+                    self.remove_receiving_call(sender, slot);
                     return self.refuse_call(sender, stream, &why);
                 }
+                self.record_body_change(slot);
                 self.poll_slot(sender, slot);
             }
         }
@@ -224,7 +227,7 @@ impl CallTable {
         sender: &mut Http2Sender,
         slot: u64,
     ) -> Option<Box<ReceivingCall>> {
-        let Some(CallState::Receiving(arriving)) = self.slots.remove(slot) else { return None };
+        let arriving = self.take_receiving_call(slot)?;
         sender.budget.release(arriving.charged);
         Some(arriving)
     }
@@ -246,6 +249,7 @@ impl CallTable {
                 arriving.check = arriving.check.min(Instant::now() + request_body::PACE_PERIOD);
                 self.deadlines.add(arriving.check, slot);
             }
+            self.record_body_change(slot);
             return self.set_request_end_deadline(slot);
         };
         let Some(arriving) = self.remove_receiving_call(sender, slot) else { return };

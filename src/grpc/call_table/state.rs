@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::logged_calls::LoggedCalls;
 use crate::coordination::{CallId, Code, ConnectionEnd, ConnectionId, Failure, JobId, TaskId};
 use crate::engine::AnswerInbox;
 use crate::grpc::auxiliary::{AuxiliaryCall, AuxiliaryCalls};
@@ -69,31 +70,6 @@ pub(super) struct Waiting {
     pub(super) due: Option<Instant>,
 }
 
-/// A call that waits for the engine's answer, as the log of a kept connection has it.
-pub(in crate::grpc) struct WaitingCallPlace<'a> {
-    pub(in crate::grpc) stream: StreamId,
-    pub(in crate::grpc) call: CallId,
-    pub(in crate::grpc) job: JobId,
-    pub(in crate::grpc) form: &'a ReplyFormat,
-    pub(in crate::grpc) due: Option<Instant>,
-}
-
-impl Waiting {
-    fn place(&self) -> WaitingCallPlace<'_> {
-        let Self { stream, call, job, form, due, .. } = self;
-        WaitingCallPlace { stream: *stream, call: *call, job: *job, form, due: *due }
-    }
-}
-
-/// The calls that have begun or ended to wait since the log of a kept connection was written.
-#[derive(Default)]
-struct WaitingChanges {
-    /// The slots of those that have begun to wait.
-    begun: Vec<u64>,
-    /// The streams of those that wait no more.
-    ended: Vec<StreamId>,
-}
-
 /// A request whose body is arriving.
 pub(super) struct ReceivingCall {
     pub(super) body: RequestBody,
@@ -113,6 +89,18 @@ pub(super) struct ReceivingCall {
     pub(super) since: Moment,
     /// The bytes charged for the data that it holds back.
     pub(super) charged: usize,
+    /// The path of the call.
+    pub(super) path: Arc<str>,
+    pub(super) log: LoggedBody,
+}
+
+/// What the log of a kept connection has of a body.
+#[derive(Default)]
+pub(super) struct LoggedBody {
+    /// The number of bytes.
+    pub(super) bytes: usize,
+    /// Whether the log cannot have the body: its message is being inflated.
+    pub(super) is_impossible: bool,
 }
 
 /// A call, by its state.
@@ -159,10 +147,8 @@ pub(in crate::grpc) struct CallTable {
     /// The time of the first check of the turn's length, in nanoseconds of the engine's clock.
     pub(super) turn_checked_at: Option<u64>,
     pub(super) closed: bool,
-    /// The number of calls that wait for the engine.
-    waiting: usize,
-    /// What the log of a kept connection does not have yet.
-    waiting_changes: Option<Box<WaitingChanges>>,
+    /// The number of calls by their state, and what the log of a kept connection does not have of them.
+    pub(super) logged: LoggedCalls,
 }
 
 impl CallTable {
@@ -206,106 +192,13 @@ impl CallTable {
             turn,
             turn_checked_at: None,
             closed: false,
-            waiting: 0,
-            waiting_changes: None,
+            logged: LoggedCalls::default(),
         }
     }
 
     /// Returns the engine's number of the connection.
     pub(in crate::grpc) fn connection_id(&self) -> ConnectionId {
         self.id
-    }
-
-    // --- calls that wait for the engine
-
-    /// Stores a call that waits, and returns its slot.
-    pub(super) fn insert_waiting_call(&mut self, waiting: Waiting) -> u64 {
-        let slot = self.slots.insert(CallState::Waiting(waiting));
-        self.waiting += 1;
-        if let Some(changes) = &mut self.waiting_changes {
-            changes.begun.push(slot);
-        }
-        slot
-    }
-
-    /// Removes a call that waits.
-    pub(super) fn take_waiting_call(&mut self, slot: u64) -> Option<Waiting> {
-        let Some(CallState::Waiting(_)) = self.slots.get_mut(slot) else { return None };
-        let Some(CallState::Waiting(waiting)) = self.slots.remove(slot) else { return None };
-        self.waiting -= 1;
-        if let Some(changes) = &mut self.waiting_changes {
-            changes.ended.push(waiting.stream);
-        }
-        Some(waiting)
-    }
-
-    /// Stores a call again that waits since a former process.
-    pub(in crate::grpc) fn continue_waiting_call(&mut self, place: &WaitingCallPlace<'_>) -> u64 {
-        let WaitingCallPlace { stream, call, job, form, due } = *place;
-        let (trace, since) = (None, self.turn_start());
-        let slot = self.insert_waiting_call(Waiting {
-            call,
-            job,
-            form: form.clone(),
-            stream,
-            trace,
-            since,
-            charged: 0,
-            due,
-        });
-        if let Some(due) = due {
-            self.deadlines.add(due, slot);
-        }
-        if let Some(outcome) = self.server.engine.continue_waiting_call(call, &self.inbox, slot) {
-            self.inbox.deliver(slot, outcome);
-        }
-        slot
-    }
-
-    /// Returns the number of calls that wait.
-    pub(in crate::grpc) fn waiting_count(&self) -> usize {
-        self.waiting
-    }
-
-    /// Returns the calls that wait.
-    pub(in crate::grpc) fn waiting_calls(&self) -> impl Iterator<Item = WaitingCallPlace<'_>> {
-        self.slots.iter().filter_map(|entry| match entry {
-            CallState::Waiting(waiting) => Some(waiting.place()),
-            _ => None,
-        })
-    }
-
-    /// Records from now on which calls begin and end to wait.
-    pub(in crate::grpc) fn watch_waiting_calls(&mut self) {
-        self.waiting_changes = Some(Box::default());
-    }
-
-    /// Returns whether calls have begun or ended to wait.
-    pub(in crate::grpc) fn has_waiting_changes(&self) -> bool {
-        self.waiting_changes
-            .as_ref()
-            .is_some_and(|changes| !changes.begun.is_empty() || !changes.ended.is_empty())
-    }
-
-    /// Calls `visit` with the stream of each call that has ended to wait, and then with each that has begun to.
-    pub(in crate::grpc) fn visit_waiting_changes(
-        &mut self,
-        mut visit: impl FnMut(StreamId, Option<WaitingCallPlace<'_>>),
-    ) {
-        let Some(changes) = &self.waiting_changes else { return };
-        changes.ended.iter().for_each(|stream| visit(*stream, None));
-        for slot in &changes.begun {
-            if let Some(CallState::Waiting(waiting)) = self.slots.get_mut(*slot) {
-                visit(waiting.stream, Some(waiting.place()));
-            }
-        }
-    }
-
-    pub(in crate::grpc) fn clear_waiting_changes(&mut self) {
-        if let Some(changes) = &mut self.waiting_changes {
-            changes.begun.clear();
-            changes.ended.clear();
-        }
     }
 
     /// Begins a turn. All input of a turn counts as received at its beginning: one reading of the clock
@@ -367,7 +260,7 @@ impl CallTable {
         self.record_connection_end(ending);
         self.report_connection_closed();
         self.slots = SlotTable::default();
-        self.waiting = 0;
+        self.logged.forget_all();
         self.deferred = VecDeque::new();
     }
 
