@@ -15,7 +15,7 @@
 //!   which ends the core at once, counts only if it comes from the keeper.
 //! - The core dies with its keeper, so that the process which was started is the service.
 //! - *An upgrade.* Another program first reads the journal in a trial, while the present core serves. If it can, the present core
-//!   stops, and a core of the other program starts. If that does not serve, or ends soon, the former program is back, unless
+//!   ends, and a core of the other program starts, which continues the connections if both programs know the same version of them. If that does not serve, or ends soon, the former program is back, unless
 //!   the other one has answered in an encoding of the journal that the former cannot read. The keeper itself stays what it is.
 
 mod channel;
@@ -391,14 +391,22 @@ impl Keeper {
         let Some(upgrade) = self.upgrade.take() else { return };
         match tried {
             Ok((program, inputs)) => {
+                let version = program.kept_connections;
+                let continues = self.connections.is_some() && version != 0 && version == self.program.kept_connections;
                 upgrade.reply.send(&UpgradeNews::Step(format!(
                     "version {} can read the journal: it has applied {inputs} inputs to the last snapshot. The present process \
-                     stops.",
-                    program.version
+                     ends{}.",
+                    program.version,
+                    if continues { ", and its connections go on" } else { ", and its connections with it" }
                 )));
                 self.upgrade = Some(Upgrade { phase: UpgradePhase::Stopping(Box::new(program)), ..upgrade });
-                core.stop(StopSignal::TERMINATE);
-                core.killed_at = Some(Instant::now() + self.stop_timeout + STOP_MARGIN);
+                if continues {
+                    // A stop in good order would end the connections, which a kill does not.
+                    core.send_signal(rustix::process::Signal::KILL.as_raw());
+                } else {
+                    core.stop(StopSignal::TERMINATE);
+                    core.killed_at = Some(Instant::now() + self.stop_timeout + STOP_MARGIN);
+                }
             }
             Err(why) => {
                 tracing::error!(why, "the upgrade is refused, and the service goes on as it is");

@@ -15,6 +15,7 @@ use crate::config::{Config, JobConfig, ServerConfig};
 use crate::engine::{
     DeclaredJob, Durability, Engine, JOURNAL_ENCODING, KeptConnections, PersistentObserver, RestoredState,
 };
+use crate::grpc::KEPT_CONNECTIONS_VERSION;
 use crate::http::api::machine_name;
 
 /// So often a journal that is being written is read again, if it looks damaged.
@@ -122,6 +123,7 @@ impl ServerJournal {
         Ok(TrialReport {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             encoding: JOURNAL_ENCODING,
+            kept_connections: KEPT_CONNECTIONS_VERSION,
             inputs: restored.report.inputs,
         })
     }

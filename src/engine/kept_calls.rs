@@ -25,9 +25,18 @@ pub struct KeptConnections {
     streams: HashMap<ConnectionId, KnownStreams>,
     /// The calls that wait.
     waiting: HashSet<CallId>,
+    /// The number of connections that were kept and cannot go on.
+    lost: usize,
 }
 
 impl KeptConnections {
+    /// Returns no connections, while `lost` were kept and cannot go on.
+    #[must_use]
+    pub fn without(lost: usize) -> Self {
+        Self { lost, ..Self::default() }
+    }
+
+
     /// Adds a connection whose log ends with the beginning of stream `last`. The requests of the streams `incomplete` have not
     /// arrived in full, and the calls `waiting` wait.
     pub fn add(
@@ -45,6 +54,11 @@ impl KeptConnections {
     fn has_call(&self, connection: ConnectionId, stream: u32) -> bool {
         let known = self.streams.get(&connection);
         known.is_none_or(|known| stream <= known.last && !known.incomplete.contains(&stream))
+    }
+
+    /// Returns the number of connections that were kept and cannot go on.
+    pub(super) fn lost(&self) -> usize {
+        self.lost
     }
 
     /// Returns the connections.

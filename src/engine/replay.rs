@@ -192,6 +192,8 @@ impl RestoredState {
             cut: end.cut.clone(),
             set_aside: set_aside.into_iter().collect(),
             after: None,
+            continued_connections: kept.connections().len(),
+            lost_connections: kept.lost(),
         };
         let Replay { state, wanted_incarnations, calls, .. } = replay;
         Ok(Self { state, end, wanted_incarnations, calls, report })

@@ -27,4 +27,8 @@ pub struct RestoreReport {
     pub set_aside: Vec<u64>,
     /// How the former process ended, in a clause, if that is known.
     pub after: Option<String>,
+    /// The connections that go on from the former process.
+    pub continued_connections: usize,
+    /// The connections of the former process that were to go on and could not.
+    pub lost_connections: usize,
 }

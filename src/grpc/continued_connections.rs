@@ -103,16 +103,10 @@ impl ContinuedConnections {
         &self.memory
     }
 
-    /// Returns the number of connections that go on, and of those that were held and do not.
-    #[must_use]
-    pub fn counts(&self) -> (usize, usize) {
-        (self.connections.len(), self.lost)
-    }
-
     /// Returns what the engine has to know of them.
     #[must_use]
     pub fn known_calls(&self) -> KeptConnections {
-        let mut kept = KeptConnections::default();
+        let mut kept = KeptConnections::without(self.lost);
         for ContinuedConnection { saved, .. } in &self.connections {
             let calls = saved.calls.values().map(|call| call.call);
             let incomplete = saved.requests.keys().copied().collect();

@@ -13,7 +13,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_kept::{ConnectionLog, HeldSlot, KeptMemory};
+use muster_kept::{ConnectionLog, HeldSlot, KeptMemory, LAYOUT_VERSION};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
@@ -29,6 +29,8 @@ use crate::http2::{
 /// The version of the records. It grows when a type changes that they contain. Connections with other records end with their
 /// process.
 const RECORDS_VERSION: u32 = 1;
+/// A process can continue the connections of another one whose program has the same version.
+pub const KEPT_CONNECTIONS_VERSION: u64 = LAYOUT_VERSION << 32 | RECORDS_VERSION as u64;
 /// An area that is longer, and that a sixteenth of it would do for, is replaced by a shorter one.
 const LONG_AREA: usize = 64 << 10;
 

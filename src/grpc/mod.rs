@@ -66,7 +66,7 @@ mod transport_detection;
 pub use call_counts::{CallCount, CallDurations, ENDINGS};
 pub use continued_connections::ContinuedConnections;
 pub use job_resolver::ListenerJobRule;
-pub use kept_log::ConnectionKeeper;
+pub use kept_log::{ConnectionKeeper, KEPT_CONNECTIONS_VERSION};
 pub use limits::GrpcLimits;
 pub use listener::bind_listener;
 pub use server::{GrpcServer, ServerCounters};

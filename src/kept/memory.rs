@@ -186,6 +186,12 @@ impl KeptMemory {
         }
     }
 
+    /// Returns the number of connections.
+    #[must_use]
+    pub fn connection_count(&self) -> usize {
+        SLOTS as usize - lock(&self.free_slots).len()
+    }
+
     /// Returns the bytes of all areas in use.
     #[must_use]
     pub fn used_bytes(&self) -> u64 {

@@ -367,17 +367,25 @@ impl Activity {
     /// Opens connections at any time, also while no core serves. Each makes a few calls.
     async fn open_short_connections(self, server: SocketAddr) {
         let Self { client: registered, mut rng, stop, .. } = self;
-        let mut number = 0;
+        let (mut number, mut reset) = (0, 0);
         while !*stop.borrow() {
             let name = format!("short connection {number}");
             let mut client = SingleConnectionClient::connect(server, name, registered.task).await;
             client.service = registered.service;
             let (key, length) = (format!("short/{number}"), random_length(&mut rng));
-            client.insert(&key, length).await;
+            number += 1;
+            // A core that is killed within microseconds of an accept takes the connection with it, before anything was read.
+            let kv = Some(wire::KeyValueEntry { key: key.clone(), value: value_of(&key, length) });
+            let first = wire::InsertKeyValueRequest { kv, allow_overwrite: false, incarnations: client.incarnations() };
+            if let Err(failure) = in_time(&client.name, async { Ok::<_, ()>(client.grpc.clone().insert_key_value(first).await) }).await {
+                assert_eq!(failure.message(), "transport error", "{}: {failure:?}", client.name);
+                reset += 1;
+                assert!(100 * reset <= number + 300, "{reset} of {number} new connections were reset");
+                continue;
+            }
             random_pause(&mut rng, 30).await;
             client.try_get(&key, length).await;
             client.delete(&key).await;
-            number += 1;
         }
     }
 

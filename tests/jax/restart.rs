@@ -1,7 +1,8 @@
 //! Tests of a service that is killed while real JAX processes train, and goes on from its journal.
 //!
-//! The keeper holds the port while no process serves. If it is killed too, nothing listens until the next start, so the test
-//! starts the service at once: a heartbeat that is due meanwhile would end a JAX process.
+//! The keeper holds the sockets while no process serves, so that connections go on: also those of a job that holds error polls,
+//! whose processes end when their connection does. If the keeper is killed too, connections end and nothing listens until the
+//! next start, so the test starts the service at once: a heartbeat that is due meanwhile would end a JAX process.
 
 use std::time::Duration;
 
@@ -15,16 +16,13 @@ use super::server::Server;
 use super::{RunSet, Test};
 
 pub const TESTS: &[Test] = &[
-    (RunSet::All, "a_job_trains_on_while_its_service_is_killed", |scene| {
+    (RunSet::Both, "a_job_trains_on_while_its_service_is_killed", |scene| {
         let (job, server) = TrainingJob::start(scene, &["--error-delivery", "cancel"]);
-        for kill in 1..=KILLS {
-            job.wait_a_little();
-            let core = server.process.first_child().expect("a process serves");
-            signal(core, Signal::KILL);
-            wait_until("another process", || server.process.first_child().is_some_and(|now| now != core));
-            job.check_goes_on(&server, kill);
-        }
-        job.finish(&server);
+        job.train_on_under_kills(&server);
+    }),
+    (RunSet::All, "a_job_that_holds_error_polls_trains_on_while_its_service_is_killed", |scene| {
+        let (job, server) = TrainingJob::start(scene, &["--error-delivery", "hold"]);
+        job.train_on_under_kills(&server);
     }),
     (RunSet::Both, "a_recoverable_job_trains_on_while_its_service_and_the_keeper_are_killed", |scene| {
         let (job, mut server) = TrainingJob::start(scene, &["--recoverable"]);
@@ -73,6 +71,18 @@ impl TrainingJob {
 
     fn wait_a_little(&self) {
         std::thread::sleep(Duration::from_millis(fastrand::u64(100..700)));
+    }
+
+    /// Kills the process that serves again and again, until the processes of the job have ended well.
+    fn train_on_under_kills(&self, server: &Server) {
+        for kill in 1..=KILLS {
+            self.wait_a_little();
+            let core = server.process.first_child().expect("a process serves");
+            signal(core, Signal::KILL);
+            wait_until("another process", || server.process.first_child().is_some_and(|now| now != core));
+            self.check_goes_on(server, kill);
+        }
+        self.finish(server);
     }
 
     fn check_goes_on(&self, server: &Server, kill: usize) {

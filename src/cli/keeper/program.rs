@@ -9,6 +9,7 @@ use std::path::Path;
 use tokio::process::{Child, Command};
 
 use super::super::self_command;
+use crate::grpc::KEPT_CONNECTIONS_VERSION;
 
 /// The first bytes of an executable file of Linux.
 const ELF: [u8; 4] = *b"\x7fELF";
@@ -23,13 +24,16 @@ pub struct Program {
     pub version: String,
     /// The encoding of the journal that it writes.
     pub encoding: u32,
+    /// Its version of kept connections; 0: it continues none.
+    pub kept_connections: u64,
 }
 
 impl Program {
     /// Returns the program of this process.
     pub fn this(encoding: u32) -> Self {
         let version = env!("CARGO_PKG_VERSION").to_owned();
-        Self { version, ..Self::open(self_command::self_exec_words(), encoding) }
+        let kept_connections = KEPT_CONNECTIONS_VERSION;
+        Self { version, kept_connections, ..Self::open(self_command::self_exec_words(), encoding) }
     }
 
     /// Returns the program that a command names. Its version is not known yet.
@@ -42,7 +46,7 @@ impl Program {
         };
         // What cannot be opened cannot be started either, and the start says why.
         let file = command.first().and_then(open);
-        Self { command, file, version: String::new(), encoding }
+        Self { command, file, version: String::new(), encoding, kept_connections: 0 }
     }
 
     /// Returns its name.

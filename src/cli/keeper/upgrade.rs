@@ -23,6 +23,9 @@ pub struct TrialReport {
     pub version: String,
     /// The encoding of the journal that it writes.
     pub encoding: u32,
+    /// The version of kept connections. Only a program with the same version continues them.
+    #[serde(default)]
+    pub kept_connections: u64,
     /// The number of inputs that it has applied to the latest snapshot, while the present process goes on.
     pub inputs: u64,
 }
@@ -54,6 +57,7 @@ pub async fn try_program(command: Vec<String>) -> Result<(Program, u64), String>
     let report: TrialReport = serde_json::from_slice(&output.stdout)
         .map_err(|_| format!("{name} is no program that can take over"))?;
     (program.version, program.encoding) = (report.version, report.encoding);
+    program.kept_connections = report.kept_connections;
     Ok((program, report.inputs))
 }
 

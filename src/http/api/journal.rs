@@ -31,6 +31,10 @@ pub struct JournalView {
     pub last_input_before: Option<Timestamp>,
     /// How the process before this one ended, in a clause, if the server has a keeper that saw it.
     pub previous_end: Option<String>,
+    /// The connections of the process before this one that go on in this process.
+    pub continued_connections: usize,
+    /// The connections of the process before this one that were kept, and could not go on.
+    pub lost_connections: usize,
     /// The records whose inputs the start of this process did not apply, because they end the process.
     pub set_aside_records: Vec<u64>,
     /// The calls and commands that were refused because the journal could not be written.
@@ -57,6 +61,8 @@ impl JournalView {
             replay_seconds: restored.took.as_secs_f64(),
             last_input_before: Some(restored.last_input).filter(|at| at.0 > 0),
             previous_end: restored.after,
+            continued_connections: restored.continued_connections,
+            lost_connections: restored.lost_connections,
             set_aside_records: restored.set_aside,
             refused_changes: state.map_or(0, |state| state.refused_changes),
             trouble: files.trouble,

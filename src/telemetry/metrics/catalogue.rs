@@ -350,6 +350,12 @@ catalogue! {
     JOURNAL_REPLAYED: Gauge "muster_journal_replayed_inputs" [];
     /// How long the start of this process read the journal.
     JOURNAL_REPLAY_TIME: Gauge "muster_journal_replay_seconds" [];
+    /// Connections of the process before this one, at the start of this process: continued, or lost though they were kept.
+    JOURNAL_CONNECTIONS: Gauge "muster_journal_connections_at_start" ["outcome"];
+    /// The memory that the logs of kept connections take.
+    KEPT_MEMORY: Gauge "muster_grpc_kept_memory_bytes" [];
+    /// Connections whose sockets the keeper holds, so that they go on if this process dies.
+    KEPT_CONNECTIONS: Gauge "muster_grpc_kept_connections" [];
     /// Whether a keeper starts the service again when it dies: 1, or 0 if nobody in this program does.
     KEEPER_ENABLED: Gauge "muster_keeper_enabled" [];
     /// Ends of the service that nobody asked for, since the keeper started: exited (with a code), killed (by a signal from

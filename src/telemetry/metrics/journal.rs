@@ -28,5 +28,9 @@ pub(super) fn write_journal_samples(engine: &Engine, page: &mut ScrapeOutput) {
     page.add_integer_sample(&metric::JOURNAL_REFUSED, &[], refused);
     page.add_integer_sample(&metric::JOURNAL_RESTARTS, &[], restarts);
     page.add_integer_sample(&metric::JOURNAL_REPLAYED, &[], restored.inputs);
+    let connections = [("continued", restored.continued_connections), ("lost", restored.lost_connections)];
+    for (outcome, count) in connections {
+        page.add_integer_sample(&metric::JOURNAL_CONNECTIONS, &[outcome], count as u64);
+    }
     page.add_sample(&metric::JOURNAL_REPLAY_TIME, &[], restored.took.as_secs_f64());
 }
