@@ -64,11 +64,11 @@ struct Arguments {
     /// Compare with yet another build of Muster, such as one without the feature `metrics`.
     #[arg(long, value_name = "MUSTER")]
     against: Option<PathBuf>,
-    /// What the answers of Muster survive; `none`: it keeps no journal.
-    #[arg(long, value_name = "none|process|host", default_value = "none")]
+    /// What the answers of Muster survive; `none`: it keeps no journal; `kept`: as `process`, and connections go on.
+    #[arg(long, value_name = "none|process|kept|host", default_value = "none")]
     durability: String,
     /// The same for the other build. It may be the same program: `--against` names it.
-    #[arg(long, value_name = "none|process|host", default_value = "none")]
+    #[arg(long, value_name = "none|process|kept|host", default_value = "none")]
     against_durability: String,
     /// Keep what the servers say on their standard error in this folder.
     #[arg(long)]
@@ -155,7 +155,9 @@ fn run(arguments: &Arguments, wanted: &WorkFilter, plan: &[Session], results: &m
                 }
                 eprintln!("{session}: {}, {} of {repeat}", kind.name(), repetition + 1);
                 let (server, address) = launcher.start(kind, session.job())?;
-                let target = Target { address, pid: server.pid().unsigned_abs() };
+                // A keeper has started the process that serves.
+                let pid = server.first_child().unwrap_or_else(|| server.pid());
+                let target = Target { address, pid: pid.unsigned_abs() };
                 match session.run(target, wanted) {
                     Ok(figures) => results.add(kind, repetition, figures),
                     // The reference service may fail at a size for which it was not made.

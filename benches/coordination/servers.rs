@@ -97,8 +97,12 @@ impl Launcher {
         if durability != "none" {
             let number = self.journal.replace(self.journal.get() + 1);
             let folder = self.journals.path(&number.to_string());
-            // The process that is measured serves by itself.
-            command.extend(words(&format!("--no-keeper --durability {durability} --data-dir {folder}")));
+            let words_of = match durability {
+                // A keeper holds the connections.
+                "kept" => "--durability process".to_owned(),
+                other => format!("--no-keeper --durability {other}"),
+            };
+            command.extend(words(&format!("{words_of} --data-dir {folder}")));
         }
         command.insert(0, muster.into());
         command

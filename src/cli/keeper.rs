@@ -392,7 +392,8 @@ impl Keeper {
         match tried {
             Ok((program, inputs)) => {
                 let version = program.kept_connections;
-                let continues = self.connections.is_some() && version != 0 && version == self.program.kept_connections;
+                let continues =
+                    self.connections.is_some() && version != 0 && version == self.program.kept_connections;
                 upgrade.reply.send(&UpgradeNews::Step(format!(
                     "version {} can read the journal: it has applied {inputs} inputs to the last snapshot. The present process \
                      ends{}.",

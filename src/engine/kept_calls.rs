@@ -36,7 +36,6 @@ impl KeptConnections {
         Self { lost, ..Self::default() }
     }
 
-
     /// Adds a connection whose log ends with the beginning of stream `last`. The requests of the streams `incomplete` have not
     /// arrived in full, and the calls `waiting` wait.
     pub fn add(

@@ -26,7 +26,11 @@ impl MetricSource for GrpcServer {
         page.add_integer_sample(&metric::CALLS_REFUSED, &[], figures.calls_refused);
         page.add_usize_sample(&metric::CONNECTIONS, &[], figures.connections);
         let kept = self.connection_keeping().map(|keeping| &keeping.memory);
-        page.add_usize_sample(&metric::KEPT_CONNECTIONS, &[], kept.map_or(0, |memory| memory.connection_count()));
+        page.add_usize_sample(
+            &metric::KEPT_CONNECTIONS,
+            &[],
+            kept.map_or(0, |memory| memory.connection_count()),
+        );
         page.add_integer_sample(&metric::KEPT_MEMORY, &[], kept.map_or(0, |memory| memory.used_bytes()));
         page.add_usize_sample(&metric::CONNECTIONS_LIMIT, &[], figures.connections_max);
         page.add_integer_sample(&metric::CONNECTIONS_OPENED, &[], figures.connections_opened);

@@ -376,8 +376,16 @@ impl Activity {
             number += 1;
             // A core that is killed within microseconds of an accept takes the connection with it, before anything was read.
             let kv = Some(wire::KeyValueEntry { key: key.clone(), value: value_of(&key, length) });
-            let first = wire::InsertKeyValueRequest { kv, allow_overwrite: false, incarnations: client.incarnations() };
-            if let Err(failure) = in_time(&client.name, async { Ok::<_, ()>(client.grpc.clone().insert_key_value(first).await) }).await {
+            let first = wire::InsertKeyValueRequest {
+                kv,
+                allow_overwrite: false,
+                incarnations: client.incarnations(),
+            };
+            if let Err(failure) = in_time(&client.name, async {
+                Ok::<_, ()>(client.grpc.clone().insert_key_value(first).await)
+            })
+            .await
+            {
                 assert_eq!(failure.message(), "transport error", "{}: {failure:?}", client.name);
                 reset += 1;
                 assert!(100 * reset <= number + 300, "{reset} of {number} new connections were reset");
