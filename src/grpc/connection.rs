@@ -485,6 +485,9 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
         if let Poll::Ready(Err(error)) = blocked {
             return Err(error);
         }
+        if self.kept.as_ref().is_some_and(|kept| kept.is_too_long(&self.sender)) {
+            self.commit_log();
+        }
         self.sender.release_sent_answers();
         self.calls.resume_deferred(&mut self.sender);
         self.sender.resume_sending();

@@ -12,8 +12,8 @@ use muster_kept::{ConnectionLog, HeldSlot, KeptMemory, KeptMemoryError, LogRecor
 use serde::de::DeserializeOwned;
 
 use super::kept_log::{
-    ConnectionKeeper, HeldLog, KeptGreeting, KeptLog, LogOrigin, SavedCall, SavedQueue, SavedRequest,
-    SavedTurn, append_value, append_value_with, record, write_anew, write_greeting,
+    ConnectionKeeper, HeldLog, KeptGreeting, KeptLog, LogOrigin, SHORT_LOG, SavedCall, SavedQueue,
+    SavedRequest, SavedTurn, append_value, append_value_with, record, write_anew, write_greeting,
 };
 use crate::engine::KeptConnections;
 use crate::http2::{RestoredFrames, SavedStream, SentFrames, StreamId};
@@ -220,9 +220,9 @@ impl SavedConnection {
     fn write(&self, log: &mut ConnectionLog) -> bool {
         let bodies: usize =
             self.requests.values().map(|(request, body)| 128 + request.path.len() + body.len()).sum();
-        let keys: usize = self.calls.values().map(|call| 64 + call.form.key.len()).sum();
+        let keys: usize = self.calls.values().map(|call| 48 + call.form.key.len()).sum();
         let queues: usize = self.queues.values().map(|(_, frames)| 64 + frames.bytes()).sum();
-        let bytes = 512 + self.input.len() + self.output.len() + bodies + keys + queues;
+        let bytes = SHORT_LOG + self.input.len() + self.output.len() + bodies + keys + queues;
         write_anew(log, bytes, |log| {
             let has_calls = append_value(log, record::ORIGIN, &self.origin)
                 && append_value(log, record::TURN, &self.turn)

@@ -31,8 +31,10 @@ use crate::http2::{
 const RECORDS_VERSION: u32 = 1;
 /// A process can continue the connections of another one whose program has the same version.
 pub const KEPT_CONNECTIONS_VERSION: u64 = LAYOUT_VERSION << 32 | RECORDS_VERSION as u64;
+/// The length of the records of a connection without calls.
+pub(super) const SHORT_LOG: usize = 176;
 /// An area that is longer, and that a sixteenth of it would do for, is replaced by a shorter one.
-const LONG_AREA: usize = 64 << 10;
+const LONG_AREA: usize = 16 << 10;
 
 /// The kinds of records.
 pub(super) mod record {
@@ -449,7 +451,12 @@ impl KeptLog {
             input: input.iter().map(|part| part.len()).sum(),
             output: sender.output.offset_after_last_waiting_byte(),
         };
-        if progress == self.logged && self.is_valid && !self.needs_anew && !calls.has_changes() {
+        if progress == self.logged
+            && self.is_valid
+            && !self.needs_anew
+            && !calls.has_changes()
+            && !self.is_too_long(sender)
+        {
             return self.release_taken(unread_input);
         }
         let streams = calls.loggable_count().map(|calls| calls + sender.streams_with_frames());
@@ -463,6 +470,9 @@ impl KeptLog {
             (self.is_valid, self.needs_anew) = (true, false);
         } else {
             self.withdraw();
+        }
+        if !calls.has_receiving_calls() {
+            self.body_bytes = 0;
         }
         calls.clear_changes();
         sender.take_changes();
@@ -479,6 +489,12 @@ impl KeptLog {
         }
     }
 
+    /// Returns whether the area is much longer than it has to be: after a large answer was sent.
+    pub(super) fn is_too_long(&self, sender: &Http2Sender) -> bool {
+        let area = self.held.log.area_bytes();
+        area > LONG_AREA && 16 * (sender.unsent_bytes() + self.body_bytes + 80 * sender.stream_count()) < area
+    }
+
     /// Appends what has changed; returns `false` if everything must be said anew.
     fn try_append(
         &mut self,
@@ -488,9 +504,7 @@ impl KeptLog {
         sender: &mut Http2Sender,
     ) -> bool {
         let changes = sender.take_changes();
-        let area = self.held.log.area_bytes();
-        let needed = sender.unsent_bytes() + self.body_bytes + 80 * sender.stream_count();
-        let is_too_long = area > LONG_AREA && 16 * needed < area;
+        let is_too_long = self.is_too_long(sender);
         if !self.is_valid
             || self.needs_anew
             || changes.all_windows
@@ -530,11 +544,12 @@ impl KeptLog {
         sender: &mut Http2Sender,
     ) -> bool {
         self.origin.output_offset = sender.output.offset_of_first_waiting_byte();
-        let mut bytes = 512 + input.iter().map(|part| part.len()).sum::<usize>() + sender.unsent_bytes();
+        let mut bytes =
+            SHORT_LOG + input.iter().map(|part| part.len()).sum::<usize>() + sender.unsent_bytes();
         self.body_bytes = 0;
         calls.visit_all_calls(|change| match change {
             CallChange::Ended(_) => {}
-            CallChange::Waiting(entry) => bytes += 64 + entry.form.key.len(),
+            CallChange::Waiting(entry) => bytes += 48 + entry.form.key.len(),
             // A body that is long gets room for all of it at once.
             CallChange::Receiving(entry) => {
                 bytes += 128 + entry.path.len();

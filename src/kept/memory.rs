@@ -44,8 +44,10 @@ const AREAS_BEGIN: usize = ROOMS_BEGIN + ROOMS * (ROOM_HEADER + ROOM_BYTES);
 const AREAS_MAX: u64 = 1 << 30;
 /// Areas of different lengths leave gaps.
 const BYTES: usize = AREAS_BEGIN + 4 * AREAS_MAX as usize;
-/// An area of at least this length returns its pages to the system.
+/// An area of at least this length returns its pages to the system, if more than [`SPARE_BYTES`] of free memory have pages.
 const LONG_AREA: u64 = 64 << 10;
+/// Free memory that keeps its pages: to get fresh ones takes longer than to copy a large answer.
+const SPARE_BYTES: u64 = 32 << 20;
 
 /// The reason for which the memory of a former core cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -76,6 +78,8 @@ pub struct KeptMemory {
     file: File,
     map: MmapRaw,
     areas: Mutex<AreaTable>,
+    /// The bytes of free long areas that have pages, at most.
+    spare_bytes: AtomicU64,
     free_slots: Mutex<Vec<u32>>,
     free_rooms: Mutex<Vec<usize>>,
 }
@@ -139,6 +143,7 @@ impl KeptMemory {
             file,
             map,
             areas: Mutex::new(AreaTable::new(used, AREAS_MAX)),
+            spare_bytes: AtomicU64::new(0),
             free_slots: Mutex::new(free_slots),
             free_rooms: Mutex::new((0..ROOMS).collect()),
         });
@@ -201,12 +206,20 @@ impl KeptMemory {
     // --- for logs and rooms
 
     pub(crate) fn allocate(&self, bytes: usize) -> Option<Area> {
-        lock(&self.areas).allocate(bytes)
+        let area = lock(&self.areas).allocate(bytes)?;
+        if area.bytes() >= LONG_AREA {
+            let less = |spare: u64| Some(spare.saturating_sub(area.bytes()));
+            let _ = self.spare_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        }
+        Some(area)
     }
 
     pub(crate) fn release(&self, area: Area) {
-        if area.bytes() >= LONG_AREA {
-            // Without it, the pages stay, and are used again later.
+        if area.bytes() >= LONG_AREA
+            && self.spare_bytes.fetch_add(area.bytes(), Ordering::Relaxed) >= SPARE_BYTES
+        {
+            self.spare_bytes.fetch_sub(area.bytes(), Ordering::Relaxed);
+            // If that fails, the pages stay, and are used again later.
             let _ = rustix::fs::fallocate(
                 &self.file,
                 FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,

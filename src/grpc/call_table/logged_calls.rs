@@ -182,6 +182,11 @@ impl CallTable {
             .is_some_and(|changes| !changes.changed.is_empty() || !changes.ended.is_empty())
     }
 
+    /// Returns whether bodies are arriving.
+    pub(in crate::grpc) fn has_receiving_calls(&self) -> bool {
+        self.logged.receiving > 0
+    }
+
     pub(in crate::grpc) fn clear_changes(&mut self) {
         if let Some(changes) = &mut self.logged.changes {
             changes.ended.clear();
