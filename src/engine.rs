@@ -23,6 +23,9 @@
 //! - *Measurement.* Only one in 64 of the inputs that concern one task or one key is timed under the lock. Every
 //!   other input and every read is timed.
 
+mod answer_takers;
+mod applied_input;
+mod continued_calls;
 mod counters;
 mod drop_thread;
 mod durable_state;
@@ -48,19 +51,19 @@ use tokio::sync::{Notify, broadcast};
 
 use crate::clock::{self, Clock};
 use crate::coordination::{
-    CallId, CallOutcome, Caller, ClaimAnswer, ClaimRefusal, CommandOutcome, CommandRefusal, ConnectionEnd,
-    ConnectionId, Coordinator, DeferredFree, Effect, Failure, Input, JobId, Request, ServiceIncarnation,
-    Timestamp,
+    CallId, CallOutcome, Caller, ConnectionEnd, ConnectionId, Coordinator, DeferredFree, Effect, Failure,
+    Input, JobId, Request, ServiceIncarnation, Timestamp,
 };
 
+pub use answer_takers::{AnswerTakers, AnswersTaken};
+use applied_input::{AppliedInput, OwnCall};
 pub use counters::EngineCounters;
 use drop_thread::DropThread;
 use durable_state::DurableState;
-use event_history::{EventHistory, EventsByNumber};
+use event_history::EventHistory;
 pub use event_history::{EventHistoryExcerpt, NumberedEvent};
 use held_answers::HeldAnswers;
 pub use jobs::{DeclareError, DeclaredJob};
-pub use journaling::{AnswerTakers, AnswersTaken};
 pub use kept_calls::KeptConnections;
 use kept_calls::ReplayedCalls;
 pub use lock::EngineLockTimes;
@@ -71,7 +74,7 @@ use recorder::{InputRecorder, is_refusable, refusal_effects, refused_call};
 pub use replay::{RestoreError, RestoredState, Visited};
 pub use restore_report::RestoreReport;
 pub use waiting_calls::AnswerInbox;
-use waiting_calls::{WaitingCall, WaitingCalls, WaitingTable};
+use waiting_calls::{WaitingCall, WaitingCalls};
 
 /// The state of a call after [`Engine::call`].
 pub enum AnsweredOrWaiting {
@@ -120,41 +123,6 @@ impl EngineState {
     fn held_until(&self) -> Option<u64> {
         self.recorder.as_ref().and_then(InputRecorder::held_until)
     }
-}
-
-/// The result of an input.
-#[derive(Default)]
-struct AppliedInput {
-    /// The answer to the applied call, if it came at once.
-    own: Option<CallOutcome>,
-    /// The outcome of the applied command.
-    acted: Option<Result<CommandOutcome, CommandRefusal>>,
-    /// The answer to the applied claim.
-    claimed: Option<Result<ClaimAnswer, ClaimRefusal>>,
-    /// The answers to waiting calls.
-    deliveries: Vec<(WaitingCall, CallOutcome)>,
-    /// The memory to free.
-    discarded: Vec<DeferredFree>,
-    events: Vec<EventsByNumber>,
-    tables: Vec<WaitingTable>,
-}
-
-impl AppliedInput {
-    /// Adds the result of a tick.
-    fn merge_tick_result(&mut self, tick: Self) {
-        self.deliveries.extend(tick.deliveries);
-        self.discarded.extend(tick.discarded);
-        self.events.extend(tick.events);
-        self.tables.extend(tick.tables);
-    }
-}
-
-/// The call that an input is.
-#[derive(Debug, Clone, Copy)]
-struct OwnCall {
-    call: CallId,
-    /// The stream of its connection; 0: none.
-    stream: u32,
 }
 
 /// The number of events that a follower may lag behind before it misses some.
@@ -483,22 +451,6 @@ impl Engine {
         let mut applied = self.apply(&mut state, input, None);
         let state = if continues { self.continue_pending_work(state, &mut applied) } else { state };
         self.unlock_and_deliver(state, applied);
-    }
-
-    /// Takes over a call that waits since a former process. Returns its answer, if there is one already; otherwise the answer
-    /// will be delivered to `inbox` under `slot`.
-    pub fn continue_waiting_call(
-        &self,
-        call: CallId,
-        inbox: &Arc<dyn AnswerInbox>,
-        slot: u64,
-    ) -> Option<CallOutcome> {
-        let mut state = self.lock();
-        let outcome = state.replayed_calls.take_outcome(call);
-        if outcome.is_none() {
-            state.waiting.insert(call, WaitingCall { inbox: Arc::clone(inbox), slot });
-        }
-        outcome
     }
 
     /// Applies one input; the answer to the call `own` is returned separately.

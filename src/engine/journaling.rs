@@ -2,32 +2,20 @@
 //!
 //! `recorder.rs` records inputs, and `replay.rs` reads them. Begin at [`Engine::resume_from_journal`].
 
-use std::convert::Infallible;
 use std::io::Write;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError, mpsc};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use muster_journal::{JournalError, JournalFolder, JournalOptions, JournalWriter};
 
+use super::answer_takers::{AnswerTakers, wait_until_taken};
 use super::held_answers::HeldAnswers;
 use super::recorder::{InputRecorder, JournalState};
 use super::replay::snapshot_writer;
 use super::{Durability, Engine, EngineState, PersistentObserver, RestoredState};
 use crate::clock;
 use crate::coordination::{Input, ServiceIncarnation, Timestamp};
-
-/// Held by a connection that has been asked to take up answers, and dropped when it has.
-#[derive(Debug, Clone)]
-pub struct AnswersTaken {
-    _taken: mpsc::Sender<Infallible>,
-}
-
-/// The connections that go on when this process dies. What they have taken up is in their logs.
-pub trait AnswerTakers: Send + Sync {
-    /// Asks every connection to take up the answers that were delivered to it. Each keeps a copy of `taken` until it has.
-    fn request_uptake(&self, taken: AnswersTaken);
-}
 
 impl Engine {
     /// Makes a snapshot count only once `takers` have all answers that were given before it: a replay that begins from the
@@ -125,10 +113,7 @@ impl Engine {
                 held.wait_until_delivered(until);
             }
             drop(engine);
-            let (taken, all_taken) = mpsc::channel::<Infallible>();
-            takers.request_uptake(AnswersTaken { _taken: taken });
-            // Nothing is ever sent: the channel ends when the last copy is dropped.
-            let _ = all_taken.recv();
+            wait_until_taken(&*takers);
         }
     }
 

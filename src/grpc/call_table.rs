@@ -26,6 +26,7 @@ use super::responses;
 use crate::coordination::Code;
 use crate::http2::{Http2Sender, StreamId};
 
+mod call_log;
 mod engine_calls;
 mod logged_calls;
 mod request_bodies;

@@ -31,13 +31,12 @@ use bytes::BufMut as _;
 use tokio::io::{AsyncReadExt as _, ReadBuf};
 
 use super::call_table::{
-    BEGUN_DATA_DEADLINE, CallTable, ExpiredDeadlines, PARTIAL_FRAME_DEADLINE, ReceivingCallEntry,
-    UNTAKEN_OUTPUT_DEADLINE, WaitingCallEntry,
+    BEGUN_DATA_DEADLINE, CallTable, ExpiredDeadlines, PARTIAL_FRAME_DEADLINE, UNTAKEN_OUTPUT_DEADLINE,
 };
-use super::connection_socket::ConnectionSocket;
-use super::continued_connections::SavedConnection;
+use super::connection_settings::announced_settings;
+use super::connection_socket::{ConnectionSocket, connection_end_from_socket_error};
 use super::job_resolver::ListenerJobRule;
-use super::kept_log::{ConnectionParts, KeptGreeting, KeptLog, SavedCall};
+use super::kept_log::{ConnectionParts, KeptGreeting, KeptLog};
 use super::lingering_close::LingeringClose;
 use super::mailbox::{Mailbox, MailboxMessage};
 use super::open_connections::ConnectionGuard;
@@ -47,22 +46,16 @@ use super::server::GrpcServer;
 use super::thread_buffers::with_thread_buffers;
 use crate::coordination::ConnectionEnd;
 use crate::http2::{
-    AnnouncedSettings, ConnectionError, ErrorCode, HeaderBlockCache, Http2Receiver, Http2Sender,
-    IncompleteInput, OverBudget, PREFACE, ReceiveEvent, StreamId,
+    ConnectionError, ErrorCode, HeaderBlockCache, Http2Receiver, Http2Sender, IncompleteInput, PREFACE,
+    ReceiveEvent, StreamId,
 };
+
+mod continued;
 
 /// The number of bytes read in one turn before other connections get theirs.
 const READ_PER_TURN: usize = 512 << 10;
 /// The number of expected bytes from which on a body is read directly into its buffer.
 const DIRECT_READ_MIN: usize = 16 << 10;
-/// The largest frame payload.
-const FRAME_MAX: u32 = 2 << 20;
-/// The receive window of a stream.
-const STREAM_WINDOW: u32 = 2 << 20;
-/// The receive window of a connection.
-const CONNECTION_WINDOW: u32 = 4 << 20;
-/// The largest header list. Clients send a few hundred bytes of headers.
-const HEADER_LIST: u32 = 16 << 10;
 /// The number of messages processed before other connections get their turn.
 const MESSAGES_PER_TURN: usize = 1 << 10;
 /// The size of a connection's buffers up to which they are not charged to its budget.
@@ -183,7 +176,7 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
         place: ConnectionGuard,
         greeting: Option<KeptGreeting>,
     ) -> Self {
-        let (settings, pool) = (announced_settings(&server), Arc::clone(&server.state));
+        let (settings, pool) = (announced_settings(&server.limits), Arc::clone(&server.state));
         let received = early.len() as u64;
         early.drain(..PREFACE.len());
         let mut calls = CallTable::open(server, peer, routing, Arc::clone(place.mailbox()));
@@ -199,58 +192,6 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
             kept,
             ..Self::with_parts(calls, socket, receiver, sender, place)
         }
-    }
-
-    /// Continues a connection of a former process.
-    ///
-    /// # Errors
-    /// In words, if this process cannot continue it.
-    pub(super) fn continue_from(
-        server: Arc<GrpcServer>,
-        socket: T,
-        saved: SavedConnection,
-        mut kept: Box<KeptLog>,
-        routing: ListenerJobRule,
-        place: ConnectionGuard,
-    ) -> Result<Self, String> {
-        let (settings, pool) = (announced_settings(&server), Arc::clone(&server.state));
-        socket.set_tcp_user_timeout(Some(server.limits.unacknowledged));
-        let SavedConnection { origin, turn, input, output, calls: waiting, requests, queues } = saved;
-        let mut calls = CallTable::with_id(server, origin.connection, routing, Arc::clone(place.mailbox()));
-        let receiver = Http2Receiver::restore(turn.receiver);
-        let mut sender = Http2Sender::restore(settings, pool, turn.sender, origin.output_offset, &output);
-        let over_budget = |over: OverBudget| over.to_string();
-        for SavedCall { stream, call, job, form, due, state } in waiting.into_values() {
-            sender.restore_stream(stream, state, None).map_err(over_budget)?;
-            let entry = WaitingCallEntry { stream, call, job, form: &form, due: due.instant() };
-            calls.continue_waiting_call(&mut sender, &entry);
-        }
-        for (stream, (state, frames)) in queues {
-            sender.restore_stream(stream, state, Some(frames)).map_err(over_budget)?;
-        }
-        for (request, body) in requests.into_values() {
-            sender.restore_stream(request.stream, request.state, None).map_err(over_budget)?;
-            calls.continue_receiving_call(
-                &mut sender,
-                &ReceivingCallEntry {
-                    stream: request.stream,
-                    path: &request.path,
-                    job: request.job,
-                    due: request.due.instant(),
-                    compresses: request.compresses,
-                    is_ended: request.is_ended,
-                    unreleased: request.unreleased,
-                    whole_length: body.len(),
-                    body: vec![&body],
-                },
-            )?;
-        }
-        calls.watch_changes();
-        sender.watch_changes();
-        kept.begin_to_catch_up();
-        let connection = Self::with_parts(calls, socket, receiver, sender, place);
-        let has_peer_goaway = turn.has_peer_goaway;
-        Ok(Self { unread_input: input, has_peer_goaway, kept: Some(kept), ..connection })
     }
 
     fn with_parts(
@@ -641,32 +582,9 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
     }
 }
 
-fn announced_settings(server: &GrpcServer) -> AnnouncedSettings {
-    AnnouncedSettings {
-        streams: server.limits.streams_per_connection,
-        frame: FRAME_MAX,
-        stream_window: STREAM_WINDOW,
-        connection_window: CONNECTION_WINDOW,
-        header_list: HEADER_LIST,
-        state_bytes: server.limits.state_bytes_per_connection,
-    }
-}
-
 /// Ends the turn if the clock is to be checked, and other connections should have their turn.
 fn end_turn_if_too_long(sender: &mut Http2Sender, calls: &mut CallTable) {
     if sender.is_clock_check_due() && calls.is_turn_over() {
         sender.end_turn();
-    }
-}
-
-/// Returns how the connection ended, by the error of its socket.
-fn connection_end_from_socket_error(error: &io::Error) -> ConnectionEnd {
-    match error.kind() {
-        io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionAborted => {
-            ConnectionEnd::Reset
-        }
-        io::ErrorKind::TimedOut => ConnectionEnd::TimedOut,
-        io::ErrorKind::UnexpectedEof => ConnectionEnd::Closed,
-        _ => ConnectionEnd::Broken(error.to_string()),
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! Begin at [`ConnectionSocket`].
 
+use std::io;
 use std::pin::Pin;
 use std::task::Context;
 use std::time::Duration;
@@ -9,6 +10,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 
+use crate::coordination::ConnectionEnd;
 use crate::tls;
 
 /// The socket of a connection.
@@ -38,5 +40,17 @@ impl ConnectionSocket for tls::TlsStream<TcpStream> {
     fn send_close_notify(&mut self, cx: &mut Context<'_>) {
         // Unsent bytes may be dropped: the peer sees the end of the connection either way.
         let _ = Pin::new(self).poll_shutdown(cx);
+    }
+}
+
+/// Returns how the connection ended, by the error of its socket.
+pub(super) fn connection_end_from_socket_error(error: &io::Error) -> ConnectionEnd {
+    match error.kind() {
+        io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionAborted => {
+            ConnectionEnd::Reset
+        }
+        io::ErrorKind::TimedOut => ConnectionEnd::TimedOut,
+        io::ErrorKind::UnexpectedEof => ConnectionEnd::Closed,
+        _ => ConnectionEnd::Broken(error.to_string()),
     }
 }

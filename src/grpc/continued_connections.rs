@@ -11,9 +11,10 @@ use std::sync::Arc;
 use muster_kept::{ConnectionLog, HeldSlot, KeptMemory, KeptMemoryError, LogRecord, stream_progress};
 use serde::de::DeserializeOwned;
 
+use super::connection_keeping::ConnectionKeeper;
 use super::kept_log::{
-    ConnectionKeeper, HeldLog, KeptGreeting, KeptLog, LogOrigin, SHORT_LOG, SavedCall, SavedQueue,
-    SavedRequest, SavedTurn, append_value, append_value_with, record, write_anew, write_greeting,
+    HeldLog, KeptGreeting, KeptLog, LogOrigin, SHORT_LOG, SavedCall, SavedQueue, SavedRequest, SavedTurn,
+    append_value, append_value_with, record, write_anew, write_greeting,
 };
 use crate::engine::KeptConnections;
 use crate::http2::{RestoredFrames, SavedStream, SentFrames, StreamId};

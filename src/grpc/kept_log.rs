@@ -7,17 +7,17 @@
 //! reflection is in progress, while a request is deferred or inflated, and within a header block of several frames.
 //! `continued_connections.rs` reads logs. Begin at [`KeptLog::open`].
 
-use std::io;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_kept::{ConnectionLog, HeldSlot, KeptMemory, LAYOUT_VERSION};
+use muster_kept::{ConnectionLog, KeptMemory, LAYOUT_VERSION};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use super::call_table::{CallChange, CallTable, ReceivingCallEntry, WaitingCallEntry};
+use super::connection_keeping::{ConnectionKeeper, ConnectionKeeping};
 use super::decoded_call::ReplyFormat;
 use crate::clock::monotonic_nanoseconds;
 use crate::coordination::{CallId, ConnectionId, JobId};
@@ -64,25 +64,6 @@ pub(super) mod record {
     pub const OUTPUT: u32 = 12;
     /// All that a new connection has sent so far, in place of all other records. Its preface is incomplete.
     pub const GREETING: u32 = 13;
-}
-
-/// Holds a second descriptor of the sockets of kept connections, in another process.
-pub trait ConnectionKeeper: Send + Sync {
-    /// Gives the socket of the connection with this slot to the other process.
-    ///
-    /// # Errors
-    /// If that does not take it. Then the connection is not kept.
-    fn hold(&self, socket: BorrowedFd<'_>, slot: HeldSlot) -> io::Result<()>;
-
-    /// Tells the other process that the connection has ended.
-    fn release(&self, slot: HeldSlot);
-}
-
-/// The memory of the logs, and the keeper of the sockets.
-#[derive(Clone)]
-pub(super) struct ConnectionKeeping {
-    pub(super) memory: Arc<KeptMemory>,
-    pub(super) keeper: Arc<dyn ConnectionKeeper>,
 }
 
 /// What a connection is.

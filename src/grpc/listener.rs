@@ -8,7 +8,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::AsFd as _;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
 
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
@@ -21,7 +21,7 @@ use super::connection_socket::ConnectionSocket as _;
 use super::continued_connections::ContinuedConnections;
 use super::job_resolver::ListenerJobRule;
 use super::kept_log::KeptGreeting;
-use super::mailbox::MailboxMessage;
+use super::mailbox::{MailboxGroup, MailboxMessage};
 use super::open_connections::GrpcConnections;
 use super::server::GrpcServer;
 use super::transport_detection::{self, AcceptedConnection, BegunGreeting, GREETING_BYTES};
@@ -73,7 +73,10 @@ impl GrpcServer {
     ) {
         self.services.set_serving().await;
         let room = Arc::new(GrpcConnections::default());
-        self.listeners.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&room));
+        self.listeners
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(Arc::downgrade(&room) as Weak<dyn MailboxGroup>);
         if let Some(continued) = continued {
             self.spawn_continued_connections(&room, continued, &routing, &stop);
         }
@@ -104,9 +107,9 @@ impl GrpcServer {
             }
         }
         self.services.set_not_serving().await;
-        room.post_to_all(|| MailboxMessage::Stop);
+        room.post_to_all(&|| MailboxMessage::Stop);
         if timeout(self.limits.drain, room.wait_until_empty()).await.is_err() {
-            room.post_to_all(|| MailboxMessage::Abort);
+            room.post_to_all(&|| MailboxMessage::Abort);
             let _ = timeout(ABORT_TIMEOUT, room.wait_until_empty()).await;
         }
     }

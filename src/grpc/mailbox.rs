@@ -26,6 +26,12 @@ pub(super) enum MailboxMessage {
     Abort,
 }
 
+/// The mailboxes of several connections.
+pub(super) trait MailboxGroup: Send + Sync {
+    /// Sends a message to every connection.
+    fn post_to_all(&self, message: &dyn Fn() -> MailboxMessage);
+}
+
 #[derive(Default)]
 struct MailboxState {
     messages: Vec<MailboxMessage>,

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::Notify;
 
-use super::mailbox::{Mailbox, MailboxMessage};
+use super::mailbox::{Mailbox, MailboxGroup, MailboxMessage};
 use super::server::GrpcServer;
 
 /// The open connections of one listener.
@@ -42,15 +42,6 @@ impl GrpcConnections {
         ConnectionGuard { mailbox, registry: Arc::clone(self), server: Arc::clone(server), number }
     }
 
-    /// Sends a message to every connection.
-    pub(super) fn post_to_all(&self, note: impl Fn() -> MailboxMessage) {
-        // Sent outside of the lock, because a connection that receives it may remove its entry.
-        let all: Vec<Arc<Mailbox>> = self.lock_connections().values().cloned().collect();
-        for mailbox in all {
-            mailbox.post(note());
-        }
-    }
-
     /// Waits until the last connection has ended.
     pub(super) async fn wait_until_empty(&self) {
         loop {
@@ -59,6 +50,16 @@ impl GrpcConnections {
                 return;
             }
             left.await;
+        }
+    }
+}
+
+impl MailboxGroup for GrpcConnections {
+    fn post_to_all(&self, message: &dyn Fn() -> MailboxMessage) {
+        // Sent outside of the lock, because a connection that receives it may remove its entry.
+        let all: Vec<Arc<Mailbox>> = self.lock_connections().values().cloned().collect();
+        for mailbox in all {
+            mailbox.post(message());
         }
     }
 }

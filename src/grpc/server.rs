@@ -11,11 +11,10 @@ use muster_kept::KeptMemory;
 use super::auxiliary::AuxiliaryServices;
 use super::body_memory::MemoryPool;
 use super::call_counts::{CallCount, CallCounts, CallDurations, ENDINGS};
+use super::connection_keeping::{ConnectionKeeper, ConnectionKeeping};
 use super::encoded_replies::EncodedReplyCache;
-use super::kept_log::{ConnectionKeeper, ConnectionKeeping};
 use super::limits::GrpcLimits;
-use super::mailbox::MailboxMessage;
-use super::open_connections::GrpcConnections;
+use super::mailbox::{MailboxGroup, MailboxMessage};
 use super::task_set_cache::TaskSetCache;
 use crate::engine::{AnswerTakers, AnswersTaken, Engine};
 use crate::http2::StateMemoryPool;
@@ -50,7 +49,7 @@ pub struct GrpcServer {
     /// Empty: all connections end with this process.
     keeping: OnceLock<ConnectionKeeping>,
     /// The connections of each listener.
-    pub(super) listeners: Mutex<Vec<Weak<GrpcConnections>>>,
+    pub(super) listeners: Mutex<Vec<Weak<dyn MailboxGroup>>>,
 }
 
 impl GrpcServer {
@@ -164,7 +163,7 @@ impl AnswerTakers for GrpcServer {
     fn request_uptake(&self, taken: AnswersTaken) {
         let listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner).clone();
         for connections in listeners.iter().filter_map(Weak::upgrade) {
-            connections.post_to_all(|| MailboxMessage::TakeUp(taken.clone()));
+            connections.post_to_all(&|| MailboxMessage::TakeUp(taken.clone()));
         }
     }
 }

@@ -22,7 +22,7 @@ use crate::grpc::decoded_call::ReplyFormat;
 use crate::grpc::dialect::Dialect;
 use crate::grpc::job_resolver::{ConnectionJobResolver, ListenerJobRule};
 use crate::grpc::limits::GrpcLimits;
-use crate::grpc::mailbox::Mailbox;
+use crate::grpc::mailbox::{Mailbox, slot_waker};
 use crate::grpc::request_body::RequestBody;
 use crate::grpc::request_meta::{CallHandler, RequestMeta};
 use crate::grpc::responses;
@@ -199,6 +199,53 @@ impl CallTable {
     /// Returns the engine's number of the connection.
     pub(in crate::grpc) fn connection_id(&self) -> ConnectionId {
         self.id
+    }
+
+    // --- changes of state
+
+    /// Stores a call that waits, and returns its slot.
+    pub(super) fn insert_waiting_call(&mut self, waiting: Waiting) -> u64 {
+        let slot = self.slots.insert(CallState::Waiting(waiting));
+        self.logged.waiting += 1;
+        self.logged.record_change(slot);
+        slot
+    }
+
+    /// Removes a call that waits.
+    pub(super) fn take_waiting_call(&mut self, slot: u64) -> Option<Waiting> {
+        let Some(CallState::Waiting(_)) = self.slots.get_mut(slot) else { return None };
+        let Some(CallState::Waiting(waiting)) = self.slots.remove(slot) else { return None };
+        self.logged.waiting -= 1;
+        self.logged.record_end(waiting.stream);
+        Some(waiting)
+    }
+
+    /// Stores a request whose body is arriving, and returns its slot.
+    pub(super) fn insert_receiving_call(&mut self, arriving: Box<ReceivingCall>) -> u64 {
+        let slot = self.slots.insert(CallState::Receiving(arriving));
+        self.logged.receiving += 1;
+        self.logged.record_change(slot);
+        slot
+    }
+
+    /// Removes a request whose body is arriving.
+    pub(super) fn take_receiving_call(&mut self, slot: u64) -> Option<Box<ReceivingCall>> {
+        let Some(CallState::Receiving(_)) = self.slots.get_mut(slot) else { return None };
+        let Some(CallState::Receiving(arriving)) = self.slots.remove(slot) else { return None };
+        self.logged.receiving -= 1;
+        self.logged.impossible -= usize::from(arriving.log.is_impossible);
+        self.logged.record_end(arriving.stream);
+        Some(arriving)
+    }
+
+    /// Records that the body in this slot has changed.
+    pub(super) fn record_body_change(&mut self, slot: u64) {
+        self.logged.record_change(slot);
+    }
+
+    /// Returns a waker for a body that has no slot yet.
+    pub(super) fn waker_of_next_slot(&self) -> Waker {
+        slot_waker(&self.mailbox, self.slots.next_key())
     }
 
     /// Begins a turn. All input of a turn counts as received at its beginning: one reading of the clock
