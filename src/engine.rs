@@ -23,7 +23,7 @@
 //! - *Measurement.* Only one in 64 of the inputs that concern one task or one key is timed under the lock. Every
 //!   other input and every read is timed.
 
-mod answer_takers;
+mod answer_flush;
 mod applied_input;
 mod continued_calls;
 mod counters;
@@ -55,8 +55,8 @@ use crate::coordination::{
     Input, JobId, Request, ServiceIncarnation, Timestamp,
 };
 
-pub use answer_takers::{AnswerTakers, AnswersTaken};
-use applied_input::{AppliedInput, OwnCall};
+pub use answer_flush::{FlushToken, LoggedConnections};
+use applied_input::{AppliedInput, OwnCall, is_about_one_task_or_key};
 pub use counters::EngineCounters;
 use drop_thread::DropThread;
 use durable_state::DurableState;
@@ -156,8 +156,8 @@ pub struct Engine {
     observers: OnceLock<Vec<Arc<dyn Observer>>>,
     persistent_observers: OnceLock<Vec<Arc<dyn PersistentObserver>>>,
     held_answers: OnceLock<Arc<HeldAnswers>>,
-    answer_takers: OnceLock<Arc<dyn AnswerTakers>>,
-    /// Held for reading by whoever delivers answers.
+    logged_connections: OnceLock<Weak<dyn LoggedConnections>>,
+    /// Held for reading while answers are delivered.
     delivering: RwLock<()>,
     missed: AtomicU64,
     reaper: DropThread,
@@ -191,7 +191,7 @@ impl Engine {
             observers: OnceLock::new(),
             persistent_observers: OnceLock::new(),
             held_answers: OnceLock::new(),
-            answer_takers: OnceLock::new(),
+            logged_connections: OnceLock::new(),
             delivering: RwLock::default(),
             missed: AtomicU64::new(0),
             reaper: DropThread::default(),
@@ -250,7 +250,11 @@ impl Engine {
         ending: ConnectionEnd,
         calls: Vec<CallId>,
     ) {
-        self.apply_input(self.lock_for_bulk_work(), Input::ConnectionClosed { connection, ending });
+        let mut state = self.lock_for_bulk_work();
+        if !state.replayed_calls.is_empty() {
+            state.replayed_calls.forget_connection(connection);
+        }
+        self.apply_input(state, Input::ConnectionClosed { connection, ending });
         match self.this.upgrade() {
             Some(engine) if calls.len() > CALLS_DROPPED_AT_ONCE => {
                 self.reaper.run_in_background(move || engine.drop_waiting_calls(&calls));
@@ -591,10 +595,4 @@ impl Engine {
             self.drop_in_background(discarded);
         }
     }
-}
-
-/// Returns whether a request is about one task or one key, so that its cost does not depend on the size of
-/// the state.
-fn is_about_one_task_or_key(request: &Request) -> bool {
-    matches!(request, Request::Heartbeat { .. } | Request::Get { .. } | Request::TryGet { .. })
 }

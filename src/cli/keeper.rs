@@ -137,6 +137,8 @@ struct Keeper {
     hangups: Signal,
     policy: RestartPolicy,
     start: CoreStart,
+    /// Whether connections of the gRPC port may have TLS, so that they end with their core.
+    has_grpc_tls: bool,
     /// Whether a signal asked the server to stop.
     is_stopping: bool,
 }
@@ -176,6 +178,7 @@ impl Keeper {
             hangups: signal(SignalKind::hangup()).context("cannot listen for signals")?,
             policy: RestartPolicy::default(),
             start: CoreStart { keeper: std::process::id(), ..CoreStart::default() },
+            has_grpc_tls: config.server.grpc_tls.cert.is_some(),
             is_stopping: false,
         })
     }
@@ -308,6 +311,7 @@ impl Keeper {
                     connections.hold(HeldSlot { slot, serial }, socket);
                 }
             }
+            CoreMessage::ReleaseAll => self.connections.iter_mut().for_each(HeldConnections::release_all),
             CoreMessage::Release(slot, serial) => {
                 if let Some(connections) = &mut self.connections {
                     connections.release(HeldSlot { slot, serial });
@@ -392,8 +396,8 @@ impl Keeper {
         match tried {
             Ok((program, inputs)) => {
                 let version = program.kept_connections;
-                let continues =
-                    self.connections.is_some() && version != 0 && version == self.program.kept_connections;
+                let knows_connections = version != 0 && version == self.program.kept_connections;
+                let continues = self.connections.is_some() && !self.has_grpc_tls && knows_connections;
                 upgrade.reply.send(&UpgradeNews::Step(format!(
                     "version {} can read the journal: it has applied {inputs} inputs to the last snapshot. The present process \
                      ends{}.",

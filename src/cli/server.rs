@@ -272,7 +272,6 @@ impl RunningServer {
             engine,
         };
         server.timers.spawn(Arc::clone(&server.engine).run_timers());
-        server.timers.spawn(Arc::clone(&server.engine).maintain_journal_periodically());
         let log_stop = server.log.stop.subscribe();
         server.log.tasks.spawn(log_events(Arc::clone(&server.engine), logged, log_stop));
         let edge = server.build_grpc_server(grpc_tls, connections.grpc);
@@ -283,6 +282,8 @@ impl RunningServer {
         let BoundListeners { grpc, http, metrics, health } = bound;
         server.serve_http(site, Arc::new(http_tls), http, metrics, health);
         server.serve_grpc(&edge, grpc, continued)?;
+        // Once the connections go on: the first snapshot waits for them.
+        server.timers.spawn(Arc::clone(&server.engine).maintain_journal_periodically());
         warn_of_exposed_addresses(config);
         server.readiness.mark_ready();
         Ok(server)
@@ -428,6 +429,9 @@ impl RunningServer {
             let own = continued.as_mut().map(|continued| continued.take_of_listener(address));
             let stop = self.grpc.stop.subscribe();
             self.grpc.tasks.spawn(Arc::clone(edge).serve(listener, routing, stop, own));
+        }
+        if let Some(others) = continued {
+            edge.end_connections(others);
         }
         Ok(())
     }

@@ -23,7 +23,7 @@ use super::command::{CommandOutcome, CommandRefusal, ExclusionPreview, OperatorC
 use super::deferred_free::DeferredFree;
 use super::exclusion::ExclusionTarget;
 use super::failure::{Code, Failure};
-use super::ids::{ConnectionId, JobId, JobName, TaskId, Timestamp};
+use super::ids::{CallId, ConnectionId, JobId, JobName, TaskId, Timestamp};
 use super::input::{ConnectionEnd, Effect, Input};
 use super::job::Job;
 use super::peer_jobs::{no_such_peer_job_failure, peer_job_refusal};
@@ -220,6 +220,8 @@ impl Coordinator {
                 self.stopping = false;
                 let kept: BTreeSet<ConnectionId> = kept.into_iter().collect();
                 self.connections.retain(|connection, _| kept.contains(connection));
+                // A connection whose end is recorded does not go on.
+                let kept: BTreeSet<ConnectionId> = self.connections.keys().copied().collect();
                 if kept.is_empty() {
                     self.deleted.clear();
                     self.jobs_with_work.clear();
@@ -291,6 +293,19 @@ impl Coordinator {
     #[must_use]
     pub fn is_connection_known_to_job(&self, job: JobId, connection: ConnectionId) -> bool {
         self.jobs.get(&job).is_some_and(|job| job.has_connection(connection))
+    }
+
+    /// Returns whether a connection is open.
+    #[must_use]
+    pub fn has_connection(&self, connection: ConnectionId) -> bool {
+        self.connections.contains_key(&connection)
+    }
+
+    /// Returns whether a call waits on a connection.
+    #[must_use]
+    pub fn has_waiting_call(&self, job: JobId, connection: ConnectionId, call: CallId) -> bool {
+        let job = self.jobs.get(&job).or_else(|| self.deleted.get(&job));
+        job.is_some_and(|job| job.connection_of_waiting_call(call) == Some(connection))
     }
 
     /// Returns the incarnations that a call of this task states; `None` if the present run knows no incarnation of it.

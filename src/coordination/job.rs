@@ -17,7 +17,7 @@ use super::event::EventKind;
 use super::exclusion::{ExclusionTable, PendingEviction};
 use super::failure::Failure;
 use super::ids::{
-    ConnectionId, JobId, JobName, RunNumber, ServiceIncarnation, TaskId, TaskIncarnation, Timestamp,
+    CallId, ConnectionId, JobId, JobName, RunNumber, ServiceIncarnation, TaskId, TaskIncarnation, Timestamp,
 };
 use super::input::{ConnectionEnd, Effect};
 use super::past_runs::PastRuns;
@@ -156,6 +156,14 @@ impl Job {
     /// Returns the ended runs, newest first, without their devices.
     pub fn past_runs(&self) -> impl Iterator<Item = &RunSummary> {
         self.past.iter().map(|past| &past.summary)
+    }
+
+    /// Returns the connection on which a call waits.
+    pub fn connection_of_waiting_call(&self, call: CallId) -> Option<ConnectionId> {
+        let of_ended_runs = self.ended_run_calls.iter().map(|calls| &calls.waiters);
+        std::iter::once(&self.run.waiters)
+            .chain(of_ended_runs)
+            .find_map(|waiters| waiters.connection_of(call))
     }
 
     /// Returns the number of waiting calls, without those of closed connections.

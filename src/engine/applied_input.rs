@@ -1,9 +1,9 @@
-//! The result of an input ([`AppliedInput`]), and the call that an input is ([`OwnCall`]).
+//! The result of an input ([`AppliedInput`]), the call that an input is ([`OwnCall`]), and the calls that are quick.
 
 use super::event_history::EventsByNumber;
 use super::waiting_calls::{WaitingCall, WaitingTable};
 use crate::coordination::{
-    CallId, CallOutcome, ClaimAnswer, ClaimRefusal, CommandOutcome, CommandRefusal, DeferredFree,
+    CallId, CallOutcome, ClaimAnswer, ClaimRefusal, CommandOutcome, CommandRefusal, DeferredFree, Request,
 };
 
 /// The result of an input.
@@ -39,4 +39,10 @@ pub(super) struct OwnCall {
     pub call: CallId,
     /// The stream of its connection; 0: none.
     pub stream: u32,
+}
+
+/// Returns whether a request is about one task or one key, so that its cost does not depend on the size of
+/// the state.
+pub(super) fn is_about_one_task_or_key(request: &Request) -> bool {
+    matches!(request, Request::Heartbeat { .. } | Request::Get { .. } | Request::TryGet { .. })
 }

@@ -78,9 +78,10 @@ impl HeldAnswers {
         }
     }
 
-    /// Returns once no answer waits any more for the records below `until`.
+    /// Waits until no answer waits any more for the records below `until`, for a limited time. A disk that has failed has them
+    /// only after the next snapshot.
     pub fn wait_until_delivered(&self, until: u64) {
-        while self.lock().iter().any(|answer| answer.until <= until) {
+        if self.lock().iter().any(|answer| answer.until <= until) {
             self.sync.wait_until_durable(until, COMMAND_WAIT_MAX);
             self.deliver_up_to(self.sync.durable_records());
         }

@@ -4,12 +4,12 @@
 
 use std::io::Write;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
 
 use muster_journal::{JournalError, JournalFolder, JournalOptions, JournalWriter};
 
-use super::answer_takers::{AnswerTakers, wait_until_taken};
+use super::answer_flush::{LoggedConnections, wait_until_flushed};
 use super::held_answers::HeldAnswers;
 use super::recorder::{InputRecorder, JournalState};
 use super::replay::snapshot_writer;
@@ -18,16 +18,16 @@ use crate::clock;
 use crate::coordination::{Input, ServiceIncarnation, Timestamp};
 
 impl Engine {
-    /// Makes a snapshot count only once `takers` have all answers that were given before it: a replay that begins from the
-    /// snapshot does not give them again. Only the first call has an effect.
-    pub fn set_answer_takers(&self, takers: Arc<dyn AnswerTakers>) {
-        let _ = self.answer_takers.set(takers);
+    /// Makes a snapshot count only once all answers that were given before it are in the logs of `connections`: a replay that begins
+    /// from the snapshot does not give them again. Only the first call has an effect.
+    pub fn set_logged_connections(&self, connections: Weak<dyn LoggedConnections>) {
+        let _ = self.logged_connections.set(connections);
     }
 
     /// Takes the restored state in place of the empty one, and records every input from now on. To be called before anybody
     /// uses the engine, and after [`Engine::set_observers`]. Connections and waiting calls of the former process are gone, but for
-    /// those that the state was restored for, and the silence since then fails no task. `persistent_observers` are part of snapshots. `after` says how the former process
-    /// ended, if that is known.
+    /// those that the state was restored for, and the silence since then fails no task. `persistent_observers` are part of
+    /// snapshots. `after` says how the former process ended, if that is known.
     ///
     /// # Errors
     /// If the journal cannot be written.
@@ -69,33 +69,44 @@ impl Engine {
         }
         let changes = locked.durable.coordinator.jobs().count() as u64;
         self.job_changes.fetch_add(changes, Ordering::Release);
+        let held_until = locked.held_until();
         drop(locked);
         self.rearm.notify_one();
+        // Answers that the replay has found leave at once, so their records must be on the disk now.
+        if let (Some(until), Some(held)) = (held_until, self.held_answers.get()) {
+            held.wait(until);
+        }
         Ok(())
     }
 
     /// Copies the state, which costs one pointer for each job, and some for each connection, and writes it on another thread.
     ///
-    /// The snapshot counts once the answers so far have been taken up by `takers`.
-    fn begin_snapshot(&self, state: &mut EngineState, now: Timestamp, takers: Option<Arc<dyn AnswerTakers>>) {
-        let settle = takers.map(|takers| self.settle_answers(state, takers));
+    /// The snapshot counts once the answers so far are in the logs of `connections`.
+    fn begin_snapshot(
+        &self,
+        state: &mut EngineState,
+        now: Timestamp,
+        connections: Option<Arc<dyn LoggedConnections>>,
+    ) {
+        let flush = connections.map(|connections| self.flush_answers(state, connections));
         let observers = self.persistent_observers.get().map(Vec::as_slice).unwrap_or_default();
         let saved = observers.iter().map(|observer| (observer.name(), observer.copy_contents())).collect();
         if let Some(recorder) = &mut state.recorder {
             let write = snapshot_writer(now, state.durable.clone(), saved);
             recorder.begin_snapshot(move |out: &mut dyn Write| {
                 write(out)?;
-                settle.into_iter().for_each(|settle| settle());
+                flush.into_iter().for_each(|flush| flush());
                 Ok(())
             });
         }
     }
 
-    /// Delivers the answers that are collected, and returns a function that waits until all answers so far are taken up.
-    fn settle_answers(
+    /// Delivers the answers that are collected, and returns a function that waits until all answers so far are in the logs of
+    /// their connections.
+    fn flush_answers(
         &self,
         state: &mut EngineState,
-        takers: Arc<dyn AnswerTakers>,
+        connections: Arc<dyn LoggedConnections>,
     ) -> impl FnOnce() + Send + use<> {
         let collected = std::mem::take(&mut state.undelivered);
         let until = state.held_until();
@@ -107,13 +118,13 @@ impl Engine {
         let engine = self.this.clone();
         move || {
             let Some(engine) = engine.upgrade() else { return };
-            // Whoever was delivering answers at that time has done so.
+            // Threads that were delivering answers at that time have done so.
             drop(engine.delivering.write().unwrap_or_else(PoisonError::into_inner));
             if let (Some(until), Some(held)) = (until, held) {
                 held.wait_until_delivered(until);
             }
             drop(engine);
-            wait_until_taken(&*takers);
+            wait_until_flushed(&*connections);
         }
     }
 
@@ -131,8 +142,8 @@ impl Engine {
         let Some(recorder) = &mut state.recorder else { return };
         recorder.maintain();
         if recorder.is_snapshot_due() || std::mem::take(&mut state.is_snapshot_wanted) {
-            let takers = self.answer_takers.get().cloned();
-            self.begin_snapshot(&mut state, now, takers);
+            let connections = self.logged_connections.get().and_then(Weak::upgrade);
+            self.begin_snapshot(&mut state, now, connections);
         }
     }
 

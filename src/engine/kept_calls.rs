@@ -126,6 +126,23 @@ impl ReplayedCalls {
         self.by_stream.is_empty()
     }
 
+    /// Forgets the calls of a connection that has ended.
+    pub fn forget_connection(&mut self, connection: ConnectionId) {
+        let Self { by_stream, unclaimed, outcomes, .. } = self;
+        by_stream.retain(|(on, _), call| {
+            if *on == connection {
+                unclaimed.remove(call);
+                outcomes.remove(call);
+            }
+            *on != connection
+        });
+    }
+
+    /// Returns whether a call of a connection can arrive again.
+    pub fn has_calls_of(&self, connection: ConnectionId) -> bool {
+        self.by_stream.keys().any(|(on, _)| *on == connection)
+    }
+
     /// Takes a call that arrives again in its stream.
     pub fn take_call(&mut self, connection: ConnectionId, stream: u32) -> Option<CallId> {
         self.by_stream.remove(&(connection, stream))

@@ -1,11 +1,11 @@
 //! Restores the state of the engine from a journal. Begin at [`RestoredState::read`].
 //!
 //! The latest snapshot is the state to begin from; the inputs after it are applied at their recorded times. Events and ended
-//! barriers go to the event history and to the observers that keep a history, and nowhere else: nobody is answered. If a
-//! [`StateCheck`] differs from the restored state, the journal is refused.
+//! barriers go to the event history and to the observers that keep a history, and nowhere else. An answer is kept if a
+//! kept connection does not have it yet (`kept_calls.rs`). If a [`StateCheck`] differs from the restored state, the journal is refused.
 //!
 //! An input that made the former process panic would end each later process in the same way. So if an input panics here, it
-//! is *set aside*: the replay begins again without it, and the report names it. Nobody had an answer to it.
+//! is *set aside*: the replay begins again without it, and the report names it. A call that is set aside is answered with INTERNAL.
 
 use std::collections::BTreeSet;
 use std::io::{self, Write};

@@ -67,9 +67,11 @@ struct NewRequest {
     head: Arc<RequestMeta>,
 }
 
-/// One client connection. Its calls are the first field, so that they are dropped first: the state machine
-/// learns at once of a connection that ended.
+/// One client connection. Its log is the first field, so that it is dropped first: no other process continues a connection
+/// whose end the state machine knows. Its calls are the second: the state machine learns at once of a connection that ended.
 pub(super) struct GrpcConnection<T> {
+    /// The log by which the next process continues the connection; `None`: the connection ends with this process.
+    kept: Option<Box<KeptLog>>,
     calls: CallTable,
     socket: T,
     receiver: Http2Receiver,
@@ -97,8 +99,6 @@ pub(super) struct GrpcConnection<T> {
     declines: bool,
     /// The closing state of a connection whose peer is told the reason.
     lingering: Option<Box<LingeringClose>>,
-    /// The log by which the next process continues the connection; `None`: the connection ends with this process.
-    kept: Option<Box<KeptLog>>,
     _place: ConnectionGuard,
 }
 
@@ -148,6 +148,9 @@ impl<T: ConnectionSocket> Future for GrpcConnection<T> {
             }
             if this.messages.len() > 0 {
                 continue;
+            }
+            if let Some(kept) = &mut this.kept {
+                kept.stop_catching_up();
             }
             if this.mailbox.try_sleep(cx.waker()) {
                 return Poll::Pending;
@@ -224,6 +227,10 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
     }
 
     fn end_connection(&mut self, ending: ConnectionEnd, cx: &mut Context<'_>) -> Poll<()> {
+        if self.kept.take().is_some() {
+            // The keeper's descriptor would keep the connection open.
+            self.socket.shut_down();
+        }
         self.calls.record_connection_end(ending);
         self.socket.send_close_notify(cx);
         Poll::Ready(())
@@ -256,9 +263,9 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
                     self.calls.send_waiting_answer(sender, slot, &outcome)
                 }
                 MailboxMessage::SlotReady(slot) => self.calls.poll_slot(sender, slot),
-                MailboxMessage::TakeUp(taken) => {
+                MailboxMessage::Flush(token) => {
                     if let Some(kept) = &mut self.kept {
-                        kept.keep_until_commit(taken);
+                        kept.hold_until_commit(token);
                     }
                 }
                 MailboxMessage::Stop => sender.begin_shutdown(),
@@ -496,13 +503,10 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
             let Some(kept) = &mut self.kept else { return Poll::Pending };
             let (serial, read) = kept.serial_and_read();
             let (kept_room, room, headers) = buffers.split(kept.memory());
-            let is_kept_room = kept_room.is_some();
+            // If too many threads have a room, what is read before the next commit is missing if the process dies.
             let room = match kept_room {
                 Some(kept_room) => kept_room.claim(serial, read),
-                None => {
-                    kept.withdraw();
-                    room
-                }
+                None => room,
             };
             let mut room = ReadBuf::new(room);
             let polled = Pin::new(&mut self.socket).poll_read(cx, &mut room);
@@ -516,11 +520,12 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
                 Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
                 Poll::Pending => Poll::Pending,
             };
-            if is_kept_room {
-                // Before the room says that it has nobody's bytes, the log has what is left of them.
+            // Before the room is marked as unowned, the log has what is left of its bytes. The log of a connection whose peer
+            // violates the protocol stays as it is.
+            if !matches!(processed, Poll::Ready(Ok(Err(_)))) {
                 self.commit_log();
-                buffers.release_kept_room();
             }
+            buffers.release_kept_room();
             processed
         })
     }

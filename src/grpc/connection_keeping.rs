@@ -12,7 +12,7 @@ pub trait ConnectionKeeper: Send + Sync {
     /// Gives the socket of the connection with this slot to the other process.
     ///
     /// # Errors
-    /// If that does not take it. Then the connection is not kept.
+    /// If that process does not receive it. Then the connection is not kept.
     fn hold(&self, socket: BorrowedFd<'_>, slot: HeldSlot) -> io::Result<()>;
 
     /// Tells the other process that the connection has ended.

@@ -18,11 +18,19 @@ pub(super) trait ConnectionSocket: AsyncRead + AsyncWrite + Unpin {
     /// Sets the time for which data may stay unacknowledged, or unread by the peer's process.
     fn set_tcp_user_timeout(&self, unacknowledged: Option<Duration>);
 
+    /// Ends both directions, whoever else has a descriptor of the socket.
+    fn shut_down(&self) {}
+
     /// Announces the end of the connection, if the transport has a message for that.
     fn send_close_notify(&mut self, _cx: &mut Context<'_>) {}
 }
 
 impl ConnectionSocket for TcpStream {
+    fn shut_down(&self) {
+        // It may have ended already.
+        let _ = socket2::SockRef::from(self).shutdown(std::net::Shutdown::Both);
+    }
+
     fn set_tcp_user_timeout(&self, unacknowledged: Option<Duration>) {
         // On a socket that is already closed the option cannot be set.
         #[cfg(target_os = "linux")]

@@ -4,7 +4,7 @@
 //! counters of the kernel how far it came on each socket. A connection whose log and counters do not fit together ends.
 
 use std::collections::BTreeMap;
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 use super::connection_keeping::ConnectionKeeper;
 use super::kept_log::{
     HeldLog, KeptGreeting, KeptLog, LogOrigin, SHORT_LOG, SavedCall, SavedQueue, SavedRequest, SavedTurn,
-    append_value, append_value_with, record, write_anew, write_greeting,
+    append_value, append_value_with, record, write_greeting, write_new_area,
 };
 use crate::engine::KeptConnections;
 use crate::http2::{RestoredFrames, SavedStream, SentFrames, StreamId};
@@ -89,9 +89,14 @@ impl ContinuedConnections {
                     connections.push(ContinuedConnection { socket, saved: *saved, log });
                 }
                 Ok(SavedLog::Greeting(early)) => greetings.push(ContinuedGreeting { socket, early, log }),
-                Err(why) => tracing::debug!(slot = held.slot, why, "a connection does not go on"),
+                Err(why) => {
+                    tracing::debug!(slot = held.slot, why, "a connection does not go on");
+                    let _ = socket.shutdown(Shutdown::Both);
+                }
             }
         }
+        // The keeper's descriptors would keep the others open.
+        sockets.into_values().for_each(|socket| _ = TcpStream::from(socket).shutdown(Shutdown::Both));
         // The logs have what was in the rooms.
         memory.clear_rooms();
         let lost = count - connections.len() - greetings.len();
@@ -189,6 +194,7 @@ impl SavedLog {
                 saved.origin.output_offset = progress.written;
                 saved.write(log)
             }
+            Self::Greeting(_) if progress.written > 0 => return Err("output is missing".to_owned()),
             Self::Greeting(early) => {
                 early.extend(found);
                 write_greeting(log, early)
@@ -224,7 +230,7 @@ impl SavedConnection {
         let keys: usize = self.calls.values().map(|call| 48 + call.form.key.len()).sum();
         let queues: usize = self.queues.values().map(|(_, frames)| 64 + frames.bytes()).sum();
         let bytes = SHORT_LOG + self.input.len() + self.output.len() + bodies + keys + queues;
-        write_anew(log, bytes, |log| {
+        write_new_area(log, 2 * bytes, |log| {
             let has_calls = append_value(log, record::ORIGIN, &self.origin)
                 && append_value(log, record::TURN, &self.turn)
                 && log.append(record::INPUT, &self.input, std::iter::empty())

@@ -21,7 +21,7 @@ use super::connection_keeping::{ConnectionKeeper, ConnectionKeeping};
 use super::decoded_call::ReplyFormat;
 use crate::clock::monotonic_nanoseconds;
 use crate::coordination::{CallId, ConnectionId, JobId};
-use crate::engine::AnswersTaken;
+use crate::engine::FlushToken;
 use crate::http2::{
     Http2Receiver, Http2Sender, QueueChange, SavedFrames, SavedReceiver, SavedSender, SavedStream, StreamId,
 };
@@ -33,8 +33,10 @@ const RECORDS_VERSION: u32 = 1;
 pub const KEPT_CONNECTIONS_VERSION: u64 = LAYOUT_VERSION << 32 | RECORDS_VERSION as u64;
 /// The length of the records of a connection without calls.
 pub(super) const SHORT_LOG: usize = 176;
-/// An area that is longer, and that a sixteenth of it would do for, is replaced by a shorter one.
+/// An area that is longer, and that an eighth of it would do for, is replaced by a shorter one.
 const LONG_AREA: usize = 16 << 10;
+/// After there was no memory for a log, so many commits do not ask for it.
+const COMMITS_WITHOUT_MEMORY: u32 = 64;
 
 /// The kinds of records.
 pub(super) mod record {
@@ -213,7 +215,7 @@ impl KeptGreeting {
 
 /// Writes what a new connection has sent to another area, without a commit.
 pub(super) fn write_greeting(log: &mut ConnectionLog, greeting: &[u8]) -> bool {
-    write_anew(log, 64 + greeting.len(), |log| log.append(record::GREETING, greeting, std::iter::empty()))
+    write_new_area(log, 64 + greeting.len(), |log| log.append(record::GREETING, greeting, std::iter::empty()))
 }
 
 /// The log of a kept connection.
@@ -225,14 +227,18 @@ pub(super) struct KeptLog {
     logged: LoggedProgress,
     /// Whether the log is valid: the next process can continue the connection.
     is_valid: bool,
-    /// Whether the next commit says everything anew.
-    needs_anew: bool,
+    /// Whether the next commit writes everything to another area.
+    needs_new_area: bool,
+    /// The number of commits until memory is asked for again.
+    skipped_commits: u32,
+    /// The length of the state when the present area was begun: the records without bodies and output.
+    state_bytes: usize,
     /// Whether input that a former process has read is not processed.
     is_catching_up: bool,
     /// The length of the bodies that were arriving when the present area was begun.
     body_bytes: usize,
-    /// The requests to take up answers.
-    taken: Vec<AnswersTaken>,
+    /// Dropped when all answers so far are in the log.
+    flush_tokens: Vec<FlushToken>,
 }
 
 /// How far the log is.
@@ -252,14 +258,14 @@ pub(super) struct ConnectionParts<'a> {
     pub(super) has_peer_goaway: bool,
 }
 
-/// Begins another area, and calls `append` with it until the area is long enough. Returns `false` if there is no memory.
-/// `bytes` is the expected length of the records; as much again is free for those that follow.
-pub(super) fn write_anew(
+/// Begins another area of at least `bytes`, and calls `append` with it; again with a longer one if the area is too short. Returns
+/// `false` if there is no memory.
+pub(super) fn write_new_area(
     log: &mut ConnectionLog,
     bytes: usize,
     mut append: impl FnMut(&mut ConnectionLog) -> bool,
 ) -> bool {
-    let mut bytes = 2 * bytes;
+    let mut bytes = bytes;
     loop {
         if !log.begin(bytes) {
             return false;
@@ -362,7 +368,7 @@ impl KeptLog {
         let origin = LogOrigin { version: RECORDS_VERSION, connection, peer, output_offset: 0 };
         let logged = LoggedProgress { read: 0, input: 0, output: 0 };
         let log = Self::new(greeting.0, origin, read, logged);
-        Box::new(Self { needs_anew: true, ..log })
+        Box::new(Self { needs_new_area: true, ..log })
     }
 
     /// Returns the log of a connection that another process has served.
@@ -383,10 +389,12 @@ impl KeptLog {
             read,
             logged,
             is_valid: true,
-            needs_anew: false,
+            needs_new_area: false,
+            skipped_commits: 0,
+            state_bytes: SHORT_LOG,
             is_catching_up: false,
             body_bytes: 0,
-            taken: Vec::new(),
+            flush_tokens: Vec::new(),
         }
     }
 
@@ -405,22 +413,15 @@ impl KeptLog {
         self.read += bytes as u64;
     }
 
-    /// Keeps a request to take up answers until the next commit.
-    pub(super) fn keep_until_commit(&mut self, taken: AnswersTaken) {
-        self.taken.push(taken);
+    /// Holds a token until the answers so far are in the log.
+    pub(super) fn hold_until_commit(&mut self, token: FlushToken) {
+        self.flush_tokens.push(token);
     }
 
-    /// Makes the next commit say everything anew. Until then the log stays as it is. The connection has input that a former
-    /// process has read.
+    /// Makes the next commit write everything to another area. Until then the log stays as it is. The connection has input
+    /// that a former process has read.
     pub(super) fn begin_to_catch_up(&mut self) {
-        (self.needs_anew, self.is_catching_up) = (true, true);
-    }
-
-    /// Makes the log invalid: from now on, the connection ends with this process.
-    pub(super) fn withdraw(&mut self) {
-        if std::mem::take(&mut self.is_valid) {
-            self.held.log.withdraw();
-        }
+        (self.needs_new_area, self.is_catching_up) = (true, true);
     }
 
     /// Makes the present state valid, if it differs from that in the log.
@@ -432,23 +433,22 @@ impl KeptLog {
             input: input.iter().map(|part| part.len()).sum(),
             output: sender.output.offset_after_last_waiting_byte(),
         };
-        if progress == self.logged
-            && self.is_valid
-            && !self.needs_anew
-            && !calls.has_changes()
-            && !self.is_too_long(sender)
-        {
-            return self.release_taken(unread_input);
+        let is_same =
+            progress == self.logged && self.is_valid && !self.needs_new_area && !calls.has_changes();
+        if is_same && !self.is_too_long(sender) {
+            return self.release_flush_tokens(calls);
         }
         let streams = calls.loggable_count().map(|calls| calls + sender.streams_with_frames());
         let saved = if streams == Some(sender.stream_count()) { receiver.save() } else { None };
-        let is_committed = saved.is_some_and(|receiver| {
-            let turn = SavedTurn { receiver, sender: sender.save(), has_peer_goaway, read: self.read };
-            self.try_append(&turn, input, calls, sender) || self.write_anew(&turn, input, calls, sender)
-        });
-        if is_committed {
+        let Some(receiver) = saved else {
+            self.suspend(calls, sender);
+            return self.release_flush_tokens(calls);
+        };
+        let turn = SavedTurn { receiver, sender: sender.save(), has_peer_goaway, read: self.read };
+        if self.try_append(&turn, input, calls, sender) || self.write_new_area(&turn, input, calls, sender) {
             self.held.log.commit();
-            (self.is_valid, self.needs_anew) = (true, false);
+            (self.is_valid, self.needs_new_area, self.logged) = (true, false, progress);
+            self.skipped_commits = 0;
         } else {
             self.withdraw();
         }
@@ -457,26 +457,56 @@ impl KeptLog {
         }
         calls.clear_changes();
         sender.take_changes();
-        self.logged = progress;
-        self.release_taken(unread_input);
+        self.release_flush_tokens(calls);
     }
 
-    /// Says that all answers so far are in the log. Those to calls that the former process has read come only once this process
+    /// Says that all answers so far are in the log. Those to calls that a former process has read come only once this process
     /// has processed them.
-    fn release_taken(&mut self, unread_input: &[u8]) {
-        self.is_catching_up &= !unread_input.is_empty();
+    fn release_flush_tokens(&mut self, calls: &CallTable) {
+        self.is_catching_up = self.is_catching_up && calls.has_calls_to_repeat();
         if !self.is_catching_up {
-            self.taken.clear();
+            self.flush_tokens.clear();
         }
+    }
+
+    /// Ends the wait of a snapshot for a connection that cannot process what a former process has read, because its peer takes no
+    /// answers or its body gets no memory. If the process dies now, the connection ends.
+    pub(super) fn stop_catching_up(&mut self) {
+        if self.is_catching_up && !self.flush_tokens.is_empty() {
+            self.withdraw();
+            self.flush_tokens.clear();
+        }
+    }
+
+    /// Makes the log invalid while the connection is in a state that the log cannot have. The changes are collected, unless they
+    /// are many.
+    fn suspend(&mut self, calls: &mut CallTable, sender: &mut Http2Sender) {
+        if self.needs_new_area {
+            self.withdraw();
+        } else if self.is_valid {
+            self.held.log.suspend();
+            self.is_valid = false;
+        }
+        if calls.has_many_changes() || sender.has_many_changes() {
+            calls.clear_changes();
+            sender.take_changes();
+            self.withdraw();
+        }
+    }
+
+    /// Makes the log invalid, and the next commit write everything to another area.
+    fn withdraw(&mut self) {
+        self.held.log.withdraw();
+        (self.is_valid, self.needs_new_area) = (false, true);
     }
 
     /// Returns whether the area is much longer than it has to be: after a large answer was sent.
     pub(super) fn is_too_long(&self, sender: &Http2Sender) -> bool {
         let area = self.held.log.area_bytes();
-        area > LONG_AREA && 16 * (sender.unsent_bytes() + self.body_bytes + 80 * sender.stream_count()) < area
+        area > LONG_AREA && area > 8 * (self.state_bytes + self.body_bytes + sender.unsent_bytes())
     }
 
-    /// Appends what has changed; returns `false` if everything must be said anew.
+    /// Appends what has changed; returns `false` if everything must be written to another area.
     fn try_append(
         &mut self,
         turn: &SavedTurn,
@@ -484,17 +514,17 @@ impl KeptLog {
         calls: &mut CallTable,
         sender: &mut Http2Sender,
     ) -> bool {
-        let changes = sender.take_changes();
-        let is_too_long = self.is_too_long(sender);
-        if !self.is_valid
-            || self.needs_anew
-            || changes.all_windows
-            || is_too_long
-            || !append_value(&mut self.held.log, record::TURN, turn)
-        {
+        let first = sender.output.offset_of_first_waiting_byte();
+        // While the log was suspended, output may have left that it does not have.
+        let is_continuous = self.is_valid || self.logged.output >= first;
+        if self.needs_new_area || !is_continuous || sender.changes_all_windows() || self.is_too_long(sender) {
             return false;
         }
+        let changes = sender.take_changes();
         let log = &mut self.held.log;
+        if !append_value(log, record::TURN, turn) {
+            return false;
+        }
         if input.iter().any(|part| !part.is_empty()) && !log.append(record::INPUT, &[], input.into_iter()) {
             return false;
         }
@@ -511,35 +541,41 @@ impl KeptLog {
                 is_appended = is_appended && append_value(log, record::WINDOW, &(stream, state));
             }
         }
-        let first = sender.output.offset_of_first_waiting_byte();
         let skipped = usize::try_from(self.logged.output.saturating_sub(first)).unwrap_or(usize::MAX);
         let has_output = self.logged.output < sender.output.offset_after_last_waiting_byte();
         is_appended && (!has_output || log.append(record::OUTPUT, &[], sender.output.waiting_parts(skipped)))
     }
 
-    fn write_anew(
+    /// Writes everything to another area; returns `false` if there is no memory.
+    fn write_new_area(
         &mut self,
         turn: &SavedTurn,
         input: [&[u8]; 2],
         calls: &mut CallTable,
         sender: &mut Http2Sender,
     ) -> bool {
+        // Without memory, not every commit tries anew.
+        if self.skipped_commits > 0 {
+            self.skipped_commits -= 1;
+            return false;
+        }
         self.origin.output_offset = sender.output.offset_of_first_waiting_byte();
-        let mut bytes =
-            SHORT_LOG + input.iter().map(|part| part.len()).sum::<usize>() + sender.unsent_bytes();
+        let mut state_bytes = SHORT_LOG + input.iter().map(|part| part.len()).sum::<usize>();
         self.body_bytes = 0;
         calls.visit_all_calls(|change| match change {
             CallChange::Ended(_) => {}
-            CallChange::Waiting(entry) => bytes += 48 + entry.form.key.len(),
-            // A body that is long gets room for all of it at once.
+            CallChange::Waiting(entry) => state_bytes += 48 + entry.form.key.len(),
             CallChange::Receiving(entry) => {
-                bytes += 128 + entry.path.len();
-                self.body_bytes += entry.whole_length;
+                state_bytes += 128 + entry.path.len();
+                self.body_bytes += entry.body.iter().map(|part| part.len()).sum::<usize>();
             }
         });
         let queued = sender.queued_streams();
         let (origin, log) = (&self.origin, &mut self.held.log);
-        write_anew(log, bytes + self.body_bytes, |log| {
+        // As much again is free for the records that follow, but not for output: most is taken at once.
+        let bytes = 2 * (state_bytes + self.body_bytes) + sender.unsent_bytes();
+        self.state_bytes = state_bytes;
+        let is_written = write_new_area(log, bytes, |log| {
             let mut is_appended = append_value(log, record::ORIGIN, origin)
                 && append_value(log, record::TURN, turn)
                 && log.append(record::INPUT, &[], input.into_iter());
@@ -550,6 +586,11 @@ impl KeptLog {
                 is_appended = is_appended && append_queue_change(log, *stream, true, sender);
             }
             is_appended && log.append(record::OUTPUT, &[], sender.output.waiting_parts(0))
-        })
+        });
+        if !is_written {
+            tracing::debug!(peer = %self.origin.peer, "there is no memory to keep a connection");
+            self.skipped_commits = COMMITS_WITHOUT_MEMORY;
+        }
+        is_written
     }
 }

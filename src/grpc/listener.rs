@@ -7,6 +7,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::AsFd as _;
+use std::panic::{self, AssertUnwindSafe};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
@@ -64,22 +65,34 @@ impl GrpcServer {
     ///
     /// The engine should be stopped just before, so that waiting calls are answered. Then new connections
     /// stay in the backlog, and present ones receive GOAWAY and have a bounded time to finish.
-    pub async fn serve(
+    ///
+    /// # Panics
+    /// Outside of a tokio runtime.
+    pub fn serve(
+        self: Arc<Self>,
+        listener: TcpListener,
+        routing: ListenerJobRule,
+        stop: watch::Receiver<bool>,
+        continued: Option<ContinuedConnections>,
+    ) -> impl Future<Output = ()> + Send {
+        // Not in the future: the first snapshot waits for the connections that are registered before.
+        let room = Arc::new(GrpcConnections::default());
+        let group = Arc::downgrade(&room) as Weak<dyn MailboxGroup>;
+        self.listeners.lock().unwrap_or_else(PoisonError::into_inner).push(group);
+        if let Some(continued) = continued {
+            self.spawn_continued_connections(&room, continued, &routing, &stop);
+        }
+        self.accept_until_stopped(listener, routing, stop, room)
+    }
+
+    async fn accept_until_stopped(
         self: Arc<Self>,
         listener: TcpListener,
         routing: ListenerJobRule,
         mut stop: watch::Receiver<bool>,
-        continued: Option<ContinuedConnections>,
+        room: Arc<GrpcConnections>,
     ) {
         self.services.set_serving().await;
-        let room = Arc::new(GrpcConnections::default());
-        self.listeners
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(Arc::downgrade(&room) as Weak<dyn MailboxGroup>);
-        if let Some(continued) = continued {
-            self.spawn_continued_connections(&room, continued, &routing, &stop);
-        }
         let mut pause = ACCEPT_BACKOFF.0;
         loop {
             let accepted = tokio::select! {
@@ -133,26 +146,37 @@ impl GrpcServer {
         for connection in connections {
             self.connections.fetch_add(1, Ordering::Relaxed);
             let (kept, socket, saved) = connection.into_parts(&keeping.keeper);
-            let (peer, place) = (saved.origin.peer, room.register(self));
-            let id = saved.origin.connection;
-            let continued =
-                TcpStream::from_std(socket).map_err(|error| error.to_string()).and_then(|socket| {
-                    GrpcConnection::continue_from(
-                        Arc::clone(self),
-                        socket,
-                        saved,
-                        kept,
-                        routing.clone(),
-                        place,
-                    )
-                });
-            match continued {
+            let (peer, id, place) = (saved.origin.peer, saved.origin.connection, room.register(self));
+            if !self.engine.read_under_lock(|core| core.has_connection(id)) {
+                tracing::debug!(%peer, "a connection does not go on: its end is in the journal");
+                let _ = socket.shutdown(std::net::Shutdown::Both);
+                continue;
+            }
+            let server = Arc::clone(self);
+            let continue_from = || {
+                let socket = TcpStream::from_std(socket).map_err(|error| error.to_string())?;
+                GrpcConnection::continue_from(server, socket, saved, kept, routing.clone(), place)
+            };
+            // One connection must not prevent the start of the service.
+            match panic::catch_unwind(AssertUnwindSafe(continue_from))
+                .unwrap_or_else(|_| Err("it failed".to_owned()))
+            {
                 Ok(connection) => drop(tokio::spawn(connection)),
                 Err(why) => {
                     tracing::warn!(%peer, why, "a connection does not go on");
                     self.engine.report_connection_closed(id, ConnectionEnd::Broken(why), Vec::new());
                 }
             }
+        }
+    }
+
+    /// Ends the connections that no listener continues.
+    pub fn end_connections(&self, connections: ContinuedConnections) {
+        for connection in connections.into_parts().0 {
+            let ending =
+                ConnectionEnd::Broken("the service does not listen at its address any more".to_owned());
+            self.engine.report_connection_closed(connection.saved.origin.connection, ending, Vec::new());
+            let _ = connection.socket.shutdown(std::net::Shutdown::Both);
         }
     }
 

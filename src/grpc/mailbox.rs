@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Wake, Waker};
 
 use crate::coordination::CallOutcome;
-use crate::engine::{AnswerInbox, AnswersTaken};
+use crate::engine::{AnswerInbox, FlushToken};
 
 /// A message to the task of a connection.
 pub(super) enum MailboxMessage {
@@ -19,7 +19,7 @@ pub(super) enum MailboxMessage {
     /// The event for which this slot waits may have happened.
     SlotReady(u64),
     /// Commit the answers so far to the log, if the connection is kept, and then drop this.
-    TakeUp(AnswersTaken),
+    Flush(FlushToken),
     /// Send GOAWAY, finish what is in progress, and close.
     Stop,
     /// Close now.

@@ -93,21 +93,15 @@ impl RequestBody {
         self.ended
     }
 
-    /// Returns all bytes that have arrived, and the length of the whole body, as far as it is known. Returns `None` if the
-    /// message is being inflated.
-    pub(super) fn received_bytes(&self) -> Option<([&[u8]; 3], usize)> {
-        let whole = |prefix: &MessagePrefix| PREFIX_LEN + prefix.length;
+    /// Returns all bytes that have arrived; `None` if the message is being inflated.
+    pub(super) fn received_bytes(&self) -> Option<[&[u8]; 3]> {
         match &self.stage {
             BodyStage::ReadingPrefix(prefix, filled) => {
-                Some(([prefix.get(..*filled).unwrap_or_default(), &[], &[]], PREFIX_LEN))
+                Some([prefix.get(..*filled).unwrap_or_default(), &[], &[]])
             }
-            BodyStage::Assembling(prefix, message, _) => Some(([&self.prefix, message, &[]], whole(prefix))),
-            BodyStage::WaitingForMemory(prefix, message, held, _) => {
-                Some(([&self.prefix, message, held], whole(prefix)))
-            }
-            BodyStage::Complete(prefix, message, _) => {
-                Some(([&self.prefix, message.assembled_bytes()?, &[]], whole(prefix)))
-            }
+            BodyStage::Assembling(_, message, _) => Some([&self.prefix, message, &[]]),
+            BodyStage::WaitingForMemory(_, message, held, _) => Some([&self.prefix, message, held]),
+            BodyStage::Complete(_, message, _) => Some([&self.prefix, message.assembled_bytes()?, &[]]),
             BodyStage::Inflated(_) | BodyStage::Inflating(_) | BodyStage::Done => None,
         }
     }

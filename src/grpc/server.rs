@@ -16,7 +16,7 @@ use super::encoded_replies::EncodedReplyCache;
 use super::limits::GrpcLimits;
 use super::mailbox::{MailboxGroup, MailboxMessage};
 use super::task_set_cache::TaskSetCache;
-use crate::engine::{AnswerTakers, AnswersTaken, Engine};
+use crate::engine::{Engine, FlushToken, LoggedConnections};
 use crate::http2::StateMemoryPool;
 use crate::meter::{self, Counter, Sharded};
 use crate::service::reports::TransferReportStore;
@@ -102,7 +102,8 @@ impl GrpcServer {
     /// Only the first call has an effect. To be called before [`GrpcServer::serve`].
     pub fn keep_connections(self: &Arc<Self>, memory: Arc<KeptMemory>, keeper: Arc<dyn ConnectionKeeper>) {
         let _ = self.keeping.set(ConnectionKeeping { memory, keeper });
-        self.engine.set_answer_takers(Arc::clone(self) as Arc<dyn AnswerTakers>);
+        let this: Weak<dyn LoggedConnections> = Arc::downgrade(self) as Weak<dyn LoggedConnections>;
+        self.engine.set_logged_connections(this);
     }
 
     pub(super) fn connection_keeping(&self) -> Option<&ConnectionKeeping> {
@@ -159,11 +160,11 @@ impl GrpcServer {
     }
 }
 
-impl AnswerTakers for GrpcServer {
-    fn request_uptake(&self, taken: AnswersTaken) {
+impl LoggedConnections for GrpcServer {
+    fn request_flush(&self, token: FlushToken) {
         let listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner).clone();
         for connections in listeners.iter().filter_map(Weak::upgrade) {
-            connections.post_to_all(&|| MailboxMessage::TakeUp(taken.clone()));
+            connections.post_to_all(&|| MailboxMessage::Flush(token.clone()));
         }
     }
 }

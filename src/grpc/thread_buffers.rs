@@ -40,7 +40,7 @@ impl ThreadBuffers {
         (self.kept_room.as_mut(), &mut self.room, &mut self.headers)
     }
 
-    /// Says that the read buffer for kept connections has nobody's bytes.
+    /// Marks the read buffer for kept connections as unowned.
     pub(super) fn release_kept_room(&mut self) {
         if let Some(room) = &mut self.kept_room {
             room.release();

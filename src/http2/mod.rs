@@ -35,6 +35,7 @@ mod request_head;
 mod saved_sender;
 mod send_queue;
 mod sender;
+mod sender_changes;
 mod state_budget;
 mod stream;
 mod stream_hash;

@@ -13,21 +13,11 @@ use super::peer_settings::PeerSettings;
 use super::receive_window::ReceiveWindow;
 use super::send_queue::{QueueChange, RestoredFrames, SendQueue, StreamOutput};
 use super::sender::Http2Sender;
+use super::sender_changes::SenderChanges;
 use super::state_budget::{OverBudget, StateMemoryPool};
 use super::stream::StreamInput;
 use super::stream_table::{StreamNumbers, StreamTable};
 use super::{AnnouncedSettings, OutputBuffer};
-
-/// What has changed since the log was written. A stream may be named several times.
-#[derive(Debug, Default)]
-pub(crate) struct SenderChanges {
-    /// The streams whose send windows the peer has changed.
-    pub(crate) windows: Vec<StreamId>,
-    /// Whether a setting has changed all send windows.
-    pub(crate) all_windows: bool,
-    /// The streams whose waiting frames have changed.
-    pub(crate) queues: Vec<StreamId>,
-}
 
 /// The state of a sender without streams and output.
 #[derive(Debug, Serialize, Deserialize)]
@@ -137,6 +127,19 @@ impl Http2Sender {
     /// Records changes from now on.
     pub(crate) fn watch_changes(&mut self) {
         self.changes = Some(Box::default());
+    }
+
+    /// Returns whether a setting has changed all send windows.
+    pub(crate) fn changes_all_windows(&self) -> bool {
+        self.changes.as_ref().is_some_and(|changes| changes.all_windows)
+    }
+
+    /// Returns whether so much has changed that everything is logged anew rather than the changes.
+    pub(crate) fn has_many_changes(&self) -> bool {
+        const CHANGES_MAX: usize = 4096;
+        self.changes
+            .as_ref()
+            .is_some_and(|changes| changes.windows.len() + changes.queues.len() > CHANGES_MAX)
     }
 
     /// Takes the changes.

@@ -18,6 +18,11 @@ pub(crate) struct Area {
 }
 
 impl Area {
+    /// Returns whether there are areas of this length.
+    pub(crate) fn is_valid(self) -> bool {
+        usize::from(self.class) < CLASSES && self.block.is_multiple_of(1 << self.class)
+    }
+
     /// Returns its length in bytes.
     pub(crate) fn bytes(self) -> u64 {
         SMALLEST << self.class
@@ -26,6 +31,11 @@ impl Area {
     /// Returns the offset of its first byte among all areas.
     pub(crate) fn offset(self) -> u64 {
         u64::from(self.block) * SMALLEST
+    }
+
+    /// Returns the block after its last one.
+    pub(crate) fn end_block(self) -> u32 {
+        self.block + self.blocks()
     }
 
     fn blocks(self) -> u32 {
@@ -69,7 +79,10 @@ impl AreaTable {
         if self.used_bytes + length > self.most_bytes {
             return None;
         }
-        let block = self.take_free(class).or_else(|| self.extend(class))?;
+        let block = self.take_free(class).or_else(|| self.extend(class)).or_else(|| {
+            self.merge_free();
+            self.take_free(class)
+        })?;
         self.used_bytes += length;
         Some(Area { block, class: class as u8 })
     }
@@ -95,6 +108,28 @@ impl AreaTable {
         self.free_blocks(self.end, block);
         self.end = end;
         Some(block)
+    }
+
+    /// Merges free areas that follow one another.
+    fn merge_free(&mut self) {
+        let of_class = |(class, blocks): (usize, &mut Vec<u32>)| {
+            std::mem::take(blocks)
+                .into_iter()
+                .map(move |block| (block, block + (1 << class)))
+                .collect::<Vec<_>>()
+        };
+        let mut free: Vec<(u32, u32)> = self.free.iter_mut().enumerate().flat_map(of_class).collect();
+        free.sort_unstable();
+        let mut parts = free.into_iter();
+        let Some((mut from, mut to)) = parts.next() else { return };
+        for (next_from, next_to) in parts {
+            if next_from != to {
+                self.free_blocks(from, to);
+                from = next_from;
+            }
+            to = next_to;
+        }
+        self.free_blocks(from, to);
     }
 
     /// Gives an area back.
@@ -147,6 +182,18 @@ mod tests {
                 // Another process knows the areas in use alone.
                 table = AreaTable::new(used.values().copied().collect(), 64 << 20);
             }
+        }
+    }
+
+    #[test]
+    fn short_areas_become_long_ones_again() {
+        let mut table = AreaTable::new(Vec::new(), 1 << 20);
+        for _ in 0..20 {
+            let short: Vec<Area> = std::iter::from_fn(|| table.allocate(512)).collect();
+            assert_eq!(short.len(), 2048);
+            short.into_iter().for_each(|area| table.release(area));
+            let long = table.allocate(1 << 20).expect("all is free");
+            table.release(long);
         }
     }
 

@@ -44,7 +44,8 @@ impl CommittedLog {
         let area = word >> Self::LENGTH_BITS;
         let block = u32::try_from(area >> Self::CLASS_BITS).ok()?;
         let area = Area { block, class: u8::try_from(area & ((1 << Self::CLASS_BITS) - 1)).ok()? };
-        (length > 0 && length <= area.bytes()).then_some(Self { area, length: length as usize })
+        (area.is_valid() && length > 0 && length <= area.bytes())
+            .then_some(Self { area, length: length as usize })
     }
 }
 
@@ -153,13 +154,18 @@ impl ConnectionLog {
     /// Makes all appended records valid, in place of a former area if one was begun.
     pub fn commit(&mut self) {
         let Some(present) = self.present.filter(|log| log.length > 0) else { return };
-        // Whoever sees the word sees what was written before it.
+        // A process that reads this word also reads the records before it.
         self.memory.log_word(self.held.slot).store(present.pack(), Ordering::Release);
         if let Some(former) = self.committed.replace(present)
             && former.area != present.area
         {
             self.memory.release(former.area);
         }
+    }
+
+    /// Makes nothing valid until the next commit. The records stay, and others can be appended to them.
+    pub fn suspend(&mut self) {
+        self.memory.log_word(self.held.slot).store(0, Ordering::Release);
     }
 
     /// Makes nothing valid: the next core cannot continue the connection.

@@ -3,7 +3,7 @@
 //!
 //! | bytes | field |
 //! | --- | --- |
-//! | 0..4096 | header: magic, version of the layout, number of the next connection |
+//! | 0..4096 | header: magic, version of the layout, number of the next connection, slots that were ever used |
 //! | 64 for each slot | the serial number of its connection, and the word that says where its log is |
 //! | 4 KiB and 128 KiB for each room | whose bytes it has, their offset in the input of the connection; the bytes |
 //! | the rest | areas |
@@ -13,6 +13,7 @@
 
 #![allow(unsafe_code)]
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -32,6 +33,7 @@ pub const LAYOUT_VERSION: u64 = 1;
 
 const HEADER_BYTES: usize = 4096;
 const NEXT_SERIAL: usize = 16;
+const SLOTS_USED: usize = 24;
 /// The greatest number of kept connections.
 const SLOTS: u32 = 1 << 16;
 const SLOT_BYTES: usize = 64;
@@ -123,15 +125,22 @@ impl KeptMemory {
         }
         let held: Vec<HeldSlot> = held.iter().copied().filter(|held| held.slot < SLOTS).collect();
         let mut committed: Vec<Option<CommittedLog>> = vec![None; SLOTS as usize];
+        let mut ends: BTreeMap<u32, u32> = BTreeMap::new();
         for HeldSlot { slot, serial } in &held {
             if word(&map, serial_offset(*slot)).load(Ordering::Acquire) == *serial {
                 let log = CommittedLog::unpack(word(&map, log_offset(*slot)).load(Ordering::Acquire));
-                committed[*slot as usize] =
-                    log.filter(|log| log.area.offset() + log.area.bytes() <= 4 * AREAS_MAX);
+                committed[*slot as usize] = log.filter(|log| {
+                    let (begin, end) = (log.area.block, log.area.end_block());
+                    let is_apart = ends.range(..end).next_back().is_none_or(|(_, before)| *before <= begin);
+                    let is_within = log.area.offset() + log.area.bytes() <= 4 * AREAS_MAX;
+                    is_apart && is_within && ends.insert(begin, end).is_none()
+                });
             }
         }
         let mut free_slots = Vec::new();
-        for slot in (0..SLOTS).rev() {
+        let slots_used =
+            u32::try_from(word(&map, SLOTS_USED).load(Ordering::Acquire)).unwrap_or(SLOTS).min(SLOTS);
+        for slot in (0..slots_used).rev() {
             if committed[slot as usize].is_none() {
                 word(&map, serial_offset(slot)).store(0, Ordering::Release);
                 word(&map, log_offset(slot)).store(0, Ordering::Release);
@@ -159,12 +168,22 @@ impl KeptMemory {
     /// Takes a slot for a new connection; `None` if there is none. Nothing is valid in its log yet.
     #[must_use]
     pub fn begin_connection(self: &Arc<Self>) -> Option<(HeldSlot, ConnectionLog)> {
-        let slot = lock(&self.free_slots).pop()?;
+        let slot = self.take_slot()?;
         let serial = word(&self.map, NEXT_SERIAL).fetch_add(1, Ordering::Relaxed);
         self.log_word(slot).store(0, Ordering::Release);
         word(&self.map, serial_offset(slot)).store(serial, Ordering::Release);
         let held = HeldSlot { slot, serial };
         Some((held, ConnectionLog::new(Arc::clone(self), held)))
+    }
+
+    fn take_slot(&self) -> Option<u32> {
+        let mut free = lock(&self.free_slots);
+        let used = word(&self.map, SLOTS_USED);
+        free.pop().or_else(|| {
+            let slot = u32::try_from(used.load(Ordering::Relaxed)).ok().filter(|slot| *slot < SLOTS)?;
+            used.store(u64::from(slot) + 1, Ordering::Release);
+            Some(slot)
+        })
     }
 
     /// Takes a room to read into; `None` if all are taken.
@@ -194,7 +213,8 @@ impl KeptMemory {
     /// Returns the number of connections.
     #[must_use]
     pub fn connection_count(&self) -> usize {
-        SLOTS as usize - lock(&self.free_slots).len()
+        let free = lock(&self.free_slots).len();
+        usize::try_from(word(&self.map, SLOTS_USED).load(Ordering::Relaxed)).unwrap_or_default() - free
     }
 
     /// Returns the bytes of all areas in use.
@@ -278,7 +298,8 @@ impl KeptMemory {
     fn read(&self, offset: usize, length: usize) -> Vec<u8> {
         assert!(offset + length <= BYTES);
         let mut bytes = vec![0; length];
-        // SAFETY: the source lies within the mapping. Whoever writes there is dead, or is the caller.
+        // SAFETY: the source lies within the mapping, and nobody writes there: the former core is dead, and this one does not use
+        // the bytes meanwhile.
         unsafe { std::ptr::copy_nonoverlapping(self.map.as_ptr().add(offset), bytes.as_mut_ptr(), length) };
         bytes
     }

@@ -42,7 +42,7 @@ impl ReadRoom {
         unsafe { std::slice::from_raw_parts_mut(self.memory.room_bytes(self.room), ROOM_BYTES) }
     }
 
-    /// Says that the room has nobody's bytes: the log of the connection has what is left of them.
+    /// Marks the room as unowned: the log of the connection has what is left of the bytes.
     pub fn release(&mut self) {
         if std::mem::take(&mut self.is_claimed) {
             self.memory.room_words(self.room)[0].store(0, Ordering::Release);

@@ -4,7 +4,7 @@
 //! - `write` has taken `tcpi_bytes_acked` and what waits to be acknowledged.
 //!
 //! Both are exact for a socket that was accepted, on which this side has not ended its output, and on which urgent data
-//! is read in line. The counters are read until two looks agree, because the peer goes on meanwhile.
+//! is read in line. The counters are read until two readings agree, because the peer goes on meanwhile.
 
 #![allow(unsafe_code)]
 
@@ -12,8 +12,8 @@ use std::io::{self, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
 
-/// The looks after which a peer that never pauses is given up on; ten were needed at most.
-const LOOKS_MAX: usize = 10_000;
+/// The number of attempts to read the counters while the peer sends without a pause. Ten have always been enough.
+const ATTEMPTS_MAX: usize = 10_000;
 
 /// How far a process has come on a socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,7 +86,7 @@ fn queue_length(socket: BorrowedFd<'_>, request: libc::Ioctl) -> io::Result<u64>
 /// If the kernel does not say.
 pub fn stream_progress(socket: BorrowedFd<'_>) -> io::Result<Option<StreamProgress>> {
     let mut before = TcpInfo::of(socket)?;
-    for _ in 0..LOOKS_MAX {
+    for _ in 0..ATTEMPTS_MAX {
         let unread = queue_length(socket, libc::FIONREAD)?;
         let unacknowledged = queue_length(socket, libc::TIOCOUTQ)?;
         let info = TcpInfo::of(socket)?;

@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use muster_kept::HeldSlot;
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -21,6 +22,7 @@ use tokio::io::Interest;
 use tokio::net::UnixStream;
 
 use super::core_end::CoreEndCounts;
+use crate::clock::monotonic_nanoseconds;
 use crate::grpc::ConnectionKeeper;
 
 /// The longest message.
@@ -29,6 +31,8 @@ const MESSAGE_MAX: usize = 64 << 10;
 pub const DESCRIPTORS_MAX: usize = 200;
 /// How long a core waits for a keeper that has left many messages unread.
 const SEND_TIMEOUT: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
+/// For so long after that, new connections are not kept, unless the keeper reads.
+const SEND_PAUSE_NANOSECONDS: u64 = 5_000_000_000;
 
 /// A message of the keeper to a core.
 #[derive(Debug, Serialize, Deserialize)]
@@ -79,6 +83,8 @@ pub enum CoreMessage {
     Hold(u32, u64),
     /// This connection has ended.
     Release(u32, u64),
+    /// The core continues no connection of former cores.
+    ReleaseAll,
 }
 
 /// Returns the two ends of a new channel: the keeper's, and the core's.
@@ -119,9 +125,17 @@ impl KeeperChannel {
 
 /// The core's end of a channel.
 #[derive(Debug)]
-pub struct CoreChannel(OwnedFd);
+pub struct CoreChannel {
+    socket: OwnedFd,
+    /// The monotonic time in nanoseconds before which no socket is sent to a keeper that does not read.
+    retry_at: AtomicU64,
+}
 
 impl CoreChannel {
+    fn new(socket: OwnedFd) -> Self {
+        Self { socket, retry_at: AtomicU64::new(0) }
+    }
+
     /// Takes the channel from the standard input of this process, which is empty afterwards.
     ///
     /// # Errors
@@ -133,18 +147,18 @@ impl CoreChannel {
         }
         let empty = std::fs::File::open("/dev/null")?;
         rustix::stdio::dup2_stdin(&empty)?;
-        Ok(Self(channel))
+        Ok(Self::new(channel))
     }
 
     /// Returns the process that made the channel.
     pub fn keeper(&self) -> io::Result<Option<Pid>> {
-        Ok(Some(rustix::net::sockopt::socket_peercred(&self.0)?.pid))
+        Ok(Some(rustix::net::sockopt::socket_peercred(&self.socket)?.pid))
     }
 
     /// Waits for the next message of the keeper, with its descriptors. Returns `None` when the keeper has ended.
     pub fn receive(&self) -> io::Result<Option<(KeeperMessage, Vec<OwnedFd>)>> {
         loop {
-            match receive_message(self.0.as_fd()) {
+            match receive_message(self.socket.as_fd()) {
                 Ok(Received::Message(message, descriptors)) => return Ok(Some((message, descriptors))),
                 Ok(Received::Unknown) => {}
                 Ok(Received::End) => return Ok(None),
@@ -156,7 +170,7 @@ impl CoreChannel {
 
     /// Sends a message, unless the keeper has left too many unread.
     pub fn send(&self, message: &CoreMessage) -> io::Result<()> {
-        send_message(self.0.as_fd(), message, &[])
+        send_message(self.socket.as_fd(), message, &[])
     }
 }
 
@@ -164,13 +178,18 @@ impl ConnectionKeeper for CoreChannel {
     fn hold(&self, socket: BorrowedFd<'_>, slot: HeldSlot) -> io::Result<()> {
         let message = CoreMessage::Hold(slot.slot, slot.serial);
         loop {
-            match send_message(self.0.as_fd(), &message, &[socket]) {
+            match send_message(self.socket.as_fd(), &message, &[socket]) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 sent => return sent,
             }
-            let mut ready = [PollFd::new(&self.0, PollFlags::OUT)];
+            let late = || io::Error::new(io::ErrorKind::TimedOut, "the keeper does not read");
+            if monotonic_nanoseconds() < self.retry_at.load(Ordering::Relaxed) {
+                return Err(late());
+            }
+            let mut ready = [PollFd::new(&self.socket, PollFlags::OUT)];
             if rustix::event::poll(&mut ready, Some(&SEND_TIMEOUT))? == 0 {
-                return Err(io::Error::new(io::ErrorKind::TimedOut, "the keeper does not read"));
+                self.retry_at.store(monotonic_nanoseconds() + SEND_PAUSE_NANOSECONDS, Ordering::Relaxed);
+                return Err(late());
             }
         }
     }
@@ -232,7 +251,7 @@ mod tests {
     #[tokio::test]
     async fn messages_and_descriptors_come_through_and_the_end_is_noticed() {
         let (keeper, core) = create_channel().expect("a channel");
-        let core = CoreChannel(core);
+        let core = CoreChannel::new(core);
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         for _ in 0..20 {
             let message = KeeperMessage::Listener("--grpc".to_owned());
@@ -267,14 +286,14 @@ mod tests {
         assert_eq!(received.0, CoreMessage::Panicked("x".to_owned()));
         send_message(keeper.0.as_fd(), &serde_json::json!({"Rejoice": 1}), &[]).expect("it is sent");
         keeper.try_send(&KeeperMessage::Stop(15)).expect("it is sent");
-        let received = CoreChannel(core).receive().expect("it is received");
+        let received = CoreChannel::new(core).receive().expect("it is received");
         assert!(matches!(received, Some((KeeperMessage::Stop(15), _))));
     }
 
     #[tokio::test]
     async fn a_keeper_that_reads_nothing_does_not_block_the_core() {
         let (_keeper, core) = create_channel().expect("a channel");
-        let core = CoreChannel(core);
+        let core = CoreChannel::new(core);
         let message = CoreMessage::Panicked("x".repeat(1000));
         let failed = (0..100_000).find_map(|_| core.send(&message).err()).expect("the channel is full");
         assert_eq!(failed.kind(), io::ErrorKind::WouldBlock);

@@ -40,6 +40,11 @@ impl HeldConnections {
         }
     }
 
+    /// Lets go of all sockets.
+    pub fn release_all(&mut self) {
+        self.sockets.clear();
+    }
+
     /// Lets go of the sockets of all connections that have ended. A core whose message did not come has told of them by the
     /// memory.
     pub fn release_ended(&mut self) {

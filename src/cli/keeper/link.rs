@@ -88,9 +88,11 @@ impl KeeperLink {
             Ok(false) => Err("this kernel does not count the bytes of connections exactly".to_owned()),
             Err(error) => Err(error.to_string()),
         };
-        taken
-            .inspect_err(|why| tracing::warn!(held, why, "connections do not go on when the service dies"))
-            .ok()
+        let release = |why: &String| {
+            tracing::warn!(held, why, "connections do not go on when the service dies");
+            let _ = self.channel.send(&CoreMessage::ReleaseAll);
+        };
+        taken.inspect_err(release).ok()
     }
 
     /// Returns the keeper as the holder of connections.

@@ -8,6 +8,9 @@ use crate::grpc::request_body::RequestBody;
 use crate::grpc::request_meta::call_handler;
 use crate::http2::Http2Sender;
 
+/// The changes that are collected while the connection is in a state that its log cannot have.
+const CHANGES_MAX: usize = 4096;
+
 impl Waiting {
     fn entry(&self) -> WaitingCallEntry<'_> {
         let Self { stream, call, job, form, due, .. } = self;
@@ -18,7 +21,7 @@ impl Waiting {
 impl ReceivingCall {
     /// Returns the entry for a log that has the first `skipped` bytes of the body.
     fn entry(&self, skipped: usize) -> Option<(ReceivingCallEntry<'_>, usize)> {
-        let (parts, whole_length) = self.body.received_bytes()?;
+        let parts = self.body.received_bytes()?;
         let length = parts.iter().map(|part| part.len()).sum();
         let mut skipped = skipped;
         let mut body = Vec::new();
@@ -35,7 +38,6 @@ impl ReceivingCall {
             is_ended: self.body.is_ended(),
             unreleased: self.body.bytes_waiting_for_memory(),
             body,
-            whole_length,
         };
         Some((entry, length))
     }
@@ -75,15 +77,15 @@ impl CallTable {
             self.logged.changes.as_ref().map(|changes| changes.changed.as_slice()).unwrap_or_default();
         for slot in changed {
             if let Some(CallState::Receiving(arriving)) = self.slots.get_mut(*slot)
-                && !arriving.log.is_impossible
+                && !arriving.log.is_unloggable
                 && arriving.body.received_bytes().is_none()
             {
-                arriving.log.is_impossible = true;
-                self.logged.impossible += 1;
+                arriving.log.is_unloggable = true;
+                self.logged.unloggable += 1;
             }
         }
         let count = self.logged.waiting + self.logged.receiving;
-        (self.logged.impossible == 0 && count == self.slots.len()).then_some(count)
+        (self.logged.unloggable == 0 && count == self.slots.len()).then_some(count)
     }
 
     /// Calls `visit` with each change, ends first, and takes the log to have them then.
@@ -120,6 +122,17 @@ impl CallTable {
         }
     }
 
+    /// Returns whether requests will be processed again that a former process has made calls of.
+    pub(in crate::grpc) fn has_calls_to_repeat(&self) -> bool {
+        self.server.engine.has_calls_to_repeat(self.id)
+    }
+
+    /// Returns whether so much has changed that all calls are logged anew rather than the changes.
+    pub(in crate::grpc) fn has_many_changes(&self) -> bool {
+        let changes = self.logged.changes.as_ref();
+        changes.is_some_and(|changes| changes.changed.len() + changes.ended.len() > CHANGES_MAX)
+    }
+
     // --- going on from a log
 
     /// Stores a call that has waited in a former process.
@@ -136,7 +149,8 @@ impl CallTable {
         if let Some(due) = due {
             self.deadlines.add(due, slot);
         }
-        if let Some(outcome) = self.server.engine.continue_waiting_call(call, &self.inbox, slot) {
+        if let Some(outcome) = self.server.engine.continue_waiting_call(job, self.id, call, &self.inbox, slot)
+        {
             self.inbox.deliver(slot, outcome);
         }
     }

@@ -31,8 +31,6 @@ pub(in crate::grpc) struct ReceivingCallEntry<'a> {
     pub(in crate::grpc) unreleased: usize,
     /// The bytes that have arrived, but for those that the log has.
     pub(in crate::grpc) body: Vec<&'a [u8]>,
-    /// The length of the whole body, as far as it is known.
-    pub(in crate::grpc) whole_length: usize,
 }
 
 /// The change of a call.
@@ -51,7 +49,7 @@ pub(super) struct LoggedCalls {
     /// The number of requests whose bodies are arriving.
     pub(super) receiving: usize,
     /// The number of them that the log cannot have.
-    pub(super) impossible: usize,
+    pub(super) unloggable: usize,
     /// The changes; `None`: the connection is not kept.
     pub(super) changes: Option<Box<CallChanges>>,
 }

@@ -99,8 +99,8 @@ pub(super) struct ReceivingCall {
 pub(super) struct LoggedBody {
     /// The number of bytes.
     pub(super) bytes: usize,
-    /// Whether the log cannot have the body: its message is being inflated.
-    pub(super) is_impossible: bool,
+    /// Whether the log cannot have the body, because its message is being inflated.
+    pub(super) is_unloggable: bool,
 }
 
 /// A call, by its state.
@@ -233,7 +233,7 @@ impl CallTable {
         let Some(CallState::Receiving(_)) = self.slots.get_mut(slot) else { return None };
         let Some(CallState::Receiving(arriving)) = self.slots.remove(slot) else { return None };
         self.logged.receiving -= 1;
-        self.logged.impossible -= usize::from(arriving.log.is_impossible);
+        self.logged.unloggable -= usize::from(arriving.log.is_unloggable);
         self.logged.record_end(arriving.stream);
         Some(arriving)
     }

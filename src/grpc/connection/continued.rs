@@ -27,7 +27,10 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
         place: ConnectionGuard,
     ) -> Result<Self, String> {
         let (settings, pool) = (announced_settings(&server.limits), Arc::clone(&server.state));
-        socket.set_tcp_user_timeout(Some(server.limits.unacknowledged));
+        // What a stopped process has not read may stay unread; see `adjust_tcp_user_timeout`.
+        let is_user_timeout_off = !saved.output.is_empty() || !saved.queues.is_empty();
+        let unacknowledged = Some(server.limits.unacknowledged).filter(|_| !is_user_timeout_off);
+        socket.set_tcp_user_timeout(unacknowledged);
         let SavedConnection { origin, turn, input, output, calls: waiting, requests, queues } = saved;
         let mut calls = CallTable::with_id(server, origin.connection, routing, Arc::clone(place.mailbox()));
         let receiver = Http2Receiver::restore(turn.receiver);
@@ -53,7 +56,6 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
                     compresses: request.compresses,
                     is_ended: request.is_ended,
                     unreleased: request.unreleased,
-                    whole_length: body.len(),
                     body: vec![&body],
                 },
             )?;
@@ -63,6 +65,6 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
         kept.begin_to_catch_up();
         let connection = Self::with_parts(calls, socket, receiver, sender, place);
         let has_peer_goaway = turn.has_peer_goaway;
-        Ok(Self { unread_input: input, has_peer_goaway, kept: Some(kept), ..connection })
+        Ok(Self { unread_input: input, has_peer_goaway, is_user_timeout_off, kept: Some(kept), ..connection })
     }
 }
