@@ -26,17 +26,17 @@ use muster_journal::{JournalFolder, JournalOptions};
 const TASKS: u32 = 5;
 
 /// A folder of a test, which is deleted at its end.
-struct TestFolder(PathBuf);
+pub struct TestFolder(PathBuf);
 
 impl TestFolder {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let path =
             std::env::temp_dir().join(format!("muster-simulation-{:016x}", muster::clock::random_u64()));
         fs::create_dir(&path).expect("a folder for a test");
         Self(path)
     }
 
-    fn journal(&self) -> PathBuf {
+    pub fn journal(&self) -> PathBuf {
         self.0.join("journal")
     }
 }
@@ -57,12 +57,12 @@ impl AnswerInbox for CountingInbox {
     }
 }
 
-fn open(path: &Path) -> JournalFolder {
+pub fn open(path: &Path) -> JournalFolder {
     JournalFolder::open(path, "a test").expect("a journal")
 }
 
 /// Starts an engine on the journal in `path`.
-fn start(path: &Path, durability: Durability) -> Arc<Engine> {
+pub fn start(path: &Path, durability: Durability) -> Arc<Engine> {
     let folder = open(path);
     let restored = RestoredState::read(&folder, &[]).unwrap_or_else(|error| panic!("{error}"));
     let engine = Engine::new(Clock::start_not_before(restored.report.last_input));
@@ -87,7 +87,7 @@ fn restored_now(folder: &TestFolder) -> Coordinator {
     restored.coordinator().snapshot()
 }
 
-fn random_request(random: &mut Rng, task: TaskId, incarnation: TaskIncarnation) -> Request {
+pub fn random_request(random: &mut Rng, task: TaskId, incarnation: TaskIncarnation) -> Request {
     let key = |random: &mut Rng| Bytes::from(format!("k{}/{}", random.u8(..3), random.u8(..4)));
     match random.u8(..18) {
         0 | 1 => Request::Register { task, incarnation, recoverable: true },
@@ -123,7 +123,7 @@ fn operator() -> (Actor, CommandReason) {
 }
 
 /// The incarnation of a task, unless it has restarted.
-fn first_incarnation(task: TaskId) -> TaskIncarnation {
+pub fn first_incarnation(task: TaskId) -> TaskIncarnation {
     TaskIncarnation(1000 + u64::from(task.0.unsigned_abs()))
 }
 
@@ -198,7 +198,10 @@ impl RandomClients {
                 let caller = Caller { connection: *connection, claim };
                 self.calls += 1;
                 let inbox: Arc<dyn AnswerInbox> = self.inbox.clone();
-                match engine.call(self.job, caller, request, &inbox, self.calls) {
+                // Some come in a stream of a connection that may go on.
+                let stream =
+                    if random.bool() { u32::try_from(2 * self.calls + 1).expect("few calls") } else { 0 };
+                match engine.call_in_stream(stream, self.job, caller, request, &inbox, self.calls) {
                     AnsweredOrWaiting::Now(_) => self.answered += 1,
                     AnsweredOrWaiting::Waiting(call) => calls.push(call),
                 }

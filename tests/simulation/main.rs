@@ -10,6 +10,7 @@ mod exclusions;
 mod histories;
 mod hosts;
 mod journal;
+mod kept_calls;
 mod measurements;
 mod peer_jobs;
 mod random_schedules;
