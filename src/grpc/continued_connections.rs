@@ -81,7 +81,8 @@ impl ContinuedConnections {
         let mut sockets: BTreeMap<u64, OwnedFd> =
             sockets.into_iter().map(|(held, socket)| (held.serial, socket)).collect();
         let (mut connections, mut greetings) = (Vec::new(), Vec::new());
-        for (held, mut log) in logs {
+        for mut log in logs {
+            let held = log.held_slot();
             let Some(socket) = sockets.remove(&held.serial) else { continue };
             let socket = TcpStream::from(socket);
             match SavedLog::take_over(&socket, &mut log) {

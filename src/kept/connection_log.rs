@@ -202,10 +202,7 @@ mod tests {
     use crate::read_room::ROOM_BYTES;
 
     /// Opens a memory as a core does.
-    fn open(
-        descriptor: &std::os::fd::OwnedFd,
-        held: &[HeldSlot],
-    ) -> (Arc<KeptMemory>, Vec<(HeldSlot, ConnectionLog)>) {
+    fn open(descriptor: &std::os::fd::OwnedFd, held: &[HeldSlot]) -> (Arc<KeptMemory>, Vec<ConnectionLog>) {
         KeptMemory::open(descriptor.try_clone().expect("a descriptor"), held).expect("the layout is known")
     }
 
@@ -224,8 +221,12 @@ mod tests {
             let (memory, logs) = open(&descriptor, &held);
             let mut present: Vec<(ConnectionLog, Vec<LogRecord>)> = Vec::new();
             assert_eq!(logs.len(), expected.len(), "round {round}");
-            for ((held, log), (expected_held, records)) in logs.into_iter().zip(expected.drain(..)) {
-                assert_eq!((held, log.records()), (expected_held, records.clone()), "round {round}");
+            for (log, (expected_held, records)) in logs.into_iter().zip(expected.drain(..)) {
+                assert_eq!(
+                    (log.held_slot(), log.records()),
+                    (expected_held, records.clone()),
+                    "round {round}"
+                );
                 present.push((log, records));
             }
             for _ in 0..random.usize(..4) {

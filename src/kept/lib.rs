@@ -5,7 +5,7 @@
 //! the keeper, and continues each connection at the very byte at which the former core left it. The crate knows bytes,
 //! sockets and memory. What the bytes mean is its user's business. Begin at [`KeptMemory`], then [`ConnectionLog`].
 //!
-//! The kernel counts how far both directions of a connection have come ([`stream_progress`]), and keeps counting when the
+//! The kernel counts how far both directions of a connection have come ([`stream_progress()`]), and keeps counting when the
 //! process has died. So neither a read nor a write needs to be written down. The rest follows from the order of steps:
 //!
 //! 1. A core reads from a socket only into a [`ReadRoom`], which says whose bytes it has before it gets them. So bytes that the

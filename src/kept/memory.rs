@@ -109,7 +109,7 @@ impl KeptMemory {
     pub fn open(
         descriptor: OwnedFd,
         held: &[HeldSlot],
-    ) -> Result<(Arc<Self>, Vec<(HeldSlot, ConnectionLog)>), KeptMemoryError> {
+    ) -> Result<(Arc<Self>, Vec<ConnectionLog>), KeptMemoryError> {
         let file = File::from(descriptor);
         if file.metadata()?.len() < BYTES as u64 {
             return Err(KeptMemoryError::OtherLayout { found: 0 });
@@ -159,7 +159,7 @@ impl KeptMemory {
         let mut logs = Vec::new();
         for held in held {
             if let Some(log) = committed[held.slot as usize].take() {
-                logs.push((held, ConnectionLog::continued(Arc::clone(&memory), held, log)));
+                logs.push(ConnectionLog::continued(Arc::clone(&memory), held, log));
             }
         }
         Ok((memory, logs))

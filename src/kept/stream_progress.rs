@@ -1,4 +1,4 @@
-//! How far a process has come on an accepted TCP socket, by the counters of the kernel. Begin at [`stream_progress`].
+//! How far a process has come on an accepted TCP socket, by the counters of the kernel. Begin at [`stream_progress()`].
 //!
 //! - `read` has handed out `tcpi_bytes_received`, less one if the peer has ended its side, less what waits to be read.
 //! - `write` has taken `tcpi_bytes_acked` and what waits to be acknowledged.
