@@ -2,9 +2,10 @@
 """Kills the service under real JAX training, and compares the losses with those of an undisturbed run.
 
     benches/training_kills.py --muster target/release/muster [--releases 0.6.2,0.9.2,0.10.2,0.12.0] [--seconds 120]
+        [--jobs hold,cancel,recoverable]
 
-For each jaxlib (`tests/jax/setup`), three processes train with gloo (`tests/jax/train.py`), in jobs with `--error-delivery cancel` and
-in recoverable ones. The process that serves is killed with SIGKILL every 2 to 5 seconds, at random. Then the same training runs
+For each jaxlib (`tests/jax/setup`), three processes train with gloo (`tests/jax/train.py`), in jobs with `--error-delivery hold` and
+`cancel`, and in recoverable ones. The process that serves is killed with SIGKILL every 2 to 5 seconds, at random. Then the same training runs
 without a kill. Every process must end with status 0, without an error, and with the same losses at the same steps.
 """
 
@@ -76,12 +77,13 @@ def main():
     parser.add_argument("--releases", default="0.6.2,0.9.2,0.10.2,0.12.0")
     parser.add_argument("--seconds", type=float, default=120)
     parser.add_argument("--steps", type=int, default=6000)
+    parser.add_argument("--jobs", default="hold,cancel,recoverable")
     arguments = parser.parse_args()
     for release in arguments.releases.split(","):
-        kinds = [["--error-delivery", "cancel"]]
-        if release in ("0.9.2", "0.10.2"):
-            kinds.append(["--recoverable"])
-        for settings in kinds:
+        for job in arguments.jobs.split(","):
+            if job == "recoverable" and release not in ("0.9.2", "0.10.2"):
+                continue
+            settings = ["--recoverable"] if job == "recoverable" else ["--error-delivery", job]
             calm, _, alone = train(release, arguments.muster, settings, arguments.steps, 0)
             losses, kills, took = train(release, arguments.muster, settings, arguments.steps, arguments.seconds)
             same = "the same losses" if losses == calm else "OTHER LOSSES"
