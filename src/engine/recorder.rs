@@ -9,7 +9,7 @@
 //! - *Heartbeats are recorded together*, before the next other input (`packed_heartbeats.rs`).
 //! - *A read that changes nothing is not recorded.* The recorder decides this after the read was applied: it had one effect,
 //!   its own answer, and no other work was pending before it. If it had other effects, it is recorded then; it was applied
-//!   under the same lock.
+//!   under the same lock. So is a read of a connection that may go on in another process, if its answer waits for the disk.
 //! - *Checks.* From time to time the recorder appends a few numbers of the state. A replay compares them with its own state,
 //!   so a program that decides otherwise than the one that wrote the journal is noticed.
 //! - *Trouble.* While the journal cannot be written, calls and commands that change the state are refused
@@ -236,7 +236,9 @@ impl InputRecorder {
         match unrecorded {
             Unrecorded::Heartbeat(call) if answers_only(call) => {}
             Unrecorded::Heartbeat(_) => self.flush_heartbeats(),
-            Unrecorded::Read(_, Input::Call { call, .. }) if answers_only(call) => {}
+            // An answer that waits for the disk may have to be found by a replay.
+            Unrecorded::Read(stream, Input::Call { call, .. })
+                if answers_only(call) && (stream == 0 || self.held_until().is_none()) => {}
             Unrecorded::Read(stream, input) => {
                 self.flush_heartbeats();
                 if let Err(error) = append_input(&mut self.writer, now, stream, &input) {

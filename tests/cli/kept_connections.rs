@@ -27,7 +27,7 @@ use tokio::time::{sleep, timeout};
 use tonic::transport::{Channel, Endpoint, Uri};
 use wire::coordination_service_client::CoordinationServiceClient;
 
-use crate::harness::{MusterServer, PATIENCE, Signal, TempFolder, frames, signal};
+use crate::harness::{MusterServer, PATIENCE, Signal, TempFolder, frames, muster, signal};
 
 /// The tasks of the random test, each with its own connection. The number is even: pairs of tasks share barriers.
 const TASKS: i32 = 8;
@@ -103,8 +103,15 @@ async fn in_time<T, E: Debug>(what: &str, operation: impl Future<Output = Result
 
 /// Starts a server with a keeper. It holds error polls, so the end of a task's connection would fail the run.
 fn serve_tasks(folder: &TempFolder, tasks: i32) -> MusterServer {
+    serve_durably(folder, tasks, "process")
+}
+
+/// Does what [`serve_tasks`] does, with answers that survive what `durability` says.
+fn serve_durably(folder: &TempFolder, tasks: i32, durability: &str) -> MusterServer {
     let (journal, tasks) = (folder.path("journal"), tasks.to_string());
-    MusterServer::patient(&["--data-dir", &journal, "--tasks", &tasks, "--error-delivery", "hold"])
+    let own =
+        ["--data-dir", &journal, "--tasks", &tasks, "--error-delivery", "hold", "--durability", durability];
+    MusterServer::patient(&own)
 }
 
 /// Kills the cores of a server.
@@ -491,10 +498,19 @@ async fn run_clients(server: SocketAddr, mut rng: fastrand::Rng, stop: watch::Re
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn connections_survive_random_kills() {
-    let mut rng = random_numbers();
     let kills = number_from_environment("KEPT_KILLS").unwrap_or(KILLS);
+    survive_random_kills(kills, "process").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn connections_survive_random_kills_while_answers_wait_for_the_disk() {
+    survive_random_kills(KILLS / 2, "host").await;
+}
+
+async fn survive_random_kills(kills: u64, durability: &str) {
+    let mut rng = random_numbers();
     let folder = TempFolder::new("kept-random");
-    let server = serve_tasks(&folder, TASKS);
+    let server = serve_durably(&folder, TASKS, durability);
     let (stopping, stop) = watch::channel(false);
     let clients = run_clients(server.grpc, rng.fork(), stop);
     let killing = async {
@@ -532,6 +548,31 @@ async fn a_waiting_call_is_answered_after_a_kill() {
     killer.kill().await;
     idle.send_heartbeat().await;
     idle.try_get("awaited", 1000).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn waiting_calls_and_connections_go_on_over_an_upgrade() {
+    let folder = TempFolder::new("kept-upgrade");
+    let server = serve_tasks(&folder, 2);
+    let clients = register_tasks(server.grpc, 2).await;
+    let [waiter, writer] = &clients[..] else { panic!("two clients") };
+    let (journal, other) = (folder.path("journal"), folder.path("other-muster"));
+    std::fs::copy(env!("CARGO_BIN_EXE_muster"), &other).expect("a copy");
+    tokio::join!(waiter.get("awaited", 1000), async {
+        sleep(SETTLE).await;
+        let upgrade = move || crate::harness::run(&mut muster(["upgrade", "--data-dir", &journal, &other]));
+        let done = tokio::task::spawn_blocking(upgrade).await.expect("it does not panic");
+        assert_eq!(done.code, Some(0), "{done:?}");
+        assert!(done.out.contains("its connections go on"), "{done:?}");
+        writer.insert("awaited", 1000).await;
+    });
+    let state = server.get("/api/v1/journal").json();
+    assert_eq!(
+        (&state["continued_connections"], &state["lost_connections"]),
+        (&2.into(), &0.into()),
+        "{state}"
+    );
+    assert!(server.get("/").body.contains("Of the connections of the process before, 2 went on"));
 }
 
 /// A connection of single frames. It does not acknowledge the server's SETTINGS, so that its requests may refer to the
