@@ -539,7 +539,9 @@ impl Engine {
         mut state: WriteLockedState<'a, EngineState>,
         applied: &mut AppliedInput,
     ) -> WriteLockedState<'a, EngineState> {
-        while state.durable.coordinator.has_pending_work() && applied.deliveries.len() < DELIVERED_AT_ONCE {
+        while state.durable.coordinator.has_pending_work() && state.undelivered.len() < DELIVERED_AT_ONCE {
+            // While the lock is free, a snapshot may be made, which must know of all answers that are not delivered.
+            state.undelivered.append(&mut applied.deliveries);
             drop(state);
             state = self.lock_for_bulk_work();
             let part = self.apply(&mut state, Input::Tick, None);

@@ -238,7 +238,7 @@ impl Keeper {
                 status = core.process.wait() => {
                     let cause = CoreEndCause::from_status(status.context("cannot wait for the service")?);
                     // Its last messages are still in the channel.
-                    while let Ok(Ok(Some((message, socket)))) = timeout(Duration::ZERO, core.channel.receive()).await {
+                    while let Some((message, socket)) = core.channel.try_receive() {
                         self.on_message(&mut core, message, socket);
                     }
                     let served = core.serves_since.map_or(Duration::ZERO, |since| since.elapsed());

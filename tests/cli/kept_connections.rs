@@ -509,7 +509,7 @@ async fn connections_survive_random_kills_while_answers_wait_for_the_disk() {
 
 async fn survive_random_kills(kills: u64, durability: &str) {
     let mut rng = random_numbers();
-    let folder = TempFolder::new("kept-random");
+    let folder = TempFolder::new(&format!("kept-random-{durability}"));
     let server = serve_durably(&folder, TASKS, durability);
     let (stopping, stop) = watch::channel(false);
     let clients = run_clients(server.grpc, rng.fork(), stop);

@@ -110,6 +110,17 @@ impl KeeperChannel {
         send_message(self.0.as_fd(), message, &[])
     }
 
+    /// Returns the next message that a core has left, with its descriptor; `None`: there is none.
+    pub fn try_receive(&self) -> Option<(CoreMessage, Option<OwnedFd>)> {
+        loop {
+            match receive_message(self.0.as_fd()) {
+                Ok(Received::Message(message, mut descriptors)) => return Some((message, descriptors.pop())),
+                Ok(Received::Unknown) => {}
+                Ok(Received::End) | Err(_) => return None,
+            }
+        }
+    }
+
     /// Waits for the next message of the core, with its descriptor. Returns `None` when the core has ended.
     pub async fn receive(&self) -> io::Result<Option<(CoreMessage, Option<OwnedFd>)>> {
         loop {
