@@ -15,8 +15,8 @@
 //!   which ends the core at once, counts only if it comes from the keeper.
 //! - The core dies with its keeper, so that the process which was started is the service.
 //! - *An upgrade.* Another program first reads the journal in a trial, while the present core serves. If it can, the present core
-//!   ends, and a core of the other program starts, which continues the connections if both programs know the same version of them. If that does not serve, or ends soon, the former program is back, unless
-//!   the other one has answered in an encoding of the journal that the former cannot read. The keeper itself stays what it is.
+//!   ends, and a core of the other program starts, which continues the connections if both programs know the same version of
+//!   them. If that does not serve, or ends soon, the former program is back, unless the other one has answered in an encoding of the journal that the former cannot read. The keeper itself stays what it is.
 
 mod channel;
 mod control;

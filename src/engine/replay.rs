@@ -2,10 +2,12 @@
 //!
 //! The latest snapshot is the state to begin from; the inputs after it are applied at their recorded times. Events and ended
 //! barriers go to the event history and to the observers that keep a history, and nowhere else. An answer is kept if a
-//! kept connection does not have it yet (`kept_calls.rs`). If a [`StateCheck`] differs from the restored state, the journal is refused.
+//! kept connection does not have it yet (`kept_calls.rs`). If a [`StateCheck`] differs from the restored state, the journal is
+//! refused.
 //!
 //! An input that made the former process panic would end each later process in the same way. So if an input panics here, it
-//! is *set aside*: the replay begins again without it, and the report names it. A call that is set aside is answered with INTERNAL.
+//! is *set aside*: the replay begins again without it, and the report names it. A call that is set aside is
+//! answered with INTERNAL.
 
 use std::collections::BTreeSet;
 use std::io::{self, Write};
@@ -350,27 +352,23 @@ impl Replay {
         let undecodable =
             |error: postcard::Error| RestoreError::Replay { what: what(), why: error.to_string() };
         match record.kind {
-            kind::INPUT => {
-                let (now, input) = self.decode_input(record.payload).map_err(undecodable)?;
+            kind::INPUT | kind::CALL => {
+                let decoded = match record.kind {
+                    kind::CALL => self.decode_call(record.payload),
+                    _ => self.decode_input(record.payload).map(|(now, input)| (0, now, input)),
+                };
+                let (stream, now, input) = decoded.map_err(undecodable)?;
                 visit(Visited::Input(&input));
-                if now <= self.until {
-                    self.apply_input(now, input, observers);
-                } else {
+                if now > self.until {
                     self.is_past_until = true;
+                    return Ok(());
                 }
-                return Ok(());
-            }
-            kind::CALL => {
-                let (stream, now, input) = self.decode_call(record.payload).map_err(undecodable)?;
-                visit(Visited::Input(&input));
-                if now <= self.until {
-                    if let Input::Call { call, caller, .. } = &input {
-                        self.calls.record_call(caller.connection, stream, *call);
-                    }
-                    self.apply_input(now, input, observers);
-                } else {
-                    self.is_past_until = true;
+                if stream != 0
+                    && let Input::Call { call, caller, .. } = &input
+                {
+                    self.calls.record_call(caller.connection, stream, *call);
                 }
+                self.apply_input(now, input, observers);
                 return Ok(());
             }
             kind::HEARTBEATS => {

@@ -35,6 +35,8 @@ pub const KEPT_CONNECTIONS_VERSION: u64 = LAYOUT_VERSION << 32 | RECORDS_VERSION
 pub(super) const SHORT_LOG: usize = 176;
 /// An area that is longer, and that an eighth of it would do for, is replaced by a shorter one.
 const LONG_AREA: usize = 16 << 10;
+/// The changes of each kind that are collected while the connection is in a state that its log cannot have.
+const CHANGES_MAX: usize = 4096;
 /// After there was no memory for a log, so many commits do not ask for it.
 const COMMITS_WITHOUT_MEMORY: u32 = 64;
 
@@ -156,8 +158,8 @@ impl HeldLog {
     /// Begins a log, and lets the keeper hold the socket. Nothing is valid before the first commit. Returns `None` if the
     /// connection cannot be kept.
     fn open(keeping: &ConnectionKeeping, socket: BorrowedFd<'_>) -> Option<Self> {
-        let (slot, log) = keeping.memory.begin_connection()?;
-        if let Err(error) = keeping.keeper.hold(socket, slot) {
+        let log = keeping.memory.begin_connection()?;
+        if let Err(error) = keeping.keeper.hold(socket, log.held_slot()) {
             tracing::debug!(%error, "a connection is not kept");
             return None;
         }
@@ -434,7 +436,7 @@ impl KeptLog {
             output: sender.output.offset_after_last_waiting_byte(),
         };
         let is_same =
-            progress == self.logged && self.is_valid && !self.needs_new_area && !calls.has_changes();
+            progress == self.logged && self.is_valid && !self.needs_new_area && calls.change_count() == 0;
         if is_same && !self.is_too_long(sender) {
             return self.release_flush_tokens(calls);
         }
@@ -487,7 +489,7 @@ impl KeptLog {
             self.held.log.suspend();
             self.is_valid = false;
         }
-        if calls.has_many_changes() || sender.has_many_changes() {
+        if calls.change_count().max(sender.change_count()) > CHANGES_MAX {
             calls.clear_changes();
             sender.take_changes();
             self.withdraw();

@@ -134,12 +134,9 @@ impl Http2Sender {
         self.changes.as_ref().is_some_and(|changes| changes.all_windows)
     }
 
-    /// Returns whether so much has changed that everything is logged anew rather than the changes.
-    pub(crate) fn has_many_changes(&self) -> bool {
-        const CHANGES_MAX: usize = 4096;
-        self.changes
-            .as_ref()
-            .is_some_and(|changes| changes.windows.len() + changes.queues.len() > CHANGES_MAX)
+    /// Returns the number of changes of single streams.
+    pub(crate) fn change_count(&self) -> usize {
+        self.changes.as_ref().map_or(0, |changes| changes.windows.len() + changes.queues.len())
     }
 
     /// Takes the changes.

@@ -230,7 +230,7 @@ mod tests {
                 present.push((log, records));
             }
             for _ in 0..random.usize(..4) {
-                let (_, mut log) = memory.begin_connection().expect("a slot");
+                let mut log = memory.begin_connection().expect("a slot");
                 assert!(log.begin(100) && log.append(1, &[1, 2, 3], iter::empty()));
                 log.commit();
                 present.push((log, vec![LogRecord { kind: 1, bytes: vec![1, 2, 3] }]));
@@ -295,11 +295,13 @@ mod tests {
     fn a_slot_of_another_connection_is_not_continued_and_a_withdrawn_log_neither() {
         let descriptor = KeptMemory::create().expect("memory");
         let (memory, _) = open(&descriptor, &[]);
-        let (first, mut log) = memory.begin_connection().expect("a slot");
+        let mut log = memory.begin_connection().expect("a slot");
+        let first = log.held_slot();
         assert!(log.begin(10) && log.append(1, &[1], iter::empty()));
         log.commit();
         drop(log);
-        let (second, mut log) = memory.begin_connection().expect("a slot");
+        let mut log = memory.begin_connection().expect("a slot");
+        let second = log.held_slot();
         assert!(second.slot == first.slot && second.serial != first.serial);
         let serials = crate::SlotSerials::map(&descriptor).expect("memory");
         assert!(serials.is_open(second) && !serials.is_open(first));

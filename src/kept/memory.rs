@@ -167,13 +167,12 @@ impl KeptMemory {
 
     /// Takes a slot for a new connection; `None` if there is none. Nothing is valid in its log yet.
     #[must_use]
-    pub fn begin_connection(self: &Arc<Self>) -> Option<(HeldSlot, ConnectionLog)> {
+    pub fn begin_connection(self: &Arc<Self>) -> Option<ConnectionLog> {
         let slot = self.take_slot()?;
         let serial = word(&self.map, NEXT_SERIAL).fetch_add(1, Ordering::Relaxed);
         self.log_word(slot).store(0, Ordering::Release);
         word(&self.map, serial_offset(slot)).store(serial, Ordering::Release);
-        let held = HeldSlot { slot, serial };
-        Some((held, ConnectionLog::new(Arc::clone(self), held)))
+        Some(ConnectionLog::new(Arc::clone(self), HeldSlot { slot, serial }))
     }
 
     fn take_slot(&self) -> Option<u32> {
@@ -193,8 +192,8 @@ impl KeptMemory {
         Some(ReadRoom::new(Arc::clone(self), room))
     }
 
-    /// Returns the `length` bytes from `offset` on of the input of a connection, if a room of the former core has them: the room that was claimed when
-    /// so many bytes had been read.
+    /// Returns the `length` bytes from `offset` on of the input of a connection, if a room of the former core has them: the room
+    /// that was claimed when so many bytes had been read.
     #[must_use]
     pub fn find_in_rooms(&self, serial: u64, offset: u64, length: usize) -> Option<Vec<u8>> {
         (0..ROOMS).find_map(|room| {

@@ -8,9 +8,6 @@ use crate::grpc::request_body::RequestBody;
 use crate::grpc::request_meta::call_handler;
 use crate::http2::Http2Sender;
 
-/// The changes that are collected while the connection is in a state that its log cannot have.
-const CHANGES_MAX: usize = 4096;
-
 impl Waiting {
     fn entry(&self) -> WaitingCallEntry<'_> {
         let Self { stream, call, job, form, due, .. } = self;
@@ -19,11 +16,11 @@ impl Waiting {
 }
 
 impl ReceivingCall {
-    /// Returns the entry for a log that has the first `skipped` bytes of the body.
-    fn entry(&self, skipped: usize) -> Option<(ReceivingCallEntry<'_>, usize)> {
+    /// Returns the entry with the bytes of the body that the log does not have, and the number of all bytes.
+    fn entry(&self) -> Option<(ReceivingCallEntry<'_>, usize)> {
         let parts = self.body.received_bytes()?;
         let length = parts.iter().map(|part| part.len()).sum();
-        let mut skipped = skipped;
+        let mut skipped = self.log.bytes;
         let mut body = Vec::new();
         for part in parts {
             body.extend(part.get(skipped..).filter(|rest| !rest.is_empty()));
@@ -43,20 +40,28 @@ impl ReceivingCall {
     }
 }
 
+impl CallState {
+    /// Calls `visit` with what the log does not have of a call, and takes the log to have it then.
+    fn visit(&mut self, visit: &mut impl FnMut(CallChange<'_>)) {
+        match self {
+            Self::Waiting(waiting) => visit(CallChange::Waiting(waiting.entry())),
+            Self::Receiving(arriving) => {
+                if let Some((entry, length)) = arriving.entry() {
+                    visit(CallChange::Receiving(entry));
+                    arriving.log.bytes = length;
+                }
+            }
+            Self::Deferred(_) | Self::Auxiliary(_) => {}
+        }
+    }
+}
+
 impl CallTable {
     // --- the log
 
     /// Records changes from now on.
     pub(in crate::grpc) fn watch_changes(&mut self) {
         self.logged.changes = Some(Box::default());
-    }
-
-    /// Returns whether calls have changed.
-    pub(in crate::grpc) fn has_changes(&self) -> bool {
-        self.logged
-            .changes
-            .as_ref()
-            .is_some_and(|changes| !changes.changed.is_empty() || !changes.ended.is_empty())
     }
 
     /// Returns whether bodies are arriving.
@@ -93,32 +98,19 @@ impl CallTable {
         let Some(changes) = &self.logged.changes else { return };
         changes.ended.iter().for_each(|stream| visit(CallChange::Ended(*stream)));
         for slot in &changes.changed {
-            match self.slots.get_mut(*slot) {
-                Some(CallState::Waiting(waiting)) => visit(CallChange::Waiting(waiting.entry())),
-                Some(CallState::Receiving(arriving)) => {
-                    if let Some((entry, length)) = arriving.entry(arriving.log.bytes) {
-                        visit(CallChange::Receiving(entry));
-                        arriving.log.bytes = length;
-                    }
-                }
-                _ => {}
+            if let Some(call) = self.slots.get_mut(*slot) {
+                call.visit(&mut visit);
             }
         }
     }
 
     /// Calls `visit` with each call, and takes the log to have them then.
     pub(in crate::grpc) fn visit_all_calls(&mut self, mut visit: impl FnMut(CallChange<'_>)) {
-        for entry in self.slots.iter_mut() {
-            match entry {
-                CallState::Waiting(waiting) => visit(CallChange::Waiting(waiting.entry())),
-                CallState::Receiving(arriving) => {
-                    if let Some((entry, length)) = arriving.entry(0) {
-                        visit(CallChange::Receiving(entry));
-                        arriving.log.bytes = length;
-                    }
-                }
-                CallState::Deferred(_) | CallState::Auxiliary(_) => {}
+        for call in self.slots.iter_mut() {
+            if let CallState::Receiving(arriving) = call {
+                arriving.log.bytes = 0;
             }
+            call.visit(&mut visit);
         }
     }
 
@@ -127,10 +119,9 @@ impl CallTable {
         self.server.engine.has_calls_to_repeat(self.id)
     }
 
-    /// Returns whether so much has changed that all calls are logged anew rather than the changes.
-    pub(in crate::grpc) fn has_many_changes(&self) -> bool {
-        let changes = self.logged.changes.as_ref();
-        changes.is_some_and(|changes| changes.changed.len() + changes.ended.len() > CHANGES_MAX)
+    /// Returns the number of changes.
+    pub(in crate::grpc) fn change_count(&self) -> usize {
+        self.logged.changes.as_ref().map_or(0, |changes| changes.changed.len() + changes.ended.len())
     }
 
     // --- going on from a log

@@ -14,6 +14,7 @@ use super::state::{
     PendingTrace, ReceivingCall, deadline_exceeded_failure, over_budget_failure,
 };
 use crate::coordination::{Code, Failure, JobId};
+use crate::grpc::mailbox::slot_waker;
 use crate::grpc::request_body::{self, RequestBody};
 use crate::grpc::request_meta::CallHandler;
 use crate::http2::{Http2Sender, StreamId};
@@ -33,7 +34,7 @@ impl CallTable {
         trace: PendingTrace,
         since: Moment,
     ) {
-        let waker = self.waker_of_next_slot();
+        let waker = slot_waker(&self.mailbox, self.slots.next_key());
         let due = due.instant();
         let stall = Instant::now() + self.server.limits.body_stall;
         let (parked, charged) = (false, body.bytes_waiting_for_memory());

@@ -22,7 +22,7 @@ use crate::grpc::decoded_call::ReplyFormat;
 use crate::grpc::dialect::Dialect;
 use crate::grpc::job_resolver::{ConnectionJobResolver, ListenerJobRule};
 use crate::grpc::limits::GrpcLimits;
-use crate::grpc::mailbox::{Mailbox, slot_waker};
+use crate::grpc::mailbox::Mailbox;
 use crate::grpc::request_body::RequestBody;
 use crate::grpc::request_meta::{CallHandler, RequestMeta};
 use crate::grpc::responses;
@@ -241,11 +241,6 @@ impl CallTable {
     /// Records that the body in this slot has changed.
     pub(super) fn record_body_change(&mut self, slot: u64) {
         self.logged.record_change(slot);
-    }
-
-    /// Returns a waker for a body that has no slot yet.
-    pub(super) fn waker_of_next_slot(&self) -> Waker {
-        slot_waker(&self.mailbox, self.slots.next_key())
     }
 
     /// Begins a turn. All input of a turn counts as received at its beginning: one reading of the clock
