@@ -5,11 +5,12 @@ use std::path::PathBuf;
 
 use prost::Message as _;
 
-const PROTOS: [&str; 8] = [
+const PROTOS: [&str; 9] = [
     "tensorflow_coordination.proto",
     "xla_coordination.proto",
     "status_payload.proto",
     "xla_topology.proto",
+    "muster_collectives.proto",
     "muster_task_claims.proto",
     "muster_peer_jobs.proto",
     "muster_stacks.proto",

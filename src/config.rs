@@ -15,7 +15,7 @@ use crate::coordination::{JobBounds, JobName, JobSettings};
 use crate::engine::{Durability, Engine};
 use crate::grpc::GrpcLimits;
 use crate::http::{AllowedHosts, BodyMemoryBudget, EventStreamLimiter, RedactionPatterns};
-use crate::service::{AuditFailurePolicy, AuditLog};
+use crate::service::{AuditFailurePolicy, AuditLog, collectives};
 use crate::telemetry::log::LogFormat;
 use crate::telemetry::traces::OtlpProtocol;
 
@@ -76,6 +76,8 @@ pub struct ServerConfig {
     pub http_connections_per_source: usize,
     /// The memory for HTTP request bodies, in bytes.
     pub http_bodies_bytes: usize,
+    /// The time that the ranks of a collective wait before there is a finding.
+    pub collective_stuck_after: Duration,
     /// The maximum number of jobs.
     pub jobs_max: usize,
     /// The maximum number of event streams.
@@ -153,6 +155,7 @@ impl ServerConfig {
             http_connections: 1024,
             http_connections_per_source: 512,
             http_bodies_bytes: BodyMemoryBudget::DEFAULT,
+            collective_stuck_after: collectives::STUCK_AFTER,
             jobs_max: Engine::JOBS_MAX,
             http_streams: EventStreamLimiter::DEFAULT,
             io_threads: cores.min(2),

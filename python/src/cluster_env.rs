@@ -7,7 +7,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use muster::agent::cluster_env::{ClusterEnv, ClusterFlags, DetectedProcessIdentity, EnvironmentVariables};
+use muster::agent::cluster_env::{ClusterEnv, ClusterFlags, DetectedProcessIdentity, environment_variables};
 use muster::agent::{AgentConfig, AgentTlsFiles, claim_task, own_claimant_id};
 use muster::coordination::ProcessIdentity;
 use pyo3::prelude::*;
@@ -17,14 +17,6 @@ use super::wait::{parse_timeout_seconds, wait};
 
 /// The certificates for TLS to the service: authorities, and the client's own certificate and key.
 pub type TlsPaths = (PathBuf, Option<PathBuf>, Option<PathBuf>);
-
-/// Returns the environment variables of this process that are text.
-fn environment_variables() -> EnvironmentVariables {
-    let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
-        Some((name.into_string().ok()?, value.into_string().ok()?))
-    };
-    std::env::vars_os().filter_map(text).collect()
-}
 
 /// Returns the place of this process, by the given values and else by the environment.
 pub fn detect_cluster_env(

@@ -13,7 +13,7 @@ use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tonic::transport::{Channel, Endpoint, Uri};
 
-use super::config::AgentConfig;
+use super::config::{AgentConfig, AgentTlsFiles};
 use super::error::AgentError;
 use super::timed_connector::TimedConnector;
 use crate::tls::{self, IoStream, TlsClientForHost};
@@ -76,31 +76,37 @@ impl DetectedPortProtocol {
     }
 }
 
-/// Returns a channel to the service. It connects with the first call, and again after a lost connection.
+/// Returns a channel to the service of a configuration. It connects with the first call, and again after a lost connection.
 pub fn create_service_channel(config: &AgentConfig) -> Result<(Channel, DetectedPortProtocol), AgentError> {
+    open_channel(&config.service, config.authority.as_deref(), config.tls.as_ref())
+}
+
+/// Returns a channel to the service at `service`, as [`create_service_channel`].
+pub fn open_channel(
+    service: &str,
+    authority: Option<&str>,
+    tls: Option<&AgentTlsFiles>,
+) -> Result<(Channel, DetectedPortProtocol), AgentError> {
     let uri = |address: &str| {
         format!("http://{address}")
             .parse::<Uri>()
             .map_err(|error| AgentError::Settings(format!("{address:?} is no address: {error}")))
     };
-    let mut endpoint = Endpoint::from(uri(&config.service)?);
-    if let Some(authority) = &config.authority {
+    let mut endpoint = Endpoint::from(uri(service)?);
+    if let Some(authority) = authority {
         endpoint = endpoint.origin(uri(authority)?);
     }
     let endpoint = endpoint.http2_keep_alive_interval(KEEP_ALIVE.0).keep_alive_timeout(KEEP_ALIVE.1);
-    let (host, _) = config
-        .service
-        .rsplit_once(':')
-        .ok_or_else(|| AgentError::Settings(format!("{:?} has no port", config.service)))?;
-    let tls = config.tls.as_ref().map(|files| {
+    let (host, _) =
+        service.rsplit_once(':').ok_or_else(|| AgentError::Settings(format!("{service:?} has no port")))?;
+    let tls = tls.map(|files| {
         let own = files.own.as_ref().map(|(cert, key)| (cert.as_path(), key.as_path()));
         let config = tls::client_config(&files.ca, own, &[b"h2"])
             .map_err(|error| AgentError::Tls(error.to_string()))?;
         TlsClientForHost::new(Arc::new(config), host).map_err(|error| AgentError::Tls(error.to_string()))
     });
     let port = DetectedPortProtocol::default();
-    let dialler =
-        ServiceConnector { address: config.service.clone(), tls: tls.transpose()?, port: port.clone() };
+    let dialler = ServiceConnector { address: service.to_owned(), tls: tls.transpose()?, port: port.clone() };
     let connector = TimedConnector::new(CONNECT, move || dialler.clone().connect());
     Ok((endpoint.connect_with_connector_lazy(connector), port))
 }

@@ -29,6 +29,7 @@
 //! | `preemption.rs` | preemption notices, and the step that all tasks agree on |
 //! | `transfer_reports.rs`, `report_state.rs` | transfer reports |
 //! | `activities.rs`, `stack_answers.rs` | what the program and the engine are doing, for an operator who asks |
+//! | `collective_reports.rs` | reports of collectives, for the profiler plug-in of NCCL |
 //! | `clock_offset.rs` | the offset of this host's clock |
 //! | `metrics.rs` | the worker's own metrics |
 //!
@@ -55,6 +56,7 @@ mod attachment;
 mod channel;
 mod clock_offset;
 pub mod cluster_env;
+mod collective_reports;
 mod config;
 mod coordination_client;
 mod engine_host;
@@ -95,6 +97,7 @@ use tokio::task::JoinSet;
 use tonic::transport::Channel;
 
 pub use attachment::AttachedEngine;
+pub use collective_reports::CollectiveReporter;
 pub use config::{AgentConfig, AgentTlsFiles, DEVICES_MAX, device_id_of_task, task_of_device_id};
 pub use engine_host::EngineHost;
 pub use engine_record::EngineRecordError;

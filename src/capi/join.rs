@@ -9,7 +9,7 @@ use std::ptr::null;
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster::agent::cluster_env::{ClusterEnv, ClusterFlags, EnvironmentVariables};
+use muster::agent::cluster_env::{ClusterEnv, ClusterFlags, environment_variables};
 use muster::agent::{Agent, AgentConfig, AgentError, AgentTlsFiles, check_credentials_if_exposed};
 use muster::transfer::{PemCertificates, TransportChoice};
 
@@ -294,12 +294,4 @@ fn read_certificates(
         })
     };
     Ok(Some(PemCertificates { cert: read(cert)?, key: read(key)?, ca: read(ca)?, name: None }))
-}
-
-/// Returns the environment variables of this process that are text.
-fn environment_variables() -> EnvironmentVariables {
-    let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
-        Some((name.into_string().ok()?, value.into_string().ok()?))
-    };
-    std::env::vars_os().filter_map(text).collect()
 }

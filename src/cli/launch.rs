@@ -22,7 +22,7 @@ use super::credentials::CredentialArgs;
 use super::output::print_error;
 use super::setting_flags::LaunchFlags;
 use super::{allocator, connection_limits};
-use crate::agent::cluster_env::{DetectedProcessIdentity, EnvironmentVariables};
+use crate::agent::cluster_env::{DetectedProcessIdentity, environment_variables};
 use crate::agent::{AgentConfig, AgentTlsFiles, claim_task, own_claimant_id};
 use crate::config::{ConfigError, JobSelection};
 use crate::coordination::{JobName, ProcessIdentity};
@@ -206,9 +206,7 @@ const CLAIM_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Returns the identity of this host.
 fn launch_host_identity(given: Option<&str>) -> Result<ProcessIdentity> {
-    let text =
-        |(name, value): (OsString, OsString)| Some((name.into_string().ok()?, value.into_string().ok()?));
-    let mut variables: EnvironmentVariables = std::env::vars_os().filter_map(text).collect();
+    let mut variables = environment_variables();
     // The processes of a launch are numbered by it.
     variables.insert("MUSTER_LOCAL_PROCESS_ID".to_owned(), "0".to_owned());
     Ok(DetectedProcessIdentity::detect_on_this_machine(given, &variables)?.identity)

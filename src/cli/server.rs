@@ -29,7 +29,8 @@ use crate::http::{
     ServerReadiness, StackWaits, TokenFile,
 };
 use crate::meter;
-use crate::service::findings::{self, FindingMetrics, FindingStore};
+use crate::service::collectives::CollectiveMetrics;
+use crate::service::findings::{self, FindingMetrics, FindingStore, WorkerReports};
 use crate::service::reports::{self, TransferReportMetrics};
 use crate::service::stacks::StackMetrics;
 use crate::service::{
@@ -326,15 +327,22 @@ impl RunningServer {
         others.extend(self.traces.iter().map(|traces| Arc::clone(traces) as Arc<dyn MetricSource>));
         let findings = Arc::<FindingStore>::default();
         let reports = Arc::clone(edge.report_store());
+        let collectives = Arc::clone(edge.collective_reports());
+        collectives.set_stuck_after(config.server.collective_stuck_after);
+        let worker_reports = WorkerReports { transfers: Arc::clone(&reports), collectives };
         let tasks_max = config.server.task_metrics_max;
         others.push(Arc::clone(edge) as Arc<dyn MetricSource>);
         others.push(Arc::new(FindingMetrics {
             engine: Arc::clone(&self.engine),
-            reports: Arc::clone(&reports),
+            reports: worker_reports.clone(),
             findings: Arc::clone(&findings),
         }));
         let stacks = Arc::clone(edge.stack_collector());
         others.push(Arc::new(StackMetrics(Arc::clone(&stacks))));
+        others.push(Arc::new(CollectiveMetrics {
+            reports: Arc::clone(&worker_reports.collectives),
+            engine: Arc::clone(&self.engine),
+        }));
         others.push(Arc::new(KeeperMetrics(self.core_start.clone())));
         others.push(Arc::clone(&self.stack_waits) as Arc<dyn MetricSource>);
         others.push(Arc::new(TransferReportMetrics {
@@ -369,6 +377,7 @@ impl RunningServer {
             states,
             activity: Arc::clone(&activity),
             stacks: Arc::clone(&stacks),
+            collectives: Arc::clone(&worker_reports.collectives),
             stack_waits: Arc::clone(&self.stack_waits),
             ..AppState::new(engine, readiness, Arc::clone(&self.about))
         };
@@ -377,9 +386,12 @@ impl RunningServer {
         self.timers.spawn(activity.sample_periodically(Arc::clone(&self.engine)));
         self.timers.spawn(request_stacks_for_findings(Arc::clone(&operations), stacks));
         let engine = Arc::clone(&self.engine);
-        self.timers.spawn(findings::run_detectors_periodically(engine, reports, findings, move |remedy| {
-            operations.apply_automatic_exclusion(remedy)
-        }));
+        self.timers.spawn(findings::run_detectors_periodically(
+            engine,
+            worker_reports,
+            findings,
+            move |remedy| operations.apply_automatic_exclusion(remedy),
+        ));
         site
     }
 

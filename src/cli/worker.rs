@@ -19,7 +19,7 @@ use clap::{Args, ValueEnum};
 
 use super::certificates::TransferCertificateArgs;
 use super::{connection_limits, doctor};
-use crate::agent::cluster_env::{ClusterEnv, ClusterFlags, DetectedProcessIdentity, EnvironmentVariables};
+use crate::agent::cluster_env::{ClusterEnv, ClusterFlags, DetectedProcessIdentity, environment_variables};
 use crate::agent::{AgentConfig, AgentTlsFiles, DEVICES_MAX, TransferAccess, claim_task, own_claimant_id};
 use crate::clock;
 use crate::coordination::JobName;
@@ -239,9 +239,7 @@ Exit code:
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     log::start_logging(&arguments.log, LogFormat::Human).map_err(anyhow::Error::msg)?;
-    let variables: EnvironmentVariables = std::env::vars_os()
-        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
-        .collect();
+    let variables = environment_variables();
     let number = match arguments.task {
         Some(TaskArg::Number(task)) => Some(task),
         Some(TaskArg::Auto) | None => None,

@@ -88,7 +88,7 @@ macro_rules! tls_mode_setting {
 }
 
 /// The settings of the server.
-pub static SERVER_SETTINGS: [Setting<ServerConfig>; 46] = [
+pub static SERVER_SETTINGS: [Setting<ServerConfig>; 47] = [
     Setting {
         name: "grpc",
         placeholder: "ADDR",
@@ -290,6 +290,14 @@ pub static SERVER_SETTINGS: [Setting<ServerConfig>; 46] = [
         help: "How many jobs there may be, those that are made at run time included",
         show: |server| SettingValue::Number(server.jobs_max as u64),
         set: |server, text| parse_count_in_range(text, 1, 1 << 20).map(|value| server.jobs_max = value),
+    },
+    Setting {
+        name: "collective-stuck-after",
+        placeholder: "DURATION",
+        is_advanced: true,
+        help: "How long the GPUs of a collective may wait for one of them before there is a finding",
+        show: |server| text_value(format_exact_duration(server.collective_stuck_after)),
+        set: |server, text| parse_duration(text).map(|value| server.collective_stuck_after = value),
     },
     Setting {
         name: "stop-timeout",

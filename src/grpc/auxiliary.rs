@@ -17,7 +17,7 @@ use tonic_health::server::HealthReporter;
 use tower_service::Service as _;
 
 use super::dialect::{GENERATION_A_SERVICE, GENERATION_C_SERVICE, PEER_JOBS_SERVICE};
-use super::{stacks_service, task_claims_service, transfers_service};
+use super::{collectives_service, stacks_service, task_claims_service, transfers_service};
 use crate::coordination::{Code, Failure};
 use crate::http2::{ErrorCode, Http2Sender, StreamId, encode_header_block};
 use crate::proto::DESCRIPTORS;
@@ -29,7 +29,7 @@ pub(super) struct AuxiliaryServices {
 }
 
 /// The service names in health checks; the empty name is the server as a whole.
-const NAMES: [&str; 7] = [
+const NAMES: [&str; 8] = [
     "",
     GENERATION_A_SERVICE,
     GENERATION_C_SERVICE,
@@ -37,6 +37,7 @@ const NAMES: [&str; 7] = [
     PEER_JOBS_SERVICE,
     transfers_service::SERVICE,
     stacks_service::SERVICE,
+    collectives_service::SERVICE,
 ];
 
 impl AuxiliaryServices {

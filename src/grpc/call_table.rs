@@ -149,7 +149,9 @@ impl CallTable {
         let due = CallDeadline::After(head.timeout);
         let trace = match callee {
             CallHandler::Coordination(_) | CallHandler::PeerJobs(_) => self.begin_call_trace(head),
-            CallHandler::Reports | CallHandler::Stacks | CallHandler::Claims => None,
+            CallHandler::Reports | CallHandler::Stacks | CallHandler::Collectives | CallHandler::Claims => {
+                None
+            }
         };
         let since = self.turn_start();
         let most = self.server.limits.message_bytes;

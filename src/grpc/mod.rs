@@ -23,6 +23,7 @@ mod body_memory;
 mod cached_task_set;
 mod call_counts;
 mod call_table;
+mod collectives_service;
 mod connection;
 mod connection_keeping;
 mod connection_settings;

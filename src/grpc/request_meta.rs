@@ -11,7 +11,9 @@ use http::header::{CONTENT_TYPE, HeaderMap};
 use super::decoded_call::RequestDecoder;
 use super::dialect::{GENERATION_A_SERVICE, GENERATION_C_SERVICE, PEER_JOBS_SERVICE};
 use super::peer_jobs_service::{self, PeerQuestionDecoder};
-use super::{generation_a, generation_c, stacks_service, task_claims_service, transfers_service};
+use super::{
+    collectives_service, generation_a, generation_c, stacks_service, task_claims_service, transfers_service,
+};
 use crate::coordination::{Code, Failure};
 use crate::http2::{FromRequestHead, RequestHead};
 
@@ -112,6 +114,8 @@ pub(super) enum CallHandler {
     Reports,
     /// What workers say that they are doing.
     Stacks,
+    /// What processes report about their collectives.
+    Collectives,
     /// The claims of processes on a task id.
     Claims,
     /// The questions of tasks about other jobs.
@@ -182,6 +186,7 @@ pub(super) fn call_handler(path: &str) -> Option<CallHandler> {
         }
         Some((transfers_service::SERVICE, transfers_service::METHOD)) => Some(CallHandler::Reports),
         Some((stacks_service::SERVICE, stacks_service::METHOD)) => Some(CallHandler::Stacks),
+        Some((collectives_service::SERVICE, collectives_service::METHOD)) => Some(CallHandler::Collectives),
         _ => None,
     }
 }

@@ -19,6 +19,7 @@ use super::task_set_cache::TaskSetCache;
 use crate::engine::{Engine, FlushToken, LoggedConnections};
 use crate::http2::StateMemoryPool;
 use crate::meter::{self, Counter, Sharded};
+use crate::service::collectives::CollectiveReports;
 use crate::service::reports::TransferReportStore;
 use crate::service::stacks::StackCollector;
 use crate::telemetry::log_rate_limit::LogRateLimit;
@@ -42,6 +43,7 @@ pub struct GrpcServer {
     pub(super) unroutable_log: Mutex<LogRateLimit<()>>,
     pub(super) transfers: Arc<TransferReportStore>,
     pub(super) stacks: Arc<StackCollector>,
+    pub(super) collectives: Arc<CollectiveReports>,
     /// `None`: calls are neither counted by method nor timed.
     pub(super) calls: Option<Box<Sharded<CallCounts>>>,
     /// `None`: calls are not traced.
@@ -91,6 +93,7 @@ impl GrpcServer {
             unroutable_log: Mutex::default(),
             transfers: Arc::default(),
             stacks: Arc::default(),
+            collectives: Arc::default(),
             calls,
             traces,
             keeping: OnceLock::new(),
@@ -120,6 +123,12 @@ impl GrpcServer {
     #[must_use]
     pub fn stack_collector(&self) -> &Arc<StackCollector> {
         &self.stacks
+    }
+
+    /// Returns the collectives that processes report.
+    #[must_use]
+    pub fn collective_reports(&self) -> &Arc<CollectiveReports> {
+        &self.collectives
     }
 
     /// Returns the counters of the port.

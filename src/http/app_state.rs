@@ -12,7 +12,8 @@ use super::readiness::ServerReadiness;
 use super::redaction::RedactionPatterns;
 use super::stack_waits::StackWaits;
 use crate::engine::Engine;
-use crate::service::findings::{FindingMetrics, FindingStore};
+use crate::service::collectives::{CollectiveMetrics, CollectiveReports};
+use crate::service::findings::{FindingMetrics, FindingStore, WorkerReports};
 use crate::service::reports::TransferReportStore;
 use crate::service::stacks::{StackCollector, StackMetrics};
 use crate::service::{ActivityHistory, AuditLog, AuditedOperations, BarrierHistory, StateHistory, Timelines};
@@ -56,6 +57,8 @@ pub struct AppState {
     pub activity: Arc<ActivityHistory>,
     /// The requests for stacks, and the answers to them.
     pub stacks: Arc<StackCollector>,
+    /// The collectives of all jobs.
+    pub collectives: Arc<CollectiveReports>,
     /// The requests of helpers that wait for them.
     pub stack_waits: Arc<StackWaits>,
 }
@@ -67,13 +70,15 @@ impl AppState {
         let (audit, streams) = (Arc::<AuditLog>::default(), Arc::<EventStreamLimiter>::default());
         let bodies = Arc::<BodyMemoryBudget>::default();
         let (findings, transfers) = (Arc::<FindingStore>::default(), Arc::<TransferReportStore>::default());
-        let of_findings = FindingMetrics {
-            engine: Arc::clone(&engine),
-            reports: Arc::clone(&transfers),
-            findings: Arc::clone(&findings),
-        };
+        let collectives = Arc::<CollectiveReports>::default();
+        let reports =
+            WorkerReports { transfers: Arc::clone(&transfers), collectives: Arc::clone(&collectives) };
+        let of_findings =
+            FindingMetrics { engine: Arc::clone(&engine), reports, findings: Arc::clone(&findings) };
         let (stacks, stack_waits) = (Arc::<StackCollector>::default(), Arc::<StackWaits>::default());
         let of_stacks = StackMetrics(Arc::clone(&stacks));
+        let of_collectives =
+            CollectiveMetrics { reports: Arc::clone(&collectives), engine: Arc::clone(&engine) };
         let own: Vec<Arc<dyn MetricSource>> = vec![
             readiness.clone(),
             audit.clone(),
@@ -81,6 +86,7 @@ impl AppState {
             bodies.clone(),
             Arc::new(of_findings),
             Arc::new(of_stacks),
+            Arc::new(of_collectives),
             stack_waits.clone(),
         ];
         let metrics = Arc::new(Metrics::for_engine(&engine, own));
@@ -100,10 +106,17 @@ impl AppState {
             states: Arc::default(),
             activity: Arc::default(),
             stacks,
+            collectives,
             stack_waits,
             streams,
             bodies,
             redaction: Arc::default(),
         }
+    }
+
+    /// Returns what processes report about themselves.
+    #[must_use]
+    pub fn worker_reports(&self) -> WorkerReports {
+        WorkerReports { transfers: Arc::clone(&self.transfers), collectives: Arc::clone(&self.collectives) }
     }
 }

@@ -17,7 +17,7 @@ use crate::service::findings;
     responses((status = 200, description = "The findings of the job", body = JobFindings), (status = 404, description = "There is none")))]
 pub(super) async fn list_job_findings(State(site): State<AppState>, job: JobPath) -> Json<JobFindings> {
     let (open, closed) =
-        findings::open_and_closed_findings(&site.engine, &site.transfers, &site.findings, job.id);
+        findings::open_and_closed_findings(&site.engine, &site.worker_reports(), &site.findings, job.id);
     Json(JobFindings { open, closed, looked_at: site.findings.last_checked_at() })
 }
 
@@ -26,7 +26,8 @@ pub(super) async fn list_job_findings(State(site): State<AppState>, job: JobPath
     responses((status = 200, description = "The open findings of every job", body = FindingsPage)))]
 pub(super) async fn list_all_findings(State(site): State<AppState>) -> Json<FindingsPage> {
     let jobs: Vec<JobId> = site.engine.read(|core, _| core.jobs().map(|(job, _)| job).collect());
-    let of = |job| findings::open_and_closed_findings(&site.engine, &site.transfers, &site.findings, job).0;
+    let of =
+        |job| findings::open_and_closed_findings(&site.engine, &site.worker_reports(), &site.findings, job).0;
     let findings = jobs.into_iter().flat_map(of).collect();
     Json(FindingsPage { findings, looked_at: site.findings.last_checked_at() })
 }

@@ -27,6 +27,7 @@
 //!   `/devices/map`
 //! - `GET /api/v1/jobs/{job}/barriers/arrivals`: every arrival at the latest barriers
 //! - `GET /api/v1/jobs/{job}/transfers`, `/transfers/tasks`: transfer reports of workers
+//! - `GET /api/v1/jobs/{job}/collectives`, `GET …/collectives/{clique}`: the cliques of NCCL, and which tasks hold them up
 //! - `GET POST /api/v1/jobs/{job}/stacks`: the stacks of the tasks; `GET …/stacks/requests`, `POST …/stacks/answers`: for the
 //!   helpers in programs, which `GET /helper.py` serves
 //! - `GET /api/v1/jobs/{job}/keys`, `GET PUT DELETE …/keys/{key}`: the store of the present run
@@ -48,6 +49,7 @@ mod audit;
 mod barrier_arrivals;
 mod body;
 mod client_network;
+mod collectives;
 mod connection_slots;
 mod csv;
 mod drain;

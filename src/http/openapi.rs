@@ -33,6 +33,7 @@ use utoipa::openapi::{Content, Ref, RefOr, ResponseBuilder};
         (name = "jobs"), (name = "runs"), (name = "tasks"), (name = "barriers"), (name = "devices"), (name = "keys"),
         (name = "exclusions", description = "Who takes no part, and why"),
         (name = "drain", description = "Coordinated saves"),
+        (name = "collectives", description = "How far the communicators of NCCL have come, and which tasks hold them up"),
         (name = "stacks", description = "What the threads of the tasks are doing"),
         (name = "findings", description = "What is found in what is measured"),
         (name = "events"), (name = "audit"), (name = "server"),

@@ -10,9 +10,9 @@ use super::access::{RequiredAccess, login};
 use super::route_access_table::RouteAccessTable;
 use super::route_builder::RouteBuilder;
 use super::{
-    AppState, activity, audit, barrier_arrivals, drain, events, exclusions, findings, health, hosts, jobs,
-    journal, keys, metrics, openapi, pages, runs, server_info, stack_helper, stacks, task_owners,
-    task_states, transfers,
+    AppState, activity, audit, barrier_arrivals, collectives, drain, events, exclusions, findings, health,
+    hosts, jobs, journal, keys, metrics, openapi, pages, runs, server_info, stack_helper, stacks,
+    task_owners, task_states, transfers,
 };
 
 /// Returns the REST routes.
@@ -56,6 +56,8 @@ fn api_routes() -> RouteBuilder {
         .add_described_routes(RequiredAccess::VIEWER, routes!(runs::show_device_map))
         .add_described_routes(RequiredAccess::VIEWER, routes!(transfers::show_transfers))
         .add_described_routes(RequiredAccess::VIEWER, routes!(transfers::list_task_transfers))
+        .add_described_routes(RequiredAccess::VIEWER, routes!(collectives::list_cliques))
+        .add_described_routes(RequiredAccess::VIEWER, routes!(collectives::show_clique))
         .add_described_routes(RequiredAccess::VIEWER, routes!(stacks::show_stacks))
         .add_described_routes(RequiredAccess::OPERATOR, routes!(stacks::create_stack_request))
         // The token of a program should permit as little as possible.

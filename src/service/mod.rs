@@ -18,6 +18,7 @@
 //! | `state_periods.rs` | the periods of each task of a run, computed from these states |
 //! | `records_by_run.rs` | a bounded list of records of a job's latest runs, which these three use |
 //! | `saved_contents.rs` | the form in which the four histories are saved |
+//! | `collectives/` | the collectives of jobs: cliques that wait, and for whom |
 //! | `reports/` | transfer reports of native workers, outside of the state machine |
 //! | `stacks/` | requests for the stacks of tasks, and their answers, grouped by equal stacks |
 //! | `stack_requests.rs` | these requests with their audit, by operators and for findings |
@@ -26,6 +27,7 @@ mod activity;
 mod actor_context;
 mod audit;
 mod barrier_history;
+pub mod collectives;
 pub mod findings;
 mod operations;
 mod records_by_run;

@@ -136,7 +136,9 @@ async fn a_scrape_and_a_look_for_findings_of_ten_thousand_tasks_are_quick() {
     timed("the part of it under the lock", &|| {
         let _ = engine.read(|core, now| core.observe_job(job, now));
     });
-    timed("a look for findings", &|| {
-        drop(findings::run_detectors_on_all_jobs(&engine, edge.report_store(), &board))
-    });
+    let reports = findings::WorkerReports {
+        transfers: Arc::clone(edge.report_store()),
+        collectives: Arc::clone(edge.collective_reports()),
+    };
+    timed("a look for findings", &|| drop(findings::run_detectors_on_all_jobs(&engine, &reports, &board)));
 }

@@ -176,10 +176,7 @@ fn a_finding_is_an_event_and_changes_no_other_state() {
 /// Returns the findings of the job now.
 fn ids_of_findings(job: &SimulatedJob) -> Vec<&'static str> {
     let seen = job.coordinator.core.observe_job(JOB, job.coordinator.now).expect("the job is there");
-    run_detectors(DetectorInput { job: &seen, clocks: &[], journal_trouble: None })
-        .iter()
-        .map(|(detector, _)| detector.id)
-        .collect()
+    run_detectors(DetectorInput::without_reports(&seen)).iter().map(|(detector, _)| detector.id).collect()
 }
 
 #[test]
@@ -224,8 +221,7 @@ fn a_task_that_does_not_ask_who_is_alive_is_found_as_one_that_misses_a_barrier()
     job.coordinator.advance_time(Duration::from_secs(1));
     assert_eq!(ids_of_findings(&job), ["stalled-task"]);
     let seen = job.coordinator.core.observe_job(JOB, job.coordinator.now).expect("the job is there");
-    let (_, stalled) =
-        run_detectors(DetectorInput { job: &seen, clocks: &[], journal_trouble: None }).remove(0);
+    let (_, stalled) = run_detectors(DetectorInput::without_reports(&seen)).remove(0);
     assert_eq!((stalled.tasks, stalled.since), (vec![TaskId(1)], began));
     assert!(
         stalled.summary_without_tasks.contains("2 of 3 tasks wait at a live-set question"),

@@ -54,6 +54,7 @@ pub const PARTS: &[Part] = &[
             &["telemetry"],
             // The programs on the machines of a job; the server's state besides the state machine.
             &["agent", "host_checks", "service/reports", "service/stacks"],
+            &["service/collectives"],
             &["service/findings", "simulator"],
             &["service"],
             // The bodies that the HTTP port and its clients exchange.

@@ -28,7 +28,7 @@ use std::fmt;
 
 pub use explicit_parameters::ClusterFlags;
 pub use process_identity::{DetectedProcessIdentity, MachineIds};
-pub use variables::{ClusterEnvError, EnvironmentVariables, PORT, ValueWithSource};
+pub use variables::{ClusterEnvError, EnvironmentVariables, PORT, ValueWithSource, environment_variables};
 use variables::{
     DetectedClusterSystem, ParameterDescription, SERVICE, TASK, TASKS, UnknownParameters, conflict_error,
     nonempty_value,

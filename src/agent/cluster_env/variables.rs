@@ -3,12 +3,21 @@
 //! Each file beside this one reads the variables of one system. Begin at [`ValueWithSource`].
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fmt;
 
 use crate::coordination::TASKS_MAX;
 
 /// Environment variables by name.
 pub type EnvironmentVariables = BTreeMap<String, String>;
+
+/// Returns the environment variables of this process whose names and values are text.
+#[must_use]
+pub fn environment_variables() -> EnvironmentVariables {
+    let text =
+        |(name, value): (OsString, OsString)| Some((name.into_string().ok()?, value.into_string().ok()?));
+    std::env::vars_os().filter_map(text).collect()
+}
 
 /// The default port of the service.
 pub const PORT: u16 = 8476;

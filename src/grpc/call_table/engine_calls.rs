@@ -14,7 +14,7 @@ use crate::grpc::dialect::Dialect;
 use crate::grpc::frame::RequestMessage;
 use crate::grpc::request_meta::{CallHandler, RequestMeta};
 use crate::grpc::responses;
-use crate::grpc::{peer_jobs_service, stacks_service, task_claims_service};
+use crate::grpc::{collectives_service, peer_jobs_service, stacks_service, task_claims_service};
 use crate::http2::{Http2Sender, StreamId};
 use crate::meter::Moment;
 use crate::proto::muster::v1::TransferReportAck;
@@ -78,6 +78,24 @@ impl CallTable {
         }
     }
 
+    /// Accepts a process's report of its collectives, and answers at once.
+    fn accept_collectives_report(
+        &self,
+        sender: &mut Http2Sender,
+        job: JobId,
+        message: &RequestMessage,
+        stream: StreamId,
+    ) {
+        let (engine, reports) = (&self.server.engine, &self.server.collectives);
+        match collectives_service::accept_report(engine, reports, job, &message.contents()) {
+            Ok(answer) => {
+                self.server.counts.shard_of_this_thread().calls.increment();
+                responses::send_message(sender, stream, &answer);
+            }
+            Err(failure) => self.refuse_call(sender, stream, &failure),
+        }
+    }
+
     /// Dispatches a call: a transfer report to the reports, a claim and every other call to the engine. A question about
     /// another job is a call to that job.
     #[expect(clippy::too_many_arguments, reason = "what a request is made of")]
@@ -99,6 +117,9 @@ impl CallTable {
             }
             CallHandler::Reports => return self.accept_transfer_report(sender, job, message, stream),
             CallHandler::Stacks => return self.accept_stack_answer(sender, job, message, stream),
+            CallHandler::Collectives => {
+                return self.accept_collectives_report(sender, job, message, stream);
+            }
             CallHandler::Claims => return self.answer_task_claim(sender, job, message, stream),
         };
         let (job, call) = match decoded {

@@ -99,8 +99,9 @@ impl JobSnapshot {
             let seen = if found { core.observe_job(id, now) } else { None };
             Some((CapturedState::capture(core, id, now)?, seen))
         })?;
-        let hold =
-            |seen| findings::open_findings_that_hold(&site.engine, &site.transfers, &site.findings, &seen);
+        let hold = |seen| {
+            findings::open_findings_that_hold(&site.engine, &site.worker_reports(), &site.findings, &seen)
+        };
         let open = seen.map_or_else(Vec::new, hold);
         let records = JobRecords {
             timeline: site.timelines.timeline_of(id),

@@ -180,10 +180,10 @@ impl PagesFixture {
                 }
             }
             let seen = self.core.observe_job(JOB, self.now).unwrap();
-            for changed in self.findings.update_with_detections(
-                &seen,
-                run_detectors(DetectorInput { job: &seen, clocks: &[], journal_trouble: None }),
-            ) {
+            for changed in self
+                .findings
+                .update_with_detections(&seen, run_detectors(DetectorInput::without_reports(&seen)))
+            {
                 let (open, finding) = match changed {
                     FindingTransition::Opened(finding) => (true, finding),
                     FindingTransition::Closed(finding) => (false, finding),
@@ -203,10 +203,8 @@ impl PagesFixture {
     fn snapshot(&self) -> JobSnapshot {
         let state = CapturedState::capture(&self.core, JOB, self.now).unwrap();
         let seen = self.core.observe_job(JOB, self.now).unwrap();
-        let open = self.findings.open_findings_among(
-            &seen,
-            run_detectors(DetectorInput { job: &seen, clocks: &[], journal_trouble: None }),
-        );
+        let open =
+            self.findings.open_findings_among(&seen, run_detectors(DetectorInput::without_reports(&seen)));
         let records = JobRecords {
             timeline: self.timelines.timeline_of(JOB),
             ended_barriers: self.barriers.latest_first(JOB),

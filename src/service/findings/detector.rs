@@ -12,6 +12,7 @@ use utoipa::ToSchema;
 use crate::coordination::{
     BarrierKind, BarrierObservation, BarrierOutcome, JobObservation, TaskId, Timestamp,
 };
+use crate::service::collectives::{SlowRankView, StuckCliqueView};
 use crate::service::reports::ClockReading;
 
 /// The severity of a finding.
@@ -62,8 +63,20 @@ pub struct DetectorInput<'a> {
     pub job: &'a JobObservation,
     /// The clocks that native workers report.
     pub clocks: &'a [(TaskId, ClockReading)],
+    /// The cliques of collectives that wait too long.
+    pub stuck_cliques: &'a [StuckCliqueView],
+    /// The ranks for which others wait in most collectives, with their cliques.
+    pub slow_ranks: &'a [(String, SlowRankView)],
     /// The reason for which the journal cannot be written, if it cannot.
     pub journal_trouble: Option<&'a str>,
+}
+
+impl<'a> DetectorInput<'a> {
+    /// Returns the measurements of the service alone.
+    #[must_use]
+    pub fn without_reports(job: &'a JobObservation) -> Self {
+        Self { job, clocks: &[], stuck_cliques: &[], slow_ranks: &[], journal_trouble: None }
+    }
 }
 
 /// One number that a finding rests on.

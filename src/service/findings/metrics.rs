@@ -4,10 +4,9 @@
 
 use std::sync::Arc;
 
-use super::{CATALOGUE, FindingStore, open_findings_that_hold};
+use super::{CATALOGUE, FindingStore, WorkerReports, open_findings_that_hold};
 use crate::coordination::JobObservation;
 use crate::engine::Engine;
-use crate::service::reports::TransferReportStore;
 use crate::telemetry::metrics::{MetricSource, ScrapeOutput, catalogue as metric};
 
 /// The metrics of the findings of every job.
@@ -15,7 +14,7 @@ pub struct FindingMetrics {
     /// The state.
     pub engine: Arc<Engine>,
     /// The reports on which some findings rest.
-    pub reports: Arc<TransferReportStore>,
+    pub reports: WorkerReports,
     /// The findings.
     pub findings: Arc<FindingStore>,
 }

@@ -18,11 +18,15 @@
 //! | `repeated_run_failures.rs` | several runs fail in a row |
 //! | `bound_nearly_reached.rs` | a job has nearly reached one of its bounds |
 //! | `worker_clock_off.rs` | the clock of a host differs from the service's clock |
+//! | `collective_stuck.rs` | a collective waits too long |
+//! | `collective_slow_rank.rs` | the GPUs of all others wait for one task in most collectives |
 
 mod automatic_exclusion;
 mod barrier_stuck;
 mod bound_nearly_reached;
 mod chronic_straggler;
+mod collective_slow_rank;
+mod collective_stuck;
 mod detector;
 mod finding_store;
 mod heartbeat_gaps;
@@ -46,7 +50,8 @@ pub use metrics::FindingMetrics;
 
 use crate::coordination::{FindingChange, JobId, JobObservation, TaskId};
 use crate::engine::Engine;
-use crate::service::reports::{self, ClockReading};
+use crate::service::collectives::{CollectiveReports, SlowRankView, StuckCliqueView};
+use crate::service::reports::{ClockReading, TransferReportStore};
 
 /// All detectors.
 pub static CATALOGUE: &[&Detector] = &[
@@ -60,6 +65,8 @@ pub static CATALOGUE: &[&Detector] = &[
     &bound_nearly_reached::DETECTOR,
     &worker_clock_off::DETECTOR,
     &journal_not_written::DETECTOR,
+    &collective_stuck::DETECTOR,
+    &collective_slow_rank::DETECTOR,
 ];
 
 /// Returns the names of every kind of finding, as in events, metrics and addresses.
@@ -76,11 +83,50 @@ pub fn run_detectors(seen: DetectorInput<'_>) -> Vec<(&'static Detector, Detecti
     CATALOGUE.iter().filter_map(|detector| Some((*detector, (detector.detect)(seen)?))).collect()
 }
 
+/// What processes report about themselves, beside the measurements of the service.
+#[derive(Debug, Clone, Default)]
+pub struct WorkerReports {
+    /// The transfer reports of native workers.
+    pub transfers: Arc<TransferReportStore>,
+    /// The collectives that NCCL's profiler plug-in reports.
+    pub collectives: Arc<CollectiveReports>,
+}
+
+/// What reports say about one job.
+struct JobReportSummary {
+    clocks: Vec<(TaskId, ClockReading)>,
+    stuck_cliques: Vec<StuckCliqueView>,
+    slow_ranks: Vec<(String, SlowRankView)>,
+    journal_trouble: Option<String>,
+}
+
+impl JobReportSummary {
+    fn new(engine: &Engine, reports: &WorkerReports, seen: &JobObservation) -> Self {
+        let tasks = seen.tasks.len();
+        Self {
+            clocks: worker_clocks(engine, &reports.transfers, seen),
+            stuck_cliques: reports.collectives.stuck_cliques(engine, seen.job, tasks),
+            slow_ranks: reports.collectives.slow_ranks(engine, seen.job, tasks),
+            journal_trouble: journal_trouble(engine),
+        }
+    }
+
+    fn input<'a>(&'a self, job: &'a JobObservation) -> DetectorInput<'a> {
+        DetectorInput {
+            job,
+            clocks: &self.clocks,
+            stuck_cliques: &self.stuck_cliques,
+            slow_ranks: &self.slow_ranks,
+            journal_trouble: self.journal_trouble.as_deref(),
+        }
+    }
+}
+
 /// Runs the detectors once a second for as long as it is polled, and passes the resulting remedies to
 /// `apply`.
 pub async fn run_detectors_periodically(
     engine: Arc<Engine>,
-    reports: Arc<reports::TransferReportStore>,
+    reports: WorkerReports,
     board: Arc<FindingStore>,
     apply: impl Fn(AutomaticExclusion) + Send,
 ) {
@@ -95,18 +141,17 @@ pub async fn run_detectors_periodically(
 /// Runs the detectors once on every job. Returns the remedies that the settings of jobs ask for.
 pub fn run_detectors_on_all_jobs(
     engine: &Engine,
-    reports: &reports::TransferReportStore,
+    reports: &WorkerReports,
     board: &FindingStore,
 ) -> Vec<AutomaticExclusion> {
     let mut remedies = Vec::new();
-    let trouble = journal_trouble(engine);
     let jobs: Vec<JobId> = engine.read(|core, _| core.jobs().map(|(job, _)| job).collect());
     board.retain_jobs(|job| jobs.contains(&job));
+    reports.collectives.retain_jobs(|job| jobs.contains(&job));
     for job in jobs {
         let Some(seen) = engine.read(|core, now| core.observe_job(job, now)) else { continue };
-        let clocks = worker_clocks(engine, reports, &seen);
-        let input = DetectorInput { job: &seen, clocks: &clocks, journal_trouble: trouble.as_deref() };
-        for transition in board.update_with_detections(&seen, run_detectors(input)) {
+        let summary = JobReportSummary::new(engine, reports, &seen);
+        for transition in board.update_with_detections(&seen, run_detectors(summary.input(&seen))) {
             let (open, finding) = match transition {
                 FindingTransition::Opened(finding) => (true, finding),
                 FindingTransition::Closed(finding) => (false, finding),
@@ -136,7 +181,7 @@ pub fn run_detectors_on_all_jobs(
 #[must_use]
 pub fn open_and_closed_findings(
     engine: &Engine,
-    reports: &reports::TransferReportStore,
+    reports: &WorkerReports,
     board: &FindingStore,
     job: JobId,
 ) -> (Vec<Finding>, Vec<Finding>) {
@@ -153,16 +198,15 @@ pub fn open_and_closed_findings(
 #[must_use]
 pub fn open_findings_that_hold(
     engine: &Engine,
-    reports: &reports::TransferReportStore,
+    reports: &WorkerReports,
     board: &FindingStore,
     seen: &JobObservation,
 ) -> Vec<Finding> {
     if !board.has_open_findings(seen.job) {
         return Vec::new();
     }
-    let (clocks, trouble) = (worker_clocks(engine, reports, seen), journal_trouble(engine));
-    let input = DetectorInput { job: seen, clocks: &clocks, journal_trouble: trouble.as_deref() };
-    board.open_findings_among(seen, run_detectors(input))
+    let summary = JobReportSummary::new(engine, reports, seen);
+    board.open_findings_among(seen, run_detectors(summary.input(seen)))
 }
 
 /// Returns the reason for which the journal cannot be written, if it cannot.
@@ -173,7 +217,7 @@ fn journal_trouble(engine: &Engine) -> Option<String> {
 /// Returns the clocks that a job's workers report.
 fn worker_clocks(
     engine: &Engine,
-    reports: &reports::TransferReportStore,
+    reports: &TransferReportStore,
     seen: &JobObservation,
 ) -> Vec<(TaskId, ClockReading)> {
     if !reports.has_run_reports(seen.job, seen.run) {

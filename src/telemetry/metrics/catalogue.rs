@@ -216,6 +216,29 @@ catalogue! {
     /// The limit of muster_stack_waits. Further helpers ask again and again instead.
     STACK_WAITS_LIMIT: Gauge "muster_stack_waits_limit" [];
 
+    /// Reports of the profiler plug-in of NCCL: accepted, or refused (invalid, too many processes, no memory).
+    COLLECTIVE_REPORTS: Counter "muster_collective_reports_total" ["muster_job", "result"];
+    /// Processes that report their collectives, and those of them that ask NCCL for times on the GPU.
+    COLLECTIVE_PROCESSES: Gauge "muster_collective_processes" ["muster_job"];
+    /// See muster_collective_processes.
+    COLLECTIVE_PROCESSES_TIMED: Gauge "muster_collective_processes_timed" ["muster_job"];
+    /// Cliques of communicators of which a rank is heard.
+    COLLECTIVE_CLIQUES: Gauge "muster_collective_cliques" ["muster_job"];
+    /// Cliques whose ranks wait, by how the ranks that are waited for differ from the others. A short wait is no trouble.
+    COLLECTIVE_CLIQUES_WAITING: Gauge "muster_collective_cliques_waiting" ["muster_job", "kind"];
+    /// The longest time for which the ranks of a clique have waited.
+    COLLECTIVE_WAIT_SECONDS: Gauge "muster_collective_wait_seconds" ["muster_job"];
+    /// Collectives that all ranks have enqueued, by function. Of functions that were used.
+    COLLECTIVE_OPERATIONS: Counter "muster_collective_operations_total" ["muster_job", "function"];
+    /// Their bytes: count times the size of an element.
+    COLLECTIVE_BYTES: Counter "muster_collective_bytes_total" ["muster_job", "function"];
+    /// The time of GPUs in collectives that were timed.
+    COLLECTIVE_GPU_SECONDS: Counter "muster_collective_gpu_seconds_total" ["muster_job", "function"];
+    /// Memory of the reports of all jobs.
+    COLLECTIVE_REPORT_BYTES: Gauge "muster_collective_report_bytes" [];
+    /// The limit of muster_collective_report_bytes. Beyond it, reports are refused.
+    COLLECTIVE_REPORT_BYTES_LIMIT: Gauge "muster_collective_report_bytes_limit" [];
+
     /// Calls that were answered, or given up, by method, generation of the wire and code. Absent with rpc-metrics off.
     CALLS: Counter "muster_rpc_calls_total" ["method", "generation", "code"];
     /// How long calls took, from the turn in which they were read to their answer, or until they were given up. Calls that

@@ -1,0 +1,49 @@
+//! The collective operations of a process: which were enqueued, which began on the GPU, which ended.
+//!
+//! A *record* holds this for every communicator of the process. It is a file in shared memory, so another process can read it
+//! while the process hangs, and after it was killed. The record's writer takes no lock, allocates nothing and makes no
+//! system call but for the clock. The crate knows neither NCCL's tables nor the service. Begin at [`Record`], then
+//! [`RecordSnapshot`].
+//!
+//! | file | owns |
+//! | --- | --- |
+//! | `collective_function.rs` | the functions, and the bytes that each moves over the links |
+//! | `data_type.rs` | the types of elements |
+//! | `layout.rs` | the layout of the shared memory |
+//! | `operation_ring.rs` | the latest operations of a communicator |
+//! | `record.rs` | the writer |
+//! | `record_file.rs` | the folder of records, and their files |
+//! | `snapshot.rs` | the reader |
+//! | `communicator_hash.rs` | the number by which all ranks know a communicator |
+//!
+//! 1. Everything in the shared memory is an atomic number. A reader of another process may find any value there, and checks
+//!    indices and lengths before it uses them.
+//! 2. An [`OperationHandle`] is a number, never an address. A handle of an operation that is no longer in the ring has no effect.
+//! 3. The collectives of a communicator are numbered from 0 in the order in which the process enqueued them. Programs that
+//!    agree have the same function, type, count and root at each number, on every rank; [`Collective::chain`] compares them.
+#![warn(clippy::too_many_lines)]
+
+mod collective_function;
+mod communicator_hash;
+mod data_type;
+mod layout;
+mod operation_ring;
+mod record;
+mod record_file;
+mod snapshot;
+
+pub use collective_function::CollectiveFunction;
+pub use communicator_hash::{UNIQUE_ID_BYTES, communicator_hash};
+pub use data_type::DataType;
+pub use layout::{COMMUNICATORS_MAX, LAYOUT_VERSION};
+pub use operation_ring::{COLLECTIVES_KEPT, Collective, OperationHandle};
+pub use record::{NewCommunicator, Record};
+pub use record_file::{RecordError, RecordFolder, StoredRecord};
+pub use snapshot::{CommunicatorSnapshot, FunctionTotals, OperationSnapshot, RecordSnapshot};
+
+/// Returns the nanoseconds of the host's monotonic clock, in which records count.
+#[must_use]
+pub fn monotonic_nanos() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
+}

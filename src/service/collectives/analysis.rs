@@ -1,0 +1,283 @@
+//! The state of a clique: whether its ranks wait, for which ranks, and how. A pure function of reports.
+//!
+//! The rules are those of PyTorch's flight recorder, with numbers in place of times: a collective was enqueued (*called*) by the
+//! program, *begun* by the GPU, and *ended*. Begin at [`find_wait`].
+//!
+//! | kind | condition at the first collective that has not ended everywhere |
+//! | --- | --- |
+//! | different program | ranks have enqueued different collectives at one number |
+//! | not begun | all have called it; some GPUs have begun, others have not |
+//! | not ended | all GPUs have begun, and it does not end |
+//! | not called | some ranks have called it, others have not |
+//! | not heard | ranks that hold it up report nothing any more, or never did |
+//!
+//! Begin and end are known only of collectives that NCCL was asked to time. Without these times, a clique is judged by calls
+//! alone: programs run ahead of their GPUs, so the rank that has called least is the likely cause and not the certain one.
+
+use std::collections::BTreeMap;
+
+use muster_collectives::Collective;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::parse::{ReportedCollective, ReportedCommunicator};
+use crate::coordination::Timestamp;
+
+/// One rank of a clique.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RankReport<'a> {
+    pub communicator: &'a ReportedCommunicator,
+    /// When its process was heard last.
+    pub heard_at: Timestamp,
+    pub is_silent: bool,
+}
+
+/// How ranks hold up a clique.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum WaitKind {
+    /// They have enqueued another collective than the others at one number.
+    DifferentProgram,
+    /// Their GPUs have not begun a collective that the GPUs of others have begun.
+    NotBegun,
+    /// All GPUs have begun, and it does not end: the network or a device.
+    NotEnded,
+    /// Their programs have not called a collective that others have called.
+    NotCalled,
+    /// They report nothing any more, or never did.
+    NotHeard,
+}
+
+impl WaitKind {
+    /// All kinds.
+    pub const ALL: [Self; 5] =
+        [Self::DifferentProgram, Self::NotBegun, Self::NotEnded, Self::NotCalled, Self::NotHeard];
+
+    /// Returns its name, as in JSON and metrics.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::DifferentProgram => "different-program",
+            Self::NotBegun => "not-begun",
+            Self::NotEnded => "not-ended",
+            Self::NotCalled => "not-called",
+            Self::NotHeard => "not-heard",
+        }
+    }
+}
+
+/// A clique that waits.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct CliqueWait {
+    pub kind: WaitKind,
+    /// The number of the collective.
+    pub number: u64,
+    /// What the ranks that wait have enqueued there, if it is known.
+    pub operation: Option<Collective>,
+    /// The ranks that hold it up, in order. Empty if no rank differs from the others.
+    pub ranks: Vec<u32>,
+    /// What these ranks have enqueued in its place, for [`WaitKind::DifferentProgram`].
+    pub instead: Option<Collective>,
+    /// Since when nothing has happened that could end the wait.
+    pub since: Timestamp,
+    /// Whether begin and end are known, so that the ranks are the certain cause.
+    pub is_timed: bool,
+}
+
+/// Returns the wait of a clique of `ranks` ranks, if its ranks wait. Whether that is long is for the caller to judge.
+pub(super) fn find_wait(ranks: u32, reports: &BTreeMap<u32, RankReport<'_>>) -> Option<CliqueWait> {
+    // A clique of which nobody is heard is over.
+    if reports.values().all(|report| report.is_silent) {
+        return None;
+    }
+    let back = reports.values().map(|report| report.communicator.collectives).min()?;
+    find_different_program(reports)
+        .or_else(|| find_wait_on_gpus(ranks, reports, back))
+        .or_else(|| find_wait_for_calls(reports, back))
+}
+
+/// Returns the collectives that were reported at each number.
+fn collectives_by_number<'a>(
+    reports: &BTreeMap<u32, RankReport<'a>>,
+) -> BTreeMap<u64, Vec<(u32, &'a ReportedCollective)>> {
+    let mut by_number: BTreeMap<u64, Vec<(u32, &ReportedCollective)>> = BTreeMap::new();
+    for (rank, report) in reports {
+        for operation in &report.communicator.operations {
+            by_number.entry(operation.number).or_default().push((*rank, operation));
+        }
+    }
+    by_number
+}
+
+fn find_different_program(reports: &BTreeMap<u32, RankReport<'_>>) -> Option<CliqueWait> {
+    for (number, at_number) in collectives_by_number(reports) {
+        let mut chains: BTreeMap<u64, usize> = BTreeMap::new();
+        for (_, operation) in &at_number {
+            *chains.entry(operation.chain).or_default() += 1;
+        }
+        if chains.len() < 2 {
+            continue;
+        }
+        // Most ranks are right, and of two halves the one with the first rank.
+        let size = |chain: u64| chains.get(&chain).copied().unwrap_or_default();
+        let most = at_number.iter().map(|(_, operation)| size(operation.chain)).max()?;
+        let (_, usual) = at_number.iter().find(|(_, operation)| size(operation.chain) == most)?;
+        let others: Vec<_> =
+            at_number.iter().filter(|(_, operation)| operation.chain != usual.chain).collect();
+        let is_other_here = |other: &Collective| *other != usual.operation;
+        return Some(CliqueWait {
+            kind: WaitKind::DifferentProgram,
+            number,
+            operation: Some(usual.operation),
+            ranks: others.iter().map(|(rank, _)| *rank).collect(),
+            // If the collectives at this number are equal, an earlier one differs, of which nothing is known any more.
+            instead: others.iter().map(|(_, operation)| operation.operation).find(is_other_here),
+            since: latest_change(reports)?,
+            is_timed: usual.is_timed,
+        });
+    }
+    None
+}
+
+/// Returns the time of the latest change of any rank.
+fn latest_change(reports: &BTreeMap<u32, RankReport<'_>>) -> Option<Timestamp> {
+    reports.values().map(|report| report.communicator.changed_at).max()
+}
+
+/// Returns the first collective of a rank of which it is known that it has not ended.
+fn first_unended<'a>(report: &RankReport<'a>) -> Option<&'a ReportedCollective> {
+    let is_unended = |operation: &&ReportedCollective| operation.is_timed && operation.ended_at.is_none();
+    report.communicator.operations.iter().find(is_unended)
+}
+
+/// Finds a collective that all ranks have called, and that has not ended everywhere though some GPUs have begun it.
+fn find_wait_on_gpus(ranks: u32, reports: &BTreeMap<u32, RankReport<'_>>, back: u64) -> Option<CliqueWait> {
+    let first = reports.values().filter_map(first_unended).min_by_key(|operation| operation.number)?;
+    if first.number >= back {
+        return None;
+    }
+    let number = first.number;
+    let (mut not_begun, mut begun, mut silent) = (Vec::new(), Vec::new(), Vec::new());
+    let mut since = Timestamp(0);
+    let mut has_ended_somewhere = false;
+    for (rank, report) in reports {
+        // A rank whose first one is a later one has ended this one.
+        match first_unended(report).filter(|operation| operation.number == number) {
+            Some(_) if report.is_silent => {
+                silent.push(*rank);
+                since = since.max(report.heard_at);
+            }
+            Some(operation) => match operation.begun_at {
+                Some(at) => {
+                    begun.push(*rank);
+                    since = since.max(at);
+                }
+                None => {
+                    not_begun.push(*rank);
+                    since = since.max(operation.enqueued_at);
+                }
+            },
+            None => has_ended_somewhere = true,
+        }
+    }
+    let never_heard = ranks_without_report(ranks, reports);
+    let kind = match () {
+        () if begun.is_empty() && !has_ended_somewhere => return None,
+        () if !silent.is_empty() => WaitKind::NotHeard,
+        () if !not_begun.is_empty() => WaitKind::NotBegun,
+        () if !never_heard.is_empty() => WaitKind::NotHeard,
+        () => WaitKind::NotEnded,
+    };
+    let ranks = match kind {
+        WaitKind::NotBegun => not_begun,
+        WaitKind::NotHeard if silent.is_empty() => never_heard,
+        WaitKind::NotHeard => silent,
+        // If it has ended for some, the others are named.
+        _ if has_ended_somewhere => begun,
+        _ => Vec::new(),
+    };
+    let operation = Some(first.operation);
+    Some(CliqueWait { kind, number, operation, ranks, instead: None, since, is_timed: true })
+}
+
+/// The most ranks without a report that are named.
+const NAMED_MAX: usize = 1024;
+
+fn ranks_without_report(ranks: u32, reports: &BTreeMap<u32, RankReport<'_>>) -> Vec<u32> {
+    if reports.len() >= ranks as usize {
+        return Vec::new();
+    }
+    (0..ranks).filter(|rank| !reports.contains_key(rank)).take(NAMED_MAX).collect()
+}
+
+/// Finds ranks that have not called a collective that others have called.
+fn find_wait_for_calls(reports: &BTreeMap<u32, RankReport<'_>>, back: u64) -> Option<CliqueWait> {
+    let is_behind = |report: &RankReport<'_>| report.communicator.collectives == back;
+    let ahead: Vec<&RankReport<'_>> =
+        reports.values().filter(|report| !is_behind(report) && !report.is_silent).collect();
+    // Since the first rank has called it, as far as that is known; a later call shows that it was called before.
+    let called = ahead.iter().filter_map(|report| {
+        let operations = &report.communicator.operations;
+        let known = operations.iter().find(|operation| operation.number >= back);
+        known.map(|operation| operation.enqueued_at)
+    });
+    let called = called.min()?;
+    let operation = ahead.iter().flat_map(|report| &report.communicator.operations);
+    let operation = operation.into_iter().find(|operation| operation.number == back);
+    let behind: Vec<(u32, &RankReport<'_>)> = reports
+        .iter()
+        .filter(|(_, report)| is_behind(report))
+        .map(|(rank, report)| (*rank, report))
+        .collect();
+    let changed = behind.iter().map(|(_, report)| report.communicator.changed_at).max()?;
+    let is_silent = behind.iter().all(|(_, report)| report.is_silent);
+    Some(CliqueWait {
+        kind: if is_silent { WaitKind::NotHeard } else { WaitKind::NotCalled },
+        number: back,
+        operation: operation.map(|operation| operation.operation),
+        ranks: behind.iter().map(|(rank, _)| *rank).collect(),
+        instead: None,
+        since: called.max(changed),
+        is_timed: operation.is_some_and(|operation| operation.is_timed),
+    })
+}
+
+/// The totals of one rank over a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct RankWindow {
+    pub rank: u32,
+    /// The number of collectives that were enqueued.
+    pub collectives: u64,
+    /// The time of the GPU in them, in nanoseconds.
+    pub gpu_ns: u64,
+}
+
+/// A rank for which the others wait in most collectives.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct SlowRank {
+    pub rank: u32,
+    /// How much longer the others are in a collective, in seconds.
+    pub lateness_s: f64,
+}
+
+/// The fewest collectives of which a rank is judged, and the least lateness.
+const JUDGED_MIN: u64 = 20;
+const LATENESS_MIN_S: f64 = 0.001;
+
+/// Returns the rank for which the others wait, if there is one. In a collective, a GPU waits for the last one to begin. So the rank
+/// that is always last is the one whose own time in collectives is short, while all others' times are long.
+#[expect(clippy::cast_precision_loss, reason = "a figure for people")]
+pub(super) fn find_slow_rank(windows: &[RankWindow]) -> Option<SlowRank> {
+    let mut judged: Vec<&RankWindow> =
+        windows.iter().filter(|window| window.collectives >= JUDGED_MIN && window.gpu_ns > 0).collect();
+    if judged.len() < windows.len() || judged.len() < 2 {
+        return None;
+    }
+    let mean_s = |window: &RankWindow| window.gpu_ns as f64 / 1e9 / window.collectives as f64;
+    judged.sort_by(|one, other| mean_s(one).total_cmp(&mean_s(other)));
+    // All others are long: so the second shortest is.
+    let (shortest, second) = (mean_s(judged[0]), mean_s(judged[1]));
+    let lateness_s = second - shortest;
+    (shortest < second / 2.0 && lateness_s >= LATENESS_MIN_S)
+        .then_some(SlowRank { rank: judged[0].rank, lateness_s })
+}

@@ -1,0 +1,50 @@
+//! Writes collectives as metrics. `report_store.rs` counts. Begin at [`CollectiveMetrics`].
+
+use std::sync::Arc;
+
+use super::analysis::WaitKind;
+use super::{ALL_BYTES_MAX, CollectiveReports};
+use crate::coordination::JobObservation;
+use crate::engine::Engine;
+use crate::telemetry::metrics::{MetricSource, ScrapeOutput, catalogue as metric};
+
+/// The metrics of the collectives of every job.
+pub struct CollectiveMetrics {
+    /// The reports.
+    pub reports: Arc<CollectiveReports>,
+    /// The state machine, which has the cliques.
+    pub engine: Arc<Engine>,
+}
+
+impl MetricSource for CollectiveMetrics {
+    fn write_samples(&self, page: &mut ScrapeOutput) {
+        page.add_usize_sample(&metric::COLLECTIVE_REPORT_BYTES, &[], self.reports.bytes());
+        page.add_usize_sample(&metric::COLLECTIVE_REPORT_BYTES_LIMIT, &[], ALL_BYTES_MAX);
+    }
+
+    fn write_job_samples(&self, seen: &JobObservation, page: &mut ScrapeOutput) {
+        let job = seen.name.as_str();
+        let view = self.reports.view(&self.engine, seen.job, seen.tasks.len());
+        let (counts, [accepted, refused]) = self.reports.counts(seen.job);
+        for (result, count) in [("accepted", accepted), ("refused", refused)] {
+            page.add_integer_sample(&metric::COLLECTIVE_REPORTS, &[job, result], count);
+        }
+        page.add_usize_sample(&metric::COLLECTIVE_PROCESSES, &[job], view.processes);
+        page.add_usize_sample(&metric::COLLECTIVE_PROCESSES_TIMED, &[job], view.timed_processes);
+        page.add_usize_sample(&metric::COLLECTIVE_CLIQUES, &[job], view.clique_count);
+        let waits = || view.cliques.iter().filter_map(|clique| clique.wait.as_ref());
+        for kind in WaitKind::ALL {
+            let count = waits().filter(|wait| wait.kind == kind).count();
+            page.add_usize_sample(&metric::COLLECTIVE_CLIQUES_WAITING, &[job, kind.name()], count);
+        }
+        let longest = view.cliques.iter().map(|clique| clique.waited_s(seen.seen_at)).fold(0.0, f64::max);
+        page.add_sample(&metric::COLLECTIVE_WAIT_SECONDS, &[job], longest);
+        for (function, count) in counts {
+            let labels = [job, function.name()];
+            page.add_integer_sample(&metric::COLLECTIVE_OPERATIONS, &labels, count.operations);
+            page.add_integer_sample(&metric::COLLECTIVE_BYTES, &labels, count.bytes);
+            #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
+            page.add_sample(&metric::COLLECTIVE_GPU_SECONDS, &labels, count.gpu_ns as f64 / 1e9);
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! The collectives of jobs: how far each communicator has come, and which task holds it up.
+//!
+//! NCCL's profiler plug-in (`src/nccl_profiler`) reports over `muster.v1.Collectives/Report` from within unmodified programs.
+//! Reports are measurements outside of the state machine, and no rule of coordination depends on them: nobody proves who
+//! reports. Begin at [`CollectiveReports`], then `analysis.rs`.
+//!
+//! | file | contents |
+//! | --- | --- |
+//! | `parse.rs` | a checked report, in which every list is bounded and every name is known |
+//! | `clique_key.rs` | from a communicator to devices and tasks, by the keys that XLA writes |
+//! | `report_store.rs` | the reports of all jobs, within bounds |
+//! | `analysis.rs` | the state of a clique: which ranks hold it up, and how |
+//! | `wait_graph.rs` | of several cliques that wait, the tasks that are the cause |
+//! | `view.rs` | the views that pages, REST, findings and the command line share |
+//! | `metrics.rs` | the reports as metrics |
+//!
+//! - A *communicator* is one rank's side; a *clique* is what all ranks share, known by NCCL's hash of the unique id. XLA writes
+//!   the unique id to the key-value store under a key that names the devices. So a clique leads to its tasks. A communicator
+//!   that NCCL has split off another one has no such key: its tasks are those of the processes that report it.
+//! - Collectives of a clique are numbered from 0, equally on all ranks. The analysis compares ranks by these numbers, and never
+//!   by times of different hosts.
+//! - A process that was heard before and is silent now counts with its last report. A clique of which no rank is heard any more
+//!   is over.
+
+mod analysis;
+mod clique_key;
+mod metrics;
+mod parse;
+mod report_store;
+#[cfg(test)]
+mod tests;
+mod view;
+mod wait_graph;
+
+use std::time::Duration;
+
+pub use analysis::WaitKind;
+pub use clique_key::CliqueKey;
+pub use metrics::CollectiveMetrics;
+pub use parse::CollectiveReportError;
+pub use report_store::{CollectiveAnswer, CollectiveReports, WantedCollectives};
+pub use view::{
+    CliqueFunctionView, CliqueMemberView, CliqueView, CliqueWaitView, CollectiveView, CollectivesView,
+    SlowRankView, StuckCliqueView,
+};
+pub use wait_graph::WaitRole;
+
+/// The maximum length of a report, in bytes.
+pub const REPORT_BYTES_MAX: usize = 256 << 10;
+/// The maximum number of communicators of a process.
+pub const COMMUNICATORS_MAX: usize = 128;
+/// The maximum number of functions of a communicator.
+pub const FUNCTIONS_MAX: usize = 16;
+/// The maximum number of collectives of a communicator in one report.
+pub const OPERATIONS_MAX: usize = 24;
+/// The maximum number of ranks of a communicator.
+pub const RANKS_MAX: u32 = 1 << 20;
+/// The number of processes of a job that can report, for each of its tasks.
+pub const PROCESSES_PER_TASK: usize = 4;
+/// The maximum memory of the reports of all jobs, in bytes.
+pub const ALL_BYTES_MAX: usize = 256 << 20;
+/// The silence after which a process counts as not heard. Processes report every second, in large jobs less often.
+pub const SILENT_AFTER: Duration = Duration::from_secs(10);
+/// The silence after which the last report of a process is dropped.
+pub const DROPPED_AFTER: Duration = Duration::from_secs(600);
+/// The time that a clique waits before there is a finding, unless the server is told otherwise.
+pub const STUCK_AFTER: Duration = Duration::from_secs(30);

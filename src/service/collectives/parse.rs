@@ -1,0 +1,267 @@
+//! Decodes and checks a report: refuses lists that are too long, and maps every name to the known ones.
+//!
+//! `report_store.rs` keeps reports. Begin at [`CheckedReport::parse`].
+
+use std::time::Duration;
+
+use muster_collectives::{Collective, CollectiveFunction, DataType};
+use prost::bytes::Buf as _;
+use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
+use prost::{DecodeError, Message as _};
+
+use super::{COMMUNICATORS_MAX, FUNCTIONS_MAX, OPERATIONS_MAX, RANKS_MAX, REPORT_BYTES_MAX};
+use crate::coordination::{Code, Failure, Timestamp};
+use crate::proto::muster::v1 as pb;
+use crate::text::{escape_to_one_line, truncate_text};
+
+/// The characters of a name that are kept.
+const NAME_LENGTH_MAX: usize = 64;
+/// The numbers of the lists in the messages.
+const COMMUNICATORS_TAG: u32 = 8;
+const FUNCTIONS_TAG: u32 = 8;
+const OPERATIONS_TAG: u32 = 9;
+
+/// The reason why a report is refused. A refused report changes nothing.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CollectiveReportError {
+    /// It exceeds the maximum length.
+    #[error("a report of {0} bytes: {REPORT_BYTES_MAX} is the most")]
+    TooLong(usize),
+    /// It is no valid message.
+    #[error("the report cannot be read: {0}")]
+    Unreadable(String),
+    /// A list in it is too long.
+    #[error("the report has more than {most} {what}")]
+    TooMany {
+        /// The list.
+        what: &'static str,
+        /// Its maximum length.
+        most: usize,
+    },
+    /// A communicator has an impossible rank.
+    #[error(
+        "a communicator of {ranks} ranks with rank {rank}: the rank is below the number of ranks, which is at most {RANKS_MAX}"
+    )]
+    NoSuchRank {
+        /// The rank.
+        rank: u32,
+        /// The number of ranks.
+        ranks: u32,
+    },
+    /// The job does not exist.
+    #[error("there is no such job any more")]
+    NoSuchJob,
+    /// There is no room for another process.
+    #[error("there is no room for the report of another process of this job")]
+    NoRoom,
+}
+
+impl From<CollectiveReportError> for Failure {
+    fn from(refusal: CollectiveReportError) -> Self {
+        let code = match &refusal {
+            CollectiveReportError::TooLong(_)
+            | CollectiveReportError::TooMany { .. }
+            | CollectiveReportError::NoRoom => Code::ResourceExhausted,
+            CollectiveReportError::Unreadable(_) | CollectiveReportError::NoSuchRank { .. } => {
+                Code::InvalidArgument
+            }
+            CollectiveReportError::NoSuchJob => Code::NotFound,
+        };
+        Self::without_details(code, refusal.to_string())
+    }
+}
+
+/// A report of one process.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct CheckedReport {
+    pub process: u64,
+    pub sequence: u64,
+    pub pid: u32,
+    pub host: String,
+    pub task: Option<u32>,
+    pub is_timed: bool,
+    pub communicators_not_recorded: u64,
+    pub communicators: Vec<ReportedCommunicator>,
+}
+
+/// One rank's side of a clique.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct ReportedCommunicator {
+    pub hash: u64,
+    pub rank: u32,
+    pub ranks: u32,
+    pub nodes: u32,
+    pub name: String,
+    pub changed_at: Timestamp,
+    /// The number of collectives that were enqueued.
+    pub collectives: u64,
+    pub functions: Vec<ReportedFunction>,
+    /// In the order of their numbers.
+    pub operations: Vec<ReportedCollective>,
+}
+
+/// The totals of a function.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct ReportedFunction {
+    pub function: CollectiveFunction,
+    pub enqueued: u64,
+    pub bytes: u64,
+    pub timed_bytes: u64,
+    pub gpu_ns: u64,
+}
+
+/// A collective of which times are known. Times are those of the service, at which the report came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct ReportedCollective {
+    pub number: u64,
+    pub operation: Collective,
+    pub chain: u64,
+    pub is_timed: bool,
+    pub enqueued_at: Timestamp,
+    pub begun_at: Option<Timestamp>,
+    pub ended_at: Option<Timestamp>,
+}
+
+impl CheckedReport {
+    /// Decodes and checks a report that came at `now`.
+    ///
+    /// # Errors
+    /// If it cannot be read, has too much, or a rank that cannot be.
+    pub fn parse(message: &[u8], now: Timestamp) -> Result<Self, CollectiveReportError> {
+        if message.len() > REPORT_BYTES_MAX {
+            return Err(CollectiveReportError::TooLong(message.len()));
+        }
+        check_list_lengths(message)?;
+        let report = pb::CollectivesReport::decode(message)
+            .map_err(|error| CollectiveReportError::Unreadable(error.to_string()))?;
+        let communicators = report.communicators.into_iter().map(|it| parse_communicator(it, now));
+        Ok(Self {
+            process: report.process,
+            sequence: report.sequence,
+            pid: report.pid,
+            host: short_name(&report.host),
+            task: report.task,
+            is_timed: report.timing,
+            communicators_not_recorded: report.communicators_not_recorded,
+            communicators: communicators.collect::<Result<_, _>>()?,
+        })
+    }
+}
+
+/// Refuses lists that are too long before memory is allocated for them: an empty row takes two bytes of a message.
+fn check_list_lengths(message: &[u8]) -> Result<(), CollectiveReportError> {
+    let mut communicators = 0;
+    for_each_message(message, COMMUNICATORS_TAG, &mut |communicator| {
+        communicators += 1;
+        let (mut functions, mut operations) = (0, 0);
+        for_each_message(communicator, FUNCTIONS_TAG, &mut |_| {
+            functions += 1;
+            Ok(())
+        })?;
+        for_each_message(communicator, OPERATIONS_TAG, &mut |_| {
+            operations += 1;
+            Ok(())
+        })?;
+        for (length, what, most) in [
+            (communicators, "communicators", COMMUNICATORS_MAX),
+            (functions, "functions of a communicator", FUNCTIONS_MAX),
+            (operations, "collectives of a communicator", OPERATIONS_MAX),
+        ] {
+            if length > most {
+                return Err(CollectiveReportError::TooMany { what, most });
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Calls `visit` with each nested message that has this number.
+fn for_each_message(
+    mut message: &[u8],
+    wanted: u32,
+    visit: &mut dyn FnMut(&[u8]) -> Result<(), CollectiveReportError>,
+) -> Result<(), CollectiveReportError> {
+    let unreadable = |error: DecodeError| CollectiveReportError::Unreadable(error.to_string());
+    while message.has_remaining() {
+        let (tag, kind) = decode_key(&mut message).map_err(unreadable)?;
+        if tag != wanted || kind != WireType::LengthDelimited {
+            skip_field(kind, tag, &mut message, DecodeContext::default()).map_err(unreadable)?;
+            continue;
+        }
+        let length = usize::try_from(decode_varint(&mut message).map_err(unreadable)?).unwrap_or(usize::MAX);
+        let Some((nested, rest)) = message.split_at_checked(length) else {
+            return Err(CollectiveReportError::Unreadable("it ends within a list".to_owned()));
+        };
+        visit(nested)?;
+        message = rest;
+    }
+    Ok(())
+}
+
+fn parse_communicator(
+    report: pb::CommunicatorReport,
+    now: Timestamp,
+) -> Result<ReportedCommunicator, CollectiveReportError> {
+    let pb::CommunicatorReport { hash, rank, ranks, nodes, name, changed_us, collectives, .. } = report;
+    if rank >= ranks || ranks > RANKS_MAX {
+        return Err(CollectiveReportError::NoSuchRank { rank, ranks });
+    }
+    let functions = report.functions.iter().map(|row| ReportedFunction {
+        function: CollectiveFunction::from_name(row.function.as_bytes()),
+        enqueued: row.enqueued,
+        bytes: row.bytes,
+        timed_bytes: row.timed_bytes,
+        gpu_ns: row.gpu_ns,
+    });
+    let mut operations: Vec<ReportedCollective> =
+        report.operations.iter().map(|row| parse_collective(row, now)).collect();
+    operations.sort_by_key(|operation| operation.number);
+    operations.dedup_by_key(|operation| operation.number);
+    Ok(ReportedCommunicator {
+        hash,
+        rank,
+        ranks,
+        nodes,
+        name: short_name(&name),
+        changed_at: before(now, changed_us),
+        collectives,
+        functions: functions.collect(),
+        operations,
+    })
+}
+
+fn parse_collective(row: &pb::CollectiveReport, now: Timestamp) -> ReportedCollective {
+    ReportedCollective {
+        number: row.number,
+        operation: Collective {
+            function: CollectiveFunction::from_name(row.function.as_bytes()),
+            data_type: data_type_of(&row.data_type),
+            count: row.count,
+            root: row.root,
+            channels: 1,
+        },
+        chain: row.chain,
+        is_timed: row.timed,
+        enqueued_at: before(now, row.enqueued_us),
+        begun_at: row.begun_us.map(|age| before(now, age)),
+        ended_at: row.ended_us.map(|age| before(now, age)),
+    }
+}
+
+/// Returns the type with the name that JAX gives it.
+fn data_type_of(name: &str) -> DataType {
+    (0..=u8::MAX)
+        .map(DataType::from_number)
+        .take_while(|data_type| *data_type != DataType::Other)
+        .find(|data_type| data_type.name() == name)
+        .unwrap_or(DataType::Other)
+}
+
+fn before(now: Timestamp, age_us: u64) -> Timestamp {
+    let age = Duration::from_micros(age_us).min(Duration::from_micros(now.0));
+    Timestamp(now.0 - u64::try_from(age.as_micros()).unwrap_or(now.0))
+}
+
+fn short_name(name: &str) -> String {
+    escape_to_one_line(&truncate_text(name, NAME_LENGTH_MAX, "…")).into_owned()
+}

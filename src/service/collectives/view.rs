@@ -1,0 +1,550 @@
+//! The views of collectives that pages, REST, findings and the command line share.
+//!
+//! Begin at [`CollectiveReports::view`] and [`CollectiveReports::stuck_cliques`].
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use muster_collectives::{Collective, CollectiveFunction};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::analysis::{CliqueWait, WaitKind, find_slow_rank, find_wait};
+use super::clique_key::CliqueKey;
+use super::report_store::{CollectiveReports, JobCollectives, ReportedClique, silent_after};
+use super::wait_graph::{WaitRole, Waiting, find_causes};
+use crate::coordination::{JobId, TaskId, Timestamp};
+use crate::engine::Engine;
+use crate::service::stacks::TaskRange;
+use crate::text::{format_bytes, format_count_with_noun, micros_to_seconds};
+
+/// The number of ranks that a text names.
+const RANKS_NAMED: usize = 8;
+
+/// A collective.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[schema(as = Collective)]
+pub struct CollectiveView {
+    /// NCCL's name of the function, such as `AllReduce`.
+    pub function: String,
+    /// The type of the elements, such as `float32`.
+    pub data_type: String,
+    /// The number of elements.
+    pub count: u64,
+    /// The count times the size of an element.
+    pub bytes: u64,
+    /// The root of functions that have one.
+    pub root: i32,
+}
+
+impl CollectiveView {
+    fn new(operation: &Collective) -> Self {
+        Self {
+            function: operation.function.name().to_owned(),
+            data_type: operation.data_type.name().to_owned(),
+            count: operation.count,
+            bytes: operation.bytes(),
+            root: operation.root,
+        }
+    }
+
+    /// Returns it in a few words: `AllReduce of 4 MiB float32`.
+    #[must_use]
+    pub fn text(&self) -> String {
+        format!("{} of {} {}", self.function, format_bytes(self.bytes), self.data_type)
+    }
+}
+
+/// The totals of a function on a clique.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[schema(as = CliqueFunction)]
+pub struct CliqueFunctionView {
+    /// NCCL's name of the function.
+    pub function: String,
+    /// The most that a rank has enqueued.
+    pub operations: u64,
+    /// The bytes that this rank has enqueued.
+    pub bytes: u64,
+    /// The time of the GPUs in them, in seconds, of all ranks together; only of those that were timed.
+    pub gpu_s: f64,
+    /// The bus bandwidth, in bytes a second; none if none were timed.
+    pub bus_bytes_per_s: Option<f64>,
+}
+
+/// One rank of a clique.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[schema(as = CliqueMember)]
+pub struct CliqueMemberView {
+    /// The rank.
+    pub rank: u32,
+    /// Its task, if that is known.
+    #[schema(value_type = Option<i32>)]
+    pub task: Option<TaskId>,
+    /// The device by its number in the whole job, if that is known.
+    pub device: Option<i32>,
+    /// The host of its process, by its own name.
+    pub host: String,
+    /// Its process.
+    pub pid: u32,
+    /// The number of collectives that its program has called.
+    pub collectives: u64,
+    /// How many fewer that are than those of the rank that has called most.
+    pub behind: u64,
+    /// When it called, began or ended one last.
+    pub changed_at: Timestamp,
+    /// When its process was heard last.
+    pub heard_at: Timestamp,
+    /// The process reports nothing any more.
+    pub silent: bool,
+    /// The other ranks wait for this one.
+    pub waited_for: bool,
+    /// The last collective that its program has called.
+    pub latest: Option<CollectiveView>,
+}
+
+/// A clique: the communicators of all its ranks.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[schema(as = Clique)]
+pub struct CliqueView {
+    /// Its position in the list, from 1: those that wait first.
+    pub number: u64,
+    /// NCCL's hash of the unique id, as 16 digits.
+    pub clique: String,
+    /// The name that the program gave it; often empty.
+    pub name: String,
+    /// The number of ranks.
+    pub ranks: u32,
+    /// The number of ranks that have reported.
+    pub reported: usize,
+    /// The number of hosts.
+    pub hosts: u32,
+    /// Its tasks, as far as they are known.
+    pub tasks: Vec<TaskRange>,
+    /// The most and the fewest collectives that a rank has called.
+    pub front: u64,
+    /// See `front`.
+    pub back: u64,
+    /// When a rank called, began or ended a collective last.
+    pub changed_at: Timestamp,
+    /// How its ranks wait; none while they advance.
+    pub wait: Option<CliqueWaitView>,
+    /// A rank for which the others wait in most collectives.
+    pub slow: Option<SlowRankView>,
+    /// The functions that were used.
+    pub functions: Vec<CliqueFunctionView>,
+    /// The ranks, in a view of one clique.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub members: Vec<CliqueMemberView>,
+}
+
+/// How the ranks of a clique wait.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[schema(as = CliqueWait)]
+pub struct CliqueWaitView {
+    /// How the ranks that are waited for differ from the others.
+    pub kind: WaitKind,
+    /// Its place among all cliques that wait.
+    pub role: WaitRole,
+    /// Since when nothing has happened that could end the wait.
+    pub since: Timestamp,
+    /// The number of the collective, from 0.
+    pub number: u64,
+    /// The collective, if it is known.
+    pub collective: Option<CollectiveView>,
+    /// What the ranks that are waited for have enqueued instead.
+    pub instead: Option<CollectiveView>,
+    /// The ranks that are waited for; empty if none differs from the others.
+    pub waited_for: Vec<u32>,
+    /// Their tasks, as far as they are known.
+    pub tasks: Vec<TaskRange>,
+    /// Begin and end on the GPUs are known, so that these ranks are the certain cause.
+    pub certain: bool,
+    /// A sentence about it.
+    pub summary: String,
+}
+
+/// A rank that is late at most collectives.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[schema(as = SlowRank)]
+pub struct SlowRankView {
+    /// The rank.
+    pub rank: u32,
+    /// Its task, if that is known.
+    #[schema(value_type = Option<i32>)]
+    pub task: Option<TaskId>,
+    /// How long the others wait for it in a collective, in seconds.
+    pub lateness_s: f64,
+}
+
+/// The collectives of a job.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, ToSchema)]
+#[schema(as = Collectives)]
+pub struct CollectivesView {
+    /// The number of processes that report.
+    pub processes: usize,
+    /// The number of processes that ask NCCL for times on the GPU.
+    pub timed_processes: usize,
+    /// The number of communicators that had no room in the records of their processes.
+    pub communicators_not_recorded: u64,
+    /// The wait from which there is a finding, in seconds.
+    pub stuck_after_s: f64,
+    /// The number of cliques, and of those of them that wait.
+    pub clique_count: usize,
+    /// See `clique_count`.
+    pub waiting_count: usize,
+    /// A page of the cliques.
+    pub cliques: Vec<CliqueView>,
+    /// The value of `after` for the next page; none on the last page.
+    #[serde(default)]
+    pub next: Option<u64>,
+}
+
+/// A clique that waits too long.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StuckCliqueView {
+    /// NCCL's hash of the unique id, as 16 digits.
+    pub clique: String,
+    /// How it waits.
+    pub wait: CliqueWaitView,
+    /// The tasks that hold it up.
+    pub tasks: Vec<TaskId>,
+    /// The number of other cliques that wait, and follow from this one or are in a cycle with it.
+    pub others: usize,
+}
+
+/// Which tasks the processes and ranks are.
+struct TaskNames<'a> {
+    of_job: &'a JobCollectives,
+    by_process: BTreeMap<u64, TaskId>,
+}
+
+impl<'a> TaskNames<'a> {
+    fn new(of_job: &'a JobCollectives) -> Self {
+        let task_of = |(process, known): (&u64, &super::report_store::ProcessReport)| {
+            let by_clique = known.report.communicators.iter().find_map(|it| {
+                of_job.index.get(it.hash).and_then(|key| key.tasks.get(it.rank as usize).copied().flatten())
+            });
+            let told = known.report.task.and_then(|task| i32::try_from(task).ok()).map(TaskId);
+            by_clique.or(told).map(|task| (*process, task))
+        };
+        Self { of_job, by_process: of_job.processes.iter().filter_map(task_of).collect() }
+    }
+
+    fn key(&self, clique: &ReportedClique<'_>) -> Option<&'a CliqueKey> {
+        self.of_job.index.get(clique.hash).filter(|key| key.devices.len() == clique.ranks as usize)
+    }
+
+    fn task(&self, clique: &ReportedClique<'_>, rank: u32) -> Option<TaskId> {
+        let by_key = self.key(clique).and_then(|key| key.tasks.get(rank as usize).copied().flatten());
+        by_key.or_else(|| {
+            let (process, _) = clique.members.get(&rank)?;
+            self.by_process.get(process).copied()
+        })
+    }
+
+    /// Returns a number for the task of a rank, or else for its process, or for the rank alone.
+    fn participant(&self, clique: &ReportedClique<'_>, rank: u32) -> u64 {
+        const OF_RANK: u64 = 1 << 63;
+        match (self.task(clique, rank), clique.members.get(&rank)) {
+            (Some(task), _) => u64::from(task.0.unsigned_abs()),
+            (None, Some((process, _))) => 1 << 62 | process >> 2,
+            (None, None) => OF_RANK | clique.hash << 20 >> 2 | u64::from(rank),
+        }
+    }
+}
+
+/// A clique with its wait.
+struct JudgedClique<'a> {
+    clique: ReportedClique<'a>,
+    wait: Option<(CliqueWait, WaitRole)>,
+}
+
+fn judge<'a>(
+    of_job: &'a JobCollectives,
+    names: &TaskNames<'_>,
+    silent_after: Duration,
+    now: Timestamp,
+) -> Vec<JudgedClique<'a>> {
+    let cliques = of_job.cliques(now, silent_after);
+    let waits: Vec<Option<CliqueWait>> =
+        cliques.iter().map(|clique| find_wait(clique.ranks, &clique.rank_reports())).collect();
+    let waiting: Vec<Waiting> = cliques
+        .iter()
+        .zip(&waits)
+        .filter_map(|(clique, wait)| {
+            let wait = wait.as_ref()?;
+            let waited_for: BTreeSet<u64> =
+                wait.ranks.iter().map(|rank| names.participant(clique, *rank)).collect();
+            let others = clique.members.keys().filter(|rank| !wait.ranks.contains(rank));
+            Some(Waiting {
+                waiting: others.map(|rank| names.participant(clique, *rank)).collect(),
+                waited_for,
+            })
+        })
+        .collect();
+    let mut roles = find_causes(&waiting).into_iter();
+    let mut judged: Vec<JudgedClique<'_>> = cliques
+        .into_iter()
+        .zip(waits)
+        .map(|(clique, wait)| {
+            let wait = wait.and_then(|wait| Some((wait, roles.next()?)));
+            JudgedClique { clique, wait }
+        })
+        .collect();
+    // Those that wait come first, and of them the causes and the longest waits.
+    judged.sort_by_key(|judged| {
+        let wait = judged.wait.as_ref();
+        let place = wait.map(|(wait, role)| (*role == WaitRole::Consequence, wait.since));
+        (place.is_none(), place, Reverse(judged.clique.ranks), judged.clique.hash)
+    });
+    judged
+}
+
+fn task_ranges(tasks: impl Iterator<Item = Option<TaskId>>) -> Vec<TaskRange> {
+    TaskRange::compress(tasks.flatten().collect::<BTreeSet<TaskId>>())
+}
+
+fn wait_view(
+    names: &TaskNames<'_>,
+    clique: &ReportedClique<'_>,
+    (wait, role): &(CliqueWait, WaitRole),
+) -> CliqueWaitView {
+    let collective = wait.operation.as_ref().map(CollectiveView::new);
+    let instead = wait.instead.as_ref().map(CollectiveView::new);
+    let who = describe_ranks(names, clique, &wait.ranks);
+    let many = wait.ranks.len() > 1;
+    let what = collective.as_ref().map_or_else(|| "a collective".to_owned(), CollectiveView::text);
+    let place = format!("collective {} ({what})", wait.number);
+    let others = clique.members.len().saturating_sub(wait.ranks.len());
+    let others = format_count_with_noun(others, "rank waits", "ranks wait");
+    let have = if many { "have" } else { "has" };
+    let summary = match wait.kind {
+        WaitKind::DifferentProgram => match &instead {
+            Some(instead) => {
+                format!("{who} {have} enqueued {} where the others have {place}", instead.text())
+            }
+            None => format!(
+                "{who} {have} enqueued other collectives than the others before collective {}",
+                wait.number
+            ),
+        },
+        WaitKind::NotBegun => {
+            format!(
+                "{who} {have} called {place}, but {} not begun it; {others}",
+                if many { "their GPUs have" } else { "its GPU has" }
+            )
+        }
+        WaitKind::NotEnded if wait.ranks.is_empty() => {
+            format!("all ranks have begun {place}, and none has ended it")
+        }
+        WaitKind::NotEnded => format!("{who} {have} begun {place} and not ended it, and others have"),
+        WaitKind::NotCalled => {
+            let likely = if wait.is_timed { "" } else { " (by calls alone: times on the GPU are not known)" };
+            format!("{who} {have} not called {place}; {others}{likely}")
+        }
+        WaitKind::NotHeard => {
+            format!("{who} {} nothing, and {place} waits; {others}", if many { "report" } else { "reports" })
+        }
+    };
+    CliqueWaitView {
+        kind: wait.kind,
+        role: *role,
+        since: wait.since,
+        number: wait.number,
+        collective,
+        instead,
+        tasks: task_ranges(wait.ranks.iter().map(|rank| names.task(clique, *rank))),
+        waited_for: wait.ranks.clone(),
+        certain: wait.is_timed,
+        summary,
+    }
+}
+
+/// Returns the tasks of ranks in words, or the ranks whose tasks are not known.
+fn describe_ranks(names: &TaskNames<'_>, clique: &ReportedClique<'_>, ranks: &[u32]) -> String {
+    let tasks: Vec<Option<TaskId>> = ranks.iter().map(|rank| names.task(clique, *rank)).collect();
+    let (noun, numbers): (_, Vec<i64>) = match tasks.iter().copied().collect::<Option<BTreeSet<TaskId>>>() {
+        Some(tasks) => ("task", tasks.into_iter().map(|task| i64::from(task.0)).collect()),
+        None => ("rank", ranks.iter().map(|rank| i64::from(*rank)).collect()),
+    };
+    let shown: Vec<String> = numbers.iter().take(RANKS_NAMED).map(i64::to_string).collect();
+    let more = match numbers.len().saturating_sub(RANKS_NAMED) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    let plural = if numbers.len() == 1 { "" } else { "s" };
+    format!("{noun}{plural} {}{more}", shown.join(", "))
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a figure for people")]
+fn function_views(clique: &ReportedClique<'_>) -> Vec<CliqueFunctionView> {
+    let of_function = |function: CollectiveFunction| {
+        let rows = clique.members.values().flat_map(|(_, report)| &report.communicator.functions);
+        let rows: Vec<_> = rows.filter(|row| row.function == function).collect();
+        let most = rows.iter().max_by_key(|row| row.enqueued)?;
+        let gpu_s = rows.iter().map(|row| row.gpu_ns as f64 / 1e9).sum::<f64>();
+        let bus: f64 = rows.iter().map(|row| function.bus_bytes(row.timed_bytes, clique.ranks)).sum();
+        Some(CliqueFunctionView {
+            function: function.name().to_owned(),
+            operations: most.enqueued,
+            bytes: most.bytes,
+            gpu_s,
+            bus_bytes_per_s: (gpu_s > 0.0).then(|| bus / gpu_s),
+        })
+    };
+    CollectiveFunction::ALL.into_iter().filter_map(of_function).collect()
+}
+
+fn member_views(
+    names: &TaskNames<'_>,
+    clique: &ReportedClique<'_>,
+    front: u64,
+    waited_for: &[u32],
+) -> Vec<CliqueMemberView> {
+    let key = names.key(clique);
+    let view = |(rank, (process, report)): (&u32, &(u64, super::analysis::RankReport<'_>))| {
+        let process = names.of_job.processes.get(process)?;
+        let communicator = report.communicator;
+        let latest = communicator.operations.last();
+        let latest = latest.filter(|latest| latest.number + 1 == communicator.collectives);
+        Some(CliqueMemberView {
+            rank: *rank,
+            task: names.task(clique, *rank),
+            device: key.and_then(|key| key.devices.get(*rank as usize).copied()),
+            host: process.report.host.clone(),
+            pid: process.report.pid,
+            collectives: communicator.collectives,
+            behind: front.saturating_sub(communicator.collectives),
+            changed_at: communicator.changed_at,
+            heard_at: report.heard_at,
+            silent: report.is_silent,
+            waited_for: waited_for.contains(rank),
+            latest: latest.map(|latest| CollectiveView::new(&latest.operation)),
+        })
+    };
+    clique.members.iter().filter_map(view).collect()
+}
+
+fn clique_view(
+    names: &TaskNames<'_>,
+    judged: &JudgedClique<'_>,
+    number: u64,
+    with_members: bool,
+) -> CliqueView {
+    let clique = &judged.clique;
+    let communicators = || clique.members.values().map(|(_, report)| report.communicator);
+    let wait = judged.wait.as_ref().map(|wait| wait_view(names, clique, wait));
+    let slow = find_slow_rank(&names.of_job.windows_of(clique));
+    let front = communicators().map(|it| it.collectives).max().unwrap_or_default();
+    let waited_for = wait.as_ref().map_or(&[][..], |wait| &wait.waited_for);
+    let members = if with_members { member_views(names, clique, front, waited_for) } else { Vec::new() };
+    CliqueView {
+        number,
+        clique: format!("{:016x}", clique.hash),
+        name: communicators().find(|it| !it.name.is_empty()).map(|it| it.name.clone()).unwrap_or_default(),
+        ranks: clique.ranks,
+        reported: clique.members.len(),
+        hosts: communicators().map(|it| it.nodes).max().unwrap_or_default(),
+        tasks: match names.key(clique) {
+            Some(key) => task_ranges(key.tasks.iter().copied()),
+            None => task_ranges(clique.members.keys().map(|rank| names.task(clique, *rank))),
+        },
+        front,
+        back: communicators().map(|it| it.collectives).min().unwrap_or_default(),
+        changed_at: communicators().map(|it| it.changed_at).max().unwrap_or_default(),
+        slow: slow.map(|slow| SlowRankView {
+            rank: slow.rank,
+            task: names.task(clique, slow.rank),
+            lateness_s: slow.lateness_s,
+        }),
+        functions: function_views(clique),
+        members,
+        wait,
+    }
+}
+
+impl CollectiveReports {
+    /// Returns the collectives of a job, with all its cliques: those that wait first.
+    #[must_use]
+    pub fn view(&self, engine: &Engine, job: JobId, tasks: usize) -> CollectivesView {
+        let stuck_after_s = self.stuck_after().as_secs_f64();
+        let view = self.look(engine, job, |of_job, now| {
+            let names = TaskNames::new(of_job);
+            let silent_after = silent_after(tasks);
+            let judged = judge(of_job, &names, silent_after, now);
+            let heard = || of_job.processes.values().filter(|it| now.since(it.heard_at) <= silent_after);
+            CollectivesView {
+                processes: heard().count(),
+                timed_processes: heard().filter(|it| it.report.is_timed).count(),
+                communicators_not_recorded: heard().map(|it| it.report.communicators_not_recorded).sum(),
+                stuck_after_s,
+                clique_count: judged.len(),
+                waiting_count: judged.iter().filter(|judged| judged.wait.is_some()).count(),
+                cliques: (1..)
+                    .zip(&judged)
+                    .map(|(at, judged)| clique_view(&names, judged, at, false))
+                    .collect(),
+                next: None,
+            }
+        });
+        view.unwrap_or_else(|| CollectivesView { stuck_after_s, ..CollectivesView::default() })
+    }
+
+    /// Returns one clique with its ranks; `None` if no process reports it any more.
+    #[must_use]
+    pub fn clique(&self, engine: &Engine, job: JobId, tasks: usize, hash: u64) -> Option<CliqueView> {
+        let found = self.look(engine, job, |of_job, now| {
+            let names = TaskNames::new(of_job);
+            let judged = judge(of_job, &names, silent_after(tasks), now);
+            let found = (1..).zip(&judged).find(|(_, judged)| judged.clique.hash == hash);
+            found.map(|(number, judged)| clique_view(&names, judged, number, true))
+        });
+        found.flatten()
+    }
+
+    /// Returns the cliques that wait too long and do not follow from others, the longest wait first.
+    #[must_use]
+    pub fn stuck_cliques(&self, engine: &Engine, job: JobId, tasks: usize) -> Vec<StuckCliqueView> {
+        let stuck_after = self.stuck_after();
+        let stuck = self.look(engine, job, |of_job, now| {
+            let names = TaskNames::new(of_job);
+            let judged = judge(of_job, &names, silent_after(tasks), now);
+            let waiting = judged.iter().filter(|judged| judged.wait.is_some()).count();
+            let is_stuck = |judged: &&JudgedClique<'_>| {
+                let is_long = |(wait, role): &(CliqueWait, WaitRole)| {
+                    *role != WaitRole::Consequence && now.since(wait.since) >= stuck_after
+                };
+                judged.wait.as_ref().is_some_and(is_long)
+            };
+            let stuck = judged.iter().filter(is_stuck).filter_map(|judged| {
+                let wait = wait_view(&names, &judged.clique, judged.wait.as_ref()?);
+                Some(StuckCliqueView {
+                    clique: format!("{:016x}", judged.clique.hash),
+                    tasks: TaskRange::tasks(&wait.tasks).collect(),
+                    wait,
+                    others: waiting - 1,
+                })
+            });
+            stuck.collect::<Vec<_>>()
+        });
+        stuck.unwrap_or_default()
+    }
+
+    /// Returns the slow ranks of all cliques of a job: the task, if it is known, with the lateness in seconds.
+    #[must_use]
+    pub fn slow_ranks(&self, engine: &Engine, job: JobId, tasks: usize) -> Vec<(String, SlowRankView)> {
+        let view = self.view(engine, job, tasks);
+        view.cliques.into_iter().filter_map(|clique| Some((clique.clique, clique.slow?))).collect()
+    }
+}
+
+impl CliqueView {
+    /// Returns how long its ranks have waited at a moment, in seconds; 0 if they do not wait.
+    #[must_use]
+    pub fn waited_s(&self, now: Timestamp) -> f64 {
+        self.wait.as_ref().map_or(0.0, |wait| {
+            micros_to_seconds(u64::try_from(now.since(wait.since).as_micros()).unwrap_or(u64::MAX))
+        })
+    }
+}

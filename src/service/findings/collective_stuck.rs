@@ -1,0 +1,49 @@
+//! Detects collectives that wait too long, and names the tasks that hold them up.
+//!
+//! `service/collectives/` finds the waits. Of several cliques that wait, only those that do not follow from others are told.
+//! Begin at `detect`.
+
+use super::detector::{Detection, Detector, DetectorInput, Severity};
+use crate::coordination::RunState;
+use crate::service::collectives::{StuckCliqueView, WaitKind, WaitRole};
+use crate::text::format_count_with_noun;
+
+pub(super) static DETECTOR: Detector = Detector {
+    id: "collective-stuck",
+    title: "A collective is stuck",
+    severity: Severity::Critical,
+    means: "The GPUs of a job wait for one another in a collective, and nothing has happened for a while that could end the \
+            wait. Heartbeats continue, so no timeout of the coordination service clears this.",
+    advice: "Look at the page Collectives of the job. A task that has not called the collective is busy or stuck in its program: \
+             look at its stack (page Stacks). A GPU that has not begun it is held by an earlier kernel or another collective. If all \
+             GPUs have begun it, look at the network and at the kernel's log (Xid) on the hosts. If programs differ, they have \
+             taken different branches: compare their inputs. Then restart or exclude the task.",
+    detect,
+};
+
+fn detect(DetectorInput { job, stuck_cliques, .. }: DetectorInput<'_>) -> Option<Detection> {
+    if job.state != RunState::Running {
+        return None;
+    }
+    let StuckCliqueView { clique, wait, tasks, others } = stuck_cliques.first()?;
+    let mut summary = format!("clique {clique}: {}", wait.summary);
+    match (wait.role, others) {
+        (_, 0) => {}
+        (WaitRole::Cycle, _) => summary += "; its tasks wait for one another in several cliques",
+        (_, others) => {
+            summary += &format!(
+                "; {} too",
+                format_count_with_noun(*others, "other clique waits", "other cliques wait")
+            );
+        }
+    }
+    let title = match wait.kind {
+        WaitKind::DifferentProgram => "Tasks call different collectives",
+        WaitKind::NotBegun => "A GPU has not begun a collective",
+        WaitKind::NotEnded => "A collective does not end",
+        WaitKind::NotCalled => "A task has not called a collective",
+        WaitKind::NotHeard => "A task in a collective is silent",
+    };
+    let found = Detection::new(summary, wait.since, tasks.clone()).with_title(title.to_owned());
+    Some(found.with_evidence("ranks that are waited for", wait.waited_for.len() as f64, 1.0))
+}
