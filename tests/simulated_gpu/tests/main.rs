@@ -21,6 +21,8 @@ mod peers;
 mod plugin_libraries;
 mod plugin_recorder;
 mod profiler;
+mod profiler_hangs;
+mod profiler_rules;
 mod rank_processes;
 mod ranks;
 mod sharing;

@@ -6,21 +6,20 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use simulated_gpu::{Counter, Setting, SimulatedGpu, communicator_hash};
 
-use crate::driver::{OK, allocate, launch_host_function, start, synchronize};
+use crate::driver::{OK, allocate, start, synchronize};
 use crate::isolation::{run_isolated, wait_until};
 use crate::nccl::{BYTE, FLOAT, IN_PROGRESS, INT, UniqueId, new_id};
 use crate::plugin_recorder::{
-    ALL, COLL, COLL_API, Call, Event, FILL, GROUP, GROUP_API, INIT_STATUS, INITIAL_MASK, Init,
-    KERNEL_CHANNEL, KERNEL_LAUNCH, NULL_HANDLES, P2P, P2P_API, UNWRITTEN_HANDLES, calls, context_of,
-    set_mask, started, stopped, take_calls, transcript,
+    COLL, COLL_API, Call, Event, FILL, GROUP, GROUP_API, Init, KERNEL_CHANNEL, KERNEL_LAUNCH, P2P, P2P_API,
+    calls, context_of, started, stopped, take_calls, transcript,
 };
-use crate::ranks::{Rank, abort, async_error, on_threads, on_threads_of};
+use crate::ranks::{Rank, on_threads, on_threads_of};
 
 /// Versions of NCCL, and the newest table that each knows.
-const VERSIONS: [(i64, u32); 4] = [(22_707, 4), (22_809, 5), (23_007, 6), (23_200, 7)];
+pub const VERSIONS: [(i64, u32); 4] = [(22_707, 4), (22_809, 5), (23_007, 6), (23_200, 7)];
 
 /// Loads the library in a process that is a plug-in itself.
-fn start_with_plugin() -> &'static SimulatedGpu {
+pub fn start_with_plugin() -> &'static SimulatedGpu {
     name_plugin("STATIC_PLUGIN");
     start()
 }
@@ -36,21 +35,29 @@ pub fn bytes_of(id: &UniqueId) -> [u8; 128] {
     id.internal.map(|byte| byte as u8)
 }
 
-fn on_blocking_threads<T: Send>(ranks: c_int, body: impl Fn(Rank) -> T + Sync) -> Vec<T> {
+/// Runs a body for each rank of a blocking communicator on a thread.
+pub fn on_blocking_threads<T: Send>(ranks: c_int, body: impl Fn(Rank) -> T + Sync) -> Vec<T> {
     on_threads_of(new_id(), ranks, Rank::join_blocking, body)
 }
 
 /// Reduces some numbers of all ranks.
-fn all_reduce(rank: &Rank, count: usize) {
+pub fn all_reduce(rank: &Rank, count: usize) {
     let at = allocate(4 * count.max(1));
     assert_eq!(rank.all_reduce(at, at, count, FLOAT, 0), 0);
 }
 
 /// Returns the only event that matches.
-fn only(kind: i32, matches: impl Fn(&Event) -> bool) -> Event {
+pub fn only(kind: i32, matches: impl Fn(&Event) -> bool) -> Event {
     let mut found: Vec<_> = started(kind).into_iter().filter(matches).collect();
     assert_eq!(found.len(), 1, "{found:?}");
     found.remove(0)
+}
+
+/// Waits until a flag is set.
+pub unsafe extern "C" fn wait_for_flag(flag: *mut c_void) {
+    // SAFETY: the test passes a flag that lives as long as the process.
+    let flag = unsafe { &*flag.cast::<AtomicBool>() };
+    wait_until("the test goes on", || flag.load(SeqCst));
 }
 
 #[test]
@@ -326,171 +333,6 @@ fn tasks_of_a_communicator_that_does_not_block_come_on_a_thread_of_nccl() {
 }
 
 #[test]
-fn a_changed_mask_holds_from_the_next_operation_on() {
-    run_isolated("", || {
-        start_with_plugin();
-        INITIAL_MASK.store(COLL, SeqCst);
-        let barrier = Barrier::new(2);
-        let step = |rank: &Rank, mask: i32, count| {
-            barrier.wait();
-            set_mask(mask);
-            barrier.wait();
-            all_reduce(rank, count);
-        };
-        let gate = &*Box::leak(Box::new(AtomicBool::new(false)));
-        on_blocking_threads(2, |rank| {
-            all_reduce(&rank, 1);
-            // What is called under one mask and runs under another follows the first.
-            launch_host_function(rank.stream, wait_for_flag, gate);
-            step(&rank, COLL, 2);
-            step(&rank, COLL | KERNEL_CHANNEL, 3);
-            step(&rank, KERNEL_CHANNEL, 4);
-            step(&rank, GROUP, 5);
-            step(&rank, 0, 6);
-            barrier.wait();
-            gate.store(true, SeqCst);
-            assert_eq!(synchronize(rank.stream), OK);
-            rank.finish();
-        });
-        let colls = started(COLL);
-        let counts = |context| {
-            let own = colls.iter().filter(move |event| event.context == context);
-            own.map(|event| (event.number, event.count)).collect::<Vec<_>>()
-        };
-        for rank in 0..2 {
-            assert_eq!(counts(context_of(rank)), [(0, 1), (1, 2), (2, 3), (3, 4)]);
-        }
-        let with_kernels: Vec<_> =
-            colls.iter().filter(|event| event.count >= 3).map(|event| event.handle).collect();
-        let kernels = started(KERNEL_CHANNEL);
-        assert_eq!((kernels.len(), stopped(KERNEL_CHANNEL)), (8, 8));
-        assert!(kernels.iter().all(|event| with_kernels.contains(&event.parent)));
-        // Parents come although they are not in the mask.
-        assert_eq!((started(GROUP).len(), started(COLL_API).len(), started(GROUP_API).len()), (10, 8, 10));
-        assert!(started(KERNEL_LAUNCH).is_empty());
-        // The handle of the last CollApi is stopped again by calls under a mask without it.
-        assert_eq!(stopped(COLL_API), 8 + 2 * 2);
-    });
-}
-
-/// Waits until a flag is set.
-unsafe extern "C" fn wait_for_flag(flag: *mut c_void) {
-    // SAFETY: the test passes a flag that lives as long as the process.
-    let flag = unsafe { &*flag.cast::<AtomicBool>() };
-    wait_until("the test goes on", || flag.load(SeqCst));
-}
-
-#[test]
-fn the_mask_is_one_for_all_communicators() {
-    run_isolated("", || {
-        start_with_plugin();
-        INITIAL_MASK.store(0, SeqCst);
-        let barrier = Barrier::new(2);
-        on_blocking_threads(2, |rank| {
-            all_reduce(&rank, 1);
-            barrier.wait();
-            if rank.rank == 0 {
-                // The init of another communicator changes the events of this one.
-                INITIAL_MASK.store(COLL, SeqCst);
-                Rank::join(new_id(), 0, 1).finish();
-            }
-            barrier.wait();
-            all_reduce(&rank, 2);
-            assert_eq!(synchronize(rank.stream), OK);
-            rank.finish();
-        });
-        // Collectives are numbered also while nobody is told.
-        let colls: Vec<_> = started(COLL).iter().map(|event| (event.number, event.count)).collect();
-        assert_eq!(colls, [(1, 2); 2]);
-    });
-}
-
-#[test]
-fn a_plugin_whose_init_fails_is_not_called_again() {
-    run_isolated("", || {
-        let gpu = start_with_plugin();
-        INIT_STATUS.store(3, SeqCst);
-        on_threads(2, |rank| {
-            all_reduce(&rank, 1);
-            assert_eq!(synchronize(rank.stream), OK);
-            rank.finish();
-        });
-        let calls = take_calls();
-        assert!(calls.len() == 2 && calls.iter().all(|(_, call)| matches!(call, Call::Init(_))), "{calls:?}");
-        // The next communicator has it again.
-        INIT_STATUS.store(0, SeqCst);
-        on_threads(2, |rank| {
-            assert!(gpu.count(Counter::NcclProfilers) > 0);
-            all_reduce(&rank, 1);
-            rank.finish();
-        });
-        assert_eq!(started(COLL).len(), 2);
-    });
-}
-
-#[test]
-fn a_null_handle_has_no_stop_and_is_the_parent_of_its_children() {
-    run_isolated("", || {
-        let gpu = start_with_plugin();
-        for (nccl, version) in VERSIONS {
-            gpu.set(Setting::NcclVersion, nccl);
-            NULL_HANDLES.store(ALL, SeqCst);
-            run_one_of_each();
-            let kernels = started(KERNEL_CHANNEL);
-            assert!(kernels.len() == 12 && kernels.iter().all(|event| event.parent == 0));
-            let tasks: Vec<_> = [COLL, P2P].into_iter().flat_map(started).collect();
-            assert!(tasks.iter().all(|event| event.parent == 0 && event.handle == 0));
-            // NCCL 2.27 starts no children of a Group without a handle.
-            assert_eq!(tasks.len(), if version == 4 { 0 } else { 6 });
-            let calls = take_calls();
-            let is_stop = |call: &Call| matches!(call, Call::Stop { .. } | Call::State { .. });
-            assert!(!calls.iter().any(|(_, call)| is_stop(call)));
-            // Only Coll is of no interest.
-            NULL_HANDLES.store(COLL, SeqCst);
-            run_one_of_each();
-            let (colls, messages) = (started(COLL), started(P2P));
-            assert!(colls.len() == 2 && colls.iter().all(|event| event.handle == 0 && event.parent != 0));
-            assert_eq!((messages.len(), stopped(P2P)), (4, 4));
-            let orphans = started(KERNEL_CHANNEL).iter().filter(|event| event.parent == 0).count();
-            assert_eq!((orphans, stopped(KERNEL_CHANNEL)), (4, 12));
-            take_calls();
-        }
-    });
-}
-
-/// Runs a collective and an exchange on two ranks.
-fn run_one_of_each() {
-    on_blocking_threads(2, |rank| {
-        let [from, to] = [allocate(4), allocate(4)];
-        all_reduce(&rank, 1);
-        assert_eq!(rank.exchange(from, 1 - rank.rank, to, 1 - rank.rank, 4), 0);
-        assert_eq!(synchronize(rank.stream), OK);
-        rank.finish();
-    });
-}
-
-#[test]
-fn a_handle_that_is_not_written_is_that_of_the_call_before() {
-    run_isolated("", || {
-        start_with_plugin();
-        let barrier = Barrier::new(2);
-        on_blocking_threads(2, |rank| {
-            all_reduce(&rank, 1);
-            let first = only(COLL_API, |event| event.context == context_of(rank.rank)).handle;
-            barrier.wait();
-            UNWRITTEN_HANDLES.store(COLL_API | COLL, SeqCst);
-            all_reduce(&rank, 2);
-            assert_eq!(synchronize(rank.stream), OK);
-            let is_second = |event: &Event| event.context == context_of(rank.rank) && event.count == 2;
-            assert_eq!(only(COLL, is_second).parent, first);
-            rank.finish();
-        });
-        // The place of every other handle is new.
-        assert_eq!(started(KERNEL_CHANNEL).iter().filter(|event| event.parent == 0).count(), 4);
-    });
-}
-
-#[test]
 fn a_single_rank_has_no_collectives_and_an_empty_one_is_none() {
     run_isolated("", || {
         start_with_plugin();
@@ -515,80 +357,18 @@ fn a_single_rank_has_no_collectives_and_an_empty_one_is_none() {
 }
 
 #[test]
-fn a_kernel_begins_only_when_its_stream_reaches_it() {
+fn a_group_of_several_communicators_is_one_call() {
     run_isolated("", || {
         start_with_plugin();
-        let (barrier, gate) = (Barrier::new(2), &*Box::leak(Box::new(AtomicBool::new(false))));
-        on_blocking_threads(2, |rank| {
-            if rank.rank == 1 {
-                launch_host_function(rank.stream, wait_for_flag, gate);
-            }
-            all_reduce(&rank, 1);
-            barrier.wait();
-            wait_until("the kernel of rank 0 has begun", || started(KERNEL_CHANNEL).len() == 2);
-            // Both are enqueued, one has begun, none has ended.
-            assert_eq!((started(COLL).len(), stopped(COLL), stopped(KERNEL_CHANNEL)), (2, 2, 0));
-            assert!(started(KERNEL_CHANNEL).iter().all(|event| event.context == context_of(0)));
-            assert!(rank.is_busy());
-            barrier.wait();
-            gate.store(true, SeqCst);
-            assert_eq!(synchronize(rank.stream), OK);
-            rank.finish();
-        });
-        assert_eq!((started(KERNEL_CHANNEL).len(), stopped(KERNEL_CHANNEL)), (4, 4));
-    });
-}
-
-#[test]
-fn a_collective_that_a_rank_does_not_call_begins_and_has_no_end() {
-    run_isolated("", || {
-        let gpu = start_with_plugin();
-        let barrier = Barrier::new(3);
-        on_blocking_threads(3, |rank| {
-            if rank.rank != 1 {
-                all_reduce(&rank, 1);
-                wait_until("both have begun", || started(KERNEL_CHANNEL).len() == 4);
-            }
-            barrier.wait();
-            assert_eq!(async_error(rank.comm), 0);
-            barrier.wait();
-            assert_eq!((abort(rank.comm), synchronize(rank.stream)), (0, OK));
-        });
-        assert_eq!((started(COLL).len(), stopped(KERNEL_CHANNEL)), (2, 0));
-        // Nothing comes after the end of a communicator.
-        let calls = calls();
-        let is_final = |call: &Call| matches!(call, Call::Finalize { .. });
-        assert_eq!(calls.iter().filter(|call| is_final(call)).count(), 3);
-        for rank in [0, 2] {
-            let end =
-                calls.iter().position(|call| *call == Call::Finalize { context: context_of(rank) }).unwrap();
-            let is_later_start =
-                |call: &Call| matches!(call, Call::Start(event) if event.context == context_of(rank));
-            assert!(!calls[end..].iter().any(is_later_start));
-        }
-        assert_eq!(gpu.count(Counter::NcclProfilers), 0);
-    });
-}
-
-#[test]
-fn collectives_that_differ_hang_with_their_names() {
-    run_isolated("nccl_lenient=1", || {
-        start_with_plugin();
-        let barrier = Barrier::new(2);
-        on_blocking_threads(2, |rank| {
-            let [from, to] = [allocate(64), allocate(64)];
-            if rank.rank == 0 {
-                assert_eq!(rank.all_gather(from, to, 4, FLOAT), 0);
-            } else {
-                assert_eq!(rank.reduce(from, to, 4, FLOAT, 1), 0);
-            }
-            wait_until("both have begun", || started(KERNEL_CHANNEL).len() == 4);
-            assert_eq!((stopped(KERNEL_CHANNEL), async_error(rank.comm)), (0, 0));
-            barrier.wait();
-            assert_eq!(abort(rank.comm), 0);
-        });
-        let mut functions: Vec<_> = started(COLL).into_iter().map(|event| event.function).collect();
-        functions.sort();
-        assert_eq!((functions, stopped(KERNEL_CHANNEL)), (vec!["AllGather".into(), "Reduce".into()], 0));
+        let ranks = [(); 2].map(|()| Rank::join_blocking(new_id(), 0, 1));
+        let [from, to] = [allocate(4), allocate(4)];
+        let end =
+            ranks[0].group(|| ranks.iter().for_each(|rank| assert_eq!(rank.exchange(from, 0, to, 0, 4), 0)));
+        assert_eq!((end, ranks.each_ref().map(|rank| synchronize(rank.stream))), (0, [OK; 2]));
+        let group = only(GROUP_API, |_| true);
+        let calls = started(P2P_API);
+        assert!(calls.len() == 4 && calls.iter().all(|call| call.parent == group.handle));
+        assert_eq!((started(GROUP).len(), started(P2P).len(), stopped(GROUP_API)), (2, 4, 1));
+        ranks.into_iter().for_each(Rank::finish);
     });
 }
