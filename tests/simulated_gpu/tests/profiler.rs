@@ -305,6 +305,7 @@ fn kernels_begin_and_end_on_another_thread() {
 fn tasks_of_a_communicator_that_does_not_block_come_on_a_thread_of_nccl() {
     run_isolated("nccl_hold_launches=1", || {
         let gpu = start_with_plugin();
+        let barrier = Barrier::new(2);
         on_threads(2, |rank| {
             let at = allocate(4);
             let end = rank.group(|| {
@@ -317,7 +318,7 @@ fn tasks_of_a_communicator_that_does_not_block_come_on_a_thread_of_nccl() {
             let group = only(GROUP_API, is_own);
             assert!(calls().contains(&Call::Stop { handle: group.handle }));
             assert!(!started(P2P).iter().any(is_own));
-            wait_until("both have called", || stopped(GROUP_API) == 2);
+            barrier.wait();
             gpu.set(Setting::NcclHoldLaunches, 0);
             assert_eq!((crate::ranks::wait_for_async_error(rank.comm), synchronize(rank.stream)), (0, OK));
             rank.finish();

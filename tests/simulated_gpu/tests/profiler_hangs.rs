@@ -152,3 +152,25 @@ fn an_exchange_that_fails_or_is_revoked_has_no_end() {
         assert_eq!(ends, 2);
     });
 }
+
+#[test]
+fn work_that_a_stream_reaches_after_an_abort_has_no_events() {
+    run_isolated("", || {
+        let gpu = start_with_plugin();
+        let (barrier, gate) = (Barrier::new(2), &*Box::leak(Box::new(AtomicBool::new(false))));
+        on_blocking_threads(2, |rank| {
+            launch_host_function(rank.stream, wait_for_flag, gate);
+            all_reduce(&rank, 1);
+            barrier.wait();
+            assert_eq!(abort(rank.comm), 0);
+            // The stream still has the group, but the plug-in has lost its communicator.
+            assert!(calls().contains(&Call::Finalize { context: context_of(rank.rank) }));
+            barrier.wait();
+            assert_eq!((gpu.count(Counter::Communicators), gpu.count(Counter::NcclProfilers)), (2, 0));
+            barrier.wait();
+            gate.store(true, SeqCst);
+            assert_eq!(synchronize(rank.stream), OK);
+        });
+        assert!(started(COLL).len() == 2 && started(KERNEL_CHANNEL).is_empty());
+    });
+}

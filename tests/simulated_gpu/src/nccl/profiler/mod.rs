@@ -10,7 +10,7 @@
 //! | `launch` | the events of launches and kernels: KernelLaunch, Group, Coll, P2p, KernelCh |
 //! | `hash` | the number of a communicator |
 //!
-//! The source of these rules is the source of NCCL 2.27.7, 2.30.7 and 2.32.
+//! These rules come from the source of NCCL 2.27.7 and 2.30.7, and of the profiler of a later one, which has table v7.
 //!
 //! 1. The mask is one variable of the process. An operation reads it once, in its API call; all its events follow that
 //!    value. The parents of an event come although they are not in the mask.

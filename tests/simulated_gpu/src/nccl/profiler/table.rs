@@ -6,7 +6,8 @@ use super::descriptor::EventDescriptor;
 
 /// The first NCCL with table v5 and the events of API calls.
 pub const NCCL_2_28: i64 = 22_800;
-/// The first NCCL whose events of API calls have a rank.
+/// The first NCCL with table v7. The events of API calls have a rank from here on, which 2.30 leaves at 0. *Unconfirmed*: the
+/// version that begins with it.
 pub const NCCL_2_31: i64 = 23_100;
 
 /// The log function that a plug-in gets. C declares it with `...` behind the format.
