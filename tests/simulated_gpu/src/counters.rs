@@ -50,6 +50,10 @@ counters! {
     NcclGroups "nccl_groups";
     /// Groups that wait for a revocation or an abort, now.
     NcclHangs "nccl_hangs";
+    /// Communicators whose profiler plug-in is active.
+    NcclProfilers "nccl_profilers";
+    /// Messages that profiler plug-ins have logged.
+    NcclPluginLogs "nccl_plugin_logs";
 }
 
 static VALUES: [AtomicI64; Counter::ALL.len()] = [const { AtomicI64::new(0) }; Counter::ALL.len()];

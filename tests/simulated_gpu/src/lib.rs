@@ -12,7 +12,7 @@
 //! | `stream`, `stream_values`, `event`, `ipc` | ordered work, words that streams write and await, events, handles for other processes |
 //! | `copy` | copies and fills |
 //! | `settings`, `counters`, `control` | faults, what tests count, and the exported functions for both |
-//! | `nccl` | communicators, groups and their operations |
+//! | `nccl` | communicators, groups and their operations, the profiler plug-in |
 //! | `loader` | what a test calls |
 //!
 //! The comment of an entry point states the real driver's rule. The source is the reference manual of the CUDA driver API
@@ -62,4 +62,5 @@ mod wait;
 
 pub use counters::Counter;
 pub use loader::SimulatedGpu;
+pub use nccl::communicator_hash;
 pub use settings::Setting;

@@ -67,6 +67,12 @@ settings! {
     /// Whether groups of non-blocking communicators stay in progress, before their operations are on the stream, until this
     /// is 0 again.
     NcclHoldLaunches "nccl_hold_launches" = 0;
+    /// Whether operations that do not match between ranks hang, as in NCCL, instead of an asynchronous error.
+    NcclLenient "nccl_lenient" = 0;
+    /// The channels of an operation: so many KernelCh events a profiler plug-in gets for it. 1 to 64.
+    NcclChannels "nccl_channels" = 2;
+    /// Whether messages that a profiler plug-in logs are printed.
+    NcclPrintLogs "nccl_print_logs" = 0;
 }
 
 static VALUES: LazyLock<Vec<AtomicI64>> = LazyLock::new(|| {

@@ -8,6 +8,7 @@
 #![allow(clippy::disallowed_methods, reason = "limits of waits are real time")]
 
 mod bindings;
+mod collectives;
 mod communicators;
 mod conformance;
 mod driver;
@@ -17,6 +18,11 @@ mod isolation;
 mod memory;
 mod nccl;
 mod peers;
+mod plugin_libraries;
+mod plugin_recorder;
+mod profiler;
+mod profiler_hangs;
+mod profiler_rules;
 mod rank_processes;
 mod ranks;
 mod sharing;

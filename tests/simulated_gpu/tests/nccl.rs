@@ -64,6 +64,11 @@ table! {
     send = ncclSend(u64, usize, c_int, c_int, Comm, CUstream);
     receive = ncclRecv(u64, usize, c_int, c_int, Comm, CUstream);
     all_reduce = ncclAllReduce(u64, u64, usize, c_int, c_int, Comm, CUstream);
+    reduce = ncclReduce(u64, u64, usize, c_int, c_int, c_int, Comm, CUstream);
+    reduce_scatter = ncclReduceScatter(u64, u64, usize, c_int, c_int, Comm, CUstream);
+    all_gather = ncclAllGather(u64, u64, usize, c_int, Comm, CUstream);
+    broadcast = ncclBroadcast(u64, u64, usize, c_int, c_int, Comm, CUstream);
+    broadcast_in_place = ncclBcast(u64, usize, c_int, c_int, Comm, CUstream);
 }
 
 /// Returns the table.

@@ -17,7 +17,7 @@ use crate::sharing::{
     GRANULE, close_memory, create_physical, event_handle, export, map_anywhere, memory_handle, open_event,
     receive_descriptor, send_descriptor, try_import, try_open_memory,
 };
-use crate::{bindings, conformance, rank_processes};
+use crate::{bindings, conformance, plugin_libraries, rank_processes};
 
 type Role = fn(UnixStream);
 
@@ -25,6 +25,9 @@ type Role = fn(UnixStream);
 pub const ROLES: &[(&str, Role)] = &[
     ("leave_stuck_work", leave_stuck_work),
     ("leave_stuck_group", rank_processes::leave_stuck_group),
+    ("reduce_and_tell", plugin_libraries::reduce_and_tell),
+    ("run_with_library", plugin_libraries::run_with_library),
+    ("run_without_plugin", plugin_libraries::run_without_plugin),
     ("read_after_event", read_after_event),
     ("record_behind_gate", record_behind_gate),
     ("own_event_behind_gate", own_event_behind_gate),

@@ -12,13 +12,13 @@ use crate::peers::wait_for_socket_close;
 use crate::ranks::{Rank, abort, async_error};
 
 /// Sends a rank its id, number and count.
-fn introduce(peer: &mut PeerProcess, id: UniqueId, rank: u8, ranks: u8) {
+pub fn introduce(peer: &mut PeerProcess, id: UniqueId, rank: u8, ranks: u8) {
     peer.send(&id.internal.map(|byte| byte as u8));
     peer.send(&[rank, ranks]);
 }
 
 /// Joins as the test has said.
-fn join(socket: &mut UnixStream) -> Rank {
+pub fn join(socket: &mut UnixStream) -> Rank {
     let id = UniqueId { internal: read::<128>(socket).map(|byte| byte as std::ffi::c_char) };
     let [rank, ranks] = read(socket);
     Rank::join(id, rank.into(), ranks.into())

@@ -56,6 +56,14 @@ impl Rank {
         Self { comm, rank, ranks, stream: new_stream() }
     }
 
+    /// Starts a communicator that blocks.
+    pub fn join_blocking(id: UniqueId, rank: c_int, ranks: c_int) -> Self {
+        let mut comm = std::ptr::null_mut();
+        // SAFETY: the library writes a handle.
+        assert_eq!(unsafe { (nccl().start_blocking)(&raw mut comm, ranks, id, rank) }, 0);
+        Self { comm, rank, ranks, stream: new_stream() }
+    }
+
     /// Runs calls in a group, and returns the answer of its end, without the wait for it.
     pub fn group(&self, calls: impl FnOnce()) -> c_int {
         // SAFETY: the calls have no arguments.
@@ -87,8 +95,41 @@ impl Rank {
 
     pub fn all_reduce(&self, from: u64, to: u64, count: usize, datatype: c_int, operation: c_int) -> c_int {
         // SAFETY: arguments are checked by the library.
-        let answer =
-            unsafe { (nccl().all_reduce)(from, to, count, datatype, operation, self.comm, self.stream) };
+        self.wait_for_launch(unsafe {
+            (nccl().all_reduce)(from, to, count, datatype, operation, self.comm, self.stream)
+        })
+    }
+
+    pub fn all_gather(&self, from: u64, to: u64, count: usize, datatype: c_int) -> c_int {
+        // SAFETY: arguments are checked by the library.
+        self.wait_for_launch(unsafe {
+            (nccl().all_gather)(from, to, count, datatype, self.comm, self.stream)
+        })
+    }
+
+    pub fn reduce_scatter(&self, from: u64, to: u64, count: usize, datatype: c_int) -> c_int {
+        // SAFETY: arguments are checked by the library.
+        self.wait_for_launch(unsafe {
+            (nccl().reduce_scatter)(from, to, count, datatype, 0, self.comm, self.stream)
+        })
+    }
+
+    pub fn broadcast(&self, from: u64, to: u64, count: usize, datatype: c_int, root: c_int) -> c_int {
+        // SAFETY: arguments are checked by the library.
+        self.wait_for_launch(unsafe {
+            (nccl().broadcast)(from, to, count, datatype, root, self.comm, self.stream)
+        })
+    }
+
+    pub fn reduce(&self, from: u64, to: u64, count: usize, datatype: c_int, root: c_int) -> c_int {
+        // SAFETY: arguments are checked by the library.
+        self.wait_for_launch(unsafe {
+            (nccl().reduce)(from, to, count, datatype, 0, root, self.comm, self.stream)
+        })
+    }
+
+    /// Waits until a call of a non-blocking communicator has put its operation on the stream.
+    fn wait_for_launch(&self, answer: c_int) -> c_int {
         if answer == IN_PROGRESS { wait_for_async_error(self.comm) } else { answer }
     }
 
@@ -129,13 +170,22 @@ impl Rank {
 
 /// Runs a body for each rank on a thread.
 pub fn on_threads<T: Send>(ranks: c_int, body: impl Fn(Rank) -> T + Sync) -> Vec<T> {
-    let id = crate::nccl::new_id();
+    on_threads_of(crate::nccl::new_id(), ranks, Rank::join, body)
+}
+
+/// Runs a body for each rank of an id, which joins by a function.
+pub fn on_threads_of<T: Send>(
+    id: UniqueId,
+    ranks: c_int,
+    join: fn(UniqueId, c_int, c_int) -> Rank,
+    body: impl Fn(Rank) -> T + Sync,
+) -> Vec<T> {
     std::thread::scope(|scope| {
         let body = &body;
         let thread = |rank| {
             scope.spawn(move || {
                 use_device(0);
-                body(Rank::join(id, rank, ranks))
+                body(join(id, rank, ranks))
             })
         };
         let threads: Vec<_> = (0..ranks).map(thread).collect();

@@ -8,6 +8,8 @@ use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 
+use super::collective::Function;
+use super::profiler::{ProfilerSlot, communicator_hash};
 use super::rendezvous::{RankLinks, UniqueId, connect_to_all_ranks};
 use super::{
     IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, NcclAnswer, NcclError, SYSTEM_ERROR, code_of, write_out,
@@ -38,6 +40,9 @@ pub struct Communicator {
     ended: AtomicU64,
     /// The groups that their streams execute now.
     running: AtomicU64,
+    /// The collectives that were launched, for each function.
+    sequence_numbers: [AtomicU64; Function::COUNT],
+    pub profiler: ProfilerSlot,
     _guard: CounterGuard,
 }
 
@@ -66,6 +71,8 @@ impl Communicator {
             launched: AtomicU64::new(0),
             ended: AtomicU64::new(0),
             running: AtomicU64::new(0),
+            sequence_numbers: Default::default(),
+            profiler: ProfilerSlot::default(),
             _guard: Counter::Communicators.count_while_guard_lives(),
         });
         let handle = new_handle();
@@ -121,6 +128,11 @@ impl Communicator {
     /// Returns the number of the next group.
     pub fn next_group(&self) -> u64 {
         self.launched.fetch_add(1, SeqCst)
+    }
+
+    /// Returns the number of the next collective of a function.
+    pub fn next_sequence_number(&self, function: Function) -> u64 {
+        self.sequence_numbers[function as usize].fetch_add(1, SeqCst)
     }
 
     /// Waits until all groups before this one have ended, or groups must stop.
@@ -188,6 +200,7 @@ impl Communicator {
         if is_stopped() {
             links.shut_down();
         }
+        self.profiler.init(communicator_hash(self.id.bytes()), self.rank, self.ranks);
         Ok(())
     }
 
@@ -273,13 +286,15 @@ pub extern "C" fn ncclCommRevoke(handle: usize, flags: c_int) -> c_int {
 /// Stricter: the call does not wait for the stream. A group may move bytes until the stream has come past it.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclCommAbort(handle: usize) -> c_int {
-    code_of(lock(&COMMUNICATORS).remove(&handle).ok_or(INVALID_ARGUMENT).map(|communicator| {
+    let removed = lock(&COMMUNICATORS).remove(&handle);
+    code_of(removed.ok_or(INVALID_ARGUMENT).map(|communicator| {
         communicator.is_aborted.store(true, SeqCst);
         let links = lock(&communicator.links).take();
         if let Some(links) = links {
             links.shut_down();
         }
         wake_all_waits();
+        communicator.profiler.finalize();
     }))
 }
 
@@ -307,6 +322,7 @@ pub extern "C" fn ncclCommDestroy(handle: usize) -> c_int {
         lock(&COMMUNICATORS).remove(&handle);
         // The groups that a revocation stopped may still hold the links.
         lock(&communicator.links).take();
+        communicator.profiler.finalize();
         Ok(())
     }))
 }

@@ -5,10 +5,11 @@
 
 use std::sync::Mutex;
 
+use super::collective::Collective;
 use super::communicator::Communicator;
 use super::link::{Link, LinkFailure};
 use super::operation::{Operation, OperationKind};
-use super::reduction::reduce;
+use super::profiler::KernelEvents;
 use super::rendezvous::RankLinks;
 use super::{INVALID_USAGE, NcclError, REMOTE_ERROR};
 use crate::device_memory::{UsablePiece, find_usable_pieces};
@@ -17,7 +18,7 @@ use crate::settings::Setting;
 use crate::stream::ExecuteOrDiscard;
 use crate::wait::lock;
 
-const HEADER_LEN: usize = 16;
+const HEADER_LEN: usize = 32;
 const ACCEPTED: u8 = 1;
 const REFUSED: u8 = 0;
 
@@ -41,7 +42,7 @@ struct GroupExecution<'a> {
     communicator: &'a Communicator,
     links: &'a RankLinks,
     batch: &'a [Operation],
-    /// For each operation, what each rank contributed to a reduction.
+    /// For each operation, what each rank contributed to a collective.
     parts: Vec<Mutex<Vec<Vec<u8>>>>,
 }
 
@@ -51,13 +52,21 @@ pub fn run(batch: &[Operation], number: u64, turn: ExecuteOrDiscard) -> Answer {
     communicator.begin_group(number);
     let mut answer = Ok(());
     if turn == ExecuteOrDiscard::Execute && !communicator.is_stopped() {
+        let kernels = KernelEvents::start(batch);
         if Setting::NcclHang.count_use_and_strikes_now() || communicator.has_failed() {
             communicator.wait_for_stop();
         } else if let Some(links) = communicator.links() {
             let parts = batch.iter().map(|_| Mutex::new(vec![Vec::new(); communicator.ranks])).collect();
-            answer = GroupExecution { communicator, links: &links, batch, parts }.run();
-            if communicator.has_failed() && answer.is_ok() && !communicator.is_stopped() {
-                communicator.wait_for_stop();
+            match (GroupExecution { communicator, links: &links, batch, parts }.run()) {
+                Ok(is_complete) => {
+                    if is_complete {
+                        kernels.stop(communicator);
+                    }
+                    if communicator.has_failed() && !communicator.is_stopped() {
+                        communicator.wait_for_stop();
+                    }
+                }
+                Err(error) => answer = Err(error),
             }
         }
     }
@@ -96,7 +105,8 @@ fn write_device(at: u64, bytes: &[u8]) -> Result<(), MessageFailure> {
 }
 
 impl GroupExecution<'_> {
-    fn run(&self) -> Answer {
+    /// Moves all messages, and returns whether every operation is complete.
+    fn run(&self) -> Answer<bool> {
         let outcomes: Vec<Result<(), MessageFailure>> = std::thread::scope(|scope| {
             let peers = || (0..self.communicator.ranks).filter(|peer| *peer != self.communicator.rank);
             let sends = peers().map(|peer| scope.spawn(move || self.note(self.send_all(peer))));
@@ -107,13 +117,13 @@ impl GroupExecution<'_> {
         for outcome in outcomes {
             match outcome {
                 Err(MessageFailure::Cuda(error)) => return Err(error),
-                Err(_) => return Ok(()),
+                Err(_) => return Ok(false),
                 Ok(()) => {}
             }
         }
         match self.note(self.finish()) {
             Err(MessageFailure::Cuda(error)) => Err(error),
-            _ => Ok(()),
+            outcome => Ok(outcome.is_ok()),
         }
     }
 
@@ -134,19 +144,23 @@ impl GroupExecution<'_> {
     fn send_all(&self, peer: usize) -> Result<(), MessageFailure> {
         let Some(link) = &self.links.outgoing[peer] else { return Ok(()) };
         for operation in self.batch {
-            match operation.kind {
-                OperationKind::Send { peer: to } if to == peer => {}
-                OperationKind::AllReduce(_) => {}
+            let part = match operation.kind {
+                OperationKind::Send { peer: to } if to == peer => Some(0),
+                OperationKind::Collective(collective) => {
+                    collective.sent_part(self.communicator.rank, peer, operation.bytes)
+                }
                 _ => continue,
-            }
-            self.send(link, operation)?;
+            };
+            let (at, len) = part.map_or((0, 0), |offset| (operation.from + offset as u64, operation.bytes));
+            self.send(link, operation, at, len)?;
         }
         Ok(())
     }
 
-    fn send(&self, link: &Link, operation: &Operation) -> Result<(), MessageFailure> {
+    /// Sends device memory as the message of an operation.
+    fn send(&self, link: &Link, operation: &Operation, at: u64, len: usize) -> Result<(), MessageFailure> {
         let is_stopped = || self.communicator.is_stopped();
-        let pieces = usable_device_bytes(operation.from, operation.bytes)?;
+        let pieces = usable_device_bytes(at, len)?;
         link.write(&message_header(operation), &is_stopped)?;
         let mut reply = [REFUSED];
         link.read(&mut reply, &is_stopped)?;
@@ -176,9 +190,10 @@ impl GroupExecution<'_> {
                         link.read(unsafe { std::slice::from_raw_parts_mut(at, piece.len) }, &is_stopped)?;
                     }
                 }
-                OperationKind::AllReduce(_) => {
+                OperationKind::Collective(collective) => {
                     self.check_peer_message_matches(link, operation)?;
-                    let mut part = vec![0; operation.bytes];
+                    let is_received = collective.is_received(self.communicator.rank, peer);
+                    let mut part = vec![0; if is_received { operation.bytes } else { 0 }];
                     link.read(&mut part, &is_stopped)?;
                     lock(&self.parts[index])[peer] = part;
                 }
@@ -194,6 +209,11 @@ impl GroupExecution<'_> {
         let mut announced = [0; HEADER_LEN];
         link.read(&mut announced, &is_stopped)?;
         let is_equal = announced == message_header(operation);
+        if !is_equal && Setting::NcclLenient.is_on() {
+            // The sender waits for a reply that never comes.
+            self.communicator.wait_for_stop();
+            return Err(MessageFailure::Link(LinkFailure::Stopped));
+        }
         link.write(&[if is_equal { ACCEPTED } else { REFUSED }], &is_stopped)?;
         if is_equal { Ok(()) } else { Err(MessageFailure::Nccl(INVALID_USAGE)) }
     }
@@ -210,25 +230,31 @@ impl GroupExecution<'_> {
             write_device(receive.to, &read_device(send.from, send.bytes)?)?;
         }
         for (operation, parts) in self.batch.iter().zip(&self.parts) {
-            if let OperationKind::AllReduce(reduction) = operation.kind {
+            if let OperationKind::Collective(collective) = operation.kind {
                 let mut parts = lock(parts);
-                parts[own] = read_device(operation.from, operation.bytes)?;
-                write_device(operation.to, &reduce(reduction, operation.datatype, &parts))?;
+                if let Some(offset) = collective.sent_part(own, own, operation.bytes) {
+                    parts[own] = read_device(operation.from + offset as u64, operation.bytes)?;
+                }
+                if let Some(result) = collective.result(own, operation.datatype, &parts) {
+                    write_device(operation.to, &result)?;
+                }
             }
         }
         Ok(())
     }
 }
 
-/// Returns the properties that sender and receiver must have in common: kind, type, size.
+/// Returns the properties that sender and receiver must have in common: function, reduction, root, type, size.
 fn message_header(operation: &Operation) -> [u8; HEADER_LEN] {
-    let kind: u32 = match operation.kind {
-        OperationKind::Send { .. } | OperationKind::Receive { .. } => 0,
-        OperationKind::AllReduce(reduction) => 1 + reduction as u32,
+    let (function, reduction, root) = match operation.kind {
+        OperationKind::Send { .. } | OperationKind::Receive { .. } => (0, 0, 0),
+        OperationKind::Collective(Collective { function, reduction, root }) => {
+            (1 + function as u64, reduction as u64, root as u64)
+        }
     };
+    let kind = function | reduction << 8 | u64::from(operation.datatype) << 16;
     let mut bytes = [0; HEADER_LEN];
-    bytes[..4].copy_from_slice(&kind.to_le_bytes());
-    bytes[4..8].copy_from_slice(&operation.datatype.to_le_bytes());
-    bytes[8..].copy_from_slice(&(operation.bytes as u64).to_le_bytes());
+    let words = [kind, root, operation.count as u64, operation.bytes as u64];
+    bytes.chunks_exact_mut(8).zip(words).for_each(|(to, word)| to.copy_from_slice(&word.to_le_bytes()));
     bytes
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::communicator::Communicator;
 use super::operation::{Operation, check_own_messages};
+use super::profiler::{LaunchEvents, finish_group_call, note_group_end, trace_call};
 use super::{IN_PROGRESS, INVALID_USAGE, NcclAnswer, NcclError, SYSTEM_ERROR, code_of, exchange};
 use crate::settings::Setting;
 use crate::wait::wait_until;
@@ -51,15 +52,23 @@ pub fn start_communicator(communicator: Arc<Communicator>) -> NcclAnswer {
 }
 
 /// Adds an operation to the thread's group, or launches it.
-pub fn add(operation: Operation) -> NcclAnswer {
-    let single = GROUP.with_borrow_mut(|group| {
-        if group.depth == 0 {
-            return Some(operation);
-        }
-        group.operations.push(operation);
-        None
-    });
-    single.map_or(Ok(()), |operation| launch(vec![operation]))
+pub fn add(mut operation: Operation) -> NcclAnswer {
+    // A single operation is a group, too.
+    let depth = 1 + GROUP.with_borrow(|group| group.depth);
+    trace_call(&mut operation, depth);
+    if depth > 1 {
+        GROUP.with_borrow_mut(|group| group.operations.push(operation));
+        return Ok(());
+    }
+    end_outermost(|| launch(vec![operation]))
+}
+
+/// Ends the outermost group, between the events of its end.
+fn end_outermost(body: impl FnOnce() -> NcclAnswer) -> NcclAnswer {
+    note_group_end();
+    let answer = body();
+    finish_group_call();
+    answer
 }
 
 /// Starts communicators at the same time, and returns the first error.
@@ -100,11 +109,14 @@ fn launch(operations: Vec<Operation>) -> NcclAnswer {
         let communicator = batch[0].communicator.clone();
         let number = communicator.next_group();
         let launched = communicator.run_slow_call(move |own| {
+            let mut batch = batch;
             if !own.is_blocking {
                 wait_until(|| !Setting::NcclHoldLaunches.is_on() || own.is_stopped());
             }
             let stream = batch[0].stream.clone();
+            let events = LaunchEvents::start(&mut batch);
             stream.enqueue(move |turn| exchange::run(&batch, number, turn));
+            events.stop(own);
             Ok(())
         });
         answer = answer.and(launched);
@@ -132,14 +144,12 @@ pub extern "C" fn ncclGroupEnd() -> c_int {
             Ok((group.depth == 0).then(|| std::mem::take(group)))
         })?;
         let Some(group) = group else { return Ok(()) };
-        if let Some(error) = group.error {
-            return Err(error);
-        }
-        match (group.starting.is_empty(), group.operations.is_empty()) {
-            (false, false) => Err(INVALID_USAGE),
-            (false, true) => start_all(group.starting),
-            (true, _) => launch(group.operations),
-        }
+        end_outermost(|| match (group.error, group.starting.is_empty(), group.operations.is_empty()) {
+            (Some(error), ..) => Err(error),
+            (None, false, false) => Err(INVALID_USAGE),
+            (None, false, true) => start_all(group.starting),
+            (None, true, _) => launch(group.operations),
+        })
     };
     code_of(end())
 }

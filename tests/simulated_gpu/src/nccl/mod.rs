@@ -6,9 +6,11 @@
 //! | `link` | the socket from one rank to another |
 //! | `communicator` | the states of a communicator, from its start to its end |
 //! | `group` | what a thread collects between group start and end, and its launch |
-//! | `operation` | the calls of operations, their types and sizes |
+//! | `operation`, `operation_calls` | the calls of operations, their types and sizes |
+//! | `collective` | what the ranks of a collective send to each other |
 //! | `exchange` | the execution of a group on its stream |
 //! | `reduction` | sums, products, minima and maxima |
+//! | `profiler` | the profiler plug-in and its events |
 //!
 //! Rules that hold for all of it:
 //!
@@ -16,12 +18,16 @@
 //!    communicator run in the order in which they were launched, also on different streams.
 //! 2. A group that meets an error keeps its stream until the communicator is revoked or aborted, as a real kernel does. The
 //!    error is the communicator's asynchronous error.
-//! 3. *Stricter*: a receiver compares size and type with the sender before a byte moves, and both have the asynchronous
-//!    error 5 if they differ. NCCL compares nothing; contents are then undefined, or nothing ends.
+//! 3. *Stricter*: a receiver compares size and type with the sender before a byte moves, and in a collective the function, its
+//!    reduction and root. Both have the asynchronous error 5 if they differ. NCCL compares nothing; contents are then
+//!    undefined, or nothing ends. With the setting `nccl_lenient` nothing ends: the group waits for a revocation or an abort.
 //! 4. *Stricter*: the death of a peer causes the asynchronous error 6 only if an operation is under way with it, and with the
 //!    setting `nccl_silent_death` not even then. On one host, NCCL notices nothing.
 //! 5. *More lenient*: ranks may share a device.
+//! 6. *Stricter*: a collective ends on no rank before all ranks have begun it, and an empty one has to be called by all ranks.
+//!    In NCCL the root of a broadcast may end first, and empty collectives are dropped.
 
+mod collective;
 mod communicator;
 mod exchange;
 mod group;
@@ -29,10 +35,13 @@ mod initialization;
 mod link;
 mod operation;
 mod operation_calls;
+mod profiler;
 mod reduction;
 mod rendezvous;
 
 use std::ffi::{CStr, c_char, c_int};
+
+pub use profiler::communicator_hash;
 
 use crate::settings::Setting;
 

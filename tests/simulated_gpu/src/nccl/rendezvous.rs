@@ -41,6 +41,11 @@ impl UniqueId {
         self.0.starts_with(MAGIC)
     }
 
+    /// Returns the bytes that a program gives to all ranks.
+    pub fn bytes(&self) -> &[u8; ID_LEN] {
+        &self.0
+    }
+
     /// Returns the address at which a rank listens.
     fn address(&self, rank: usize) -> std::io::Result<SocketAddr> {
         let random: String = self.0[MAGIC.len()..][..16].iter().map(|byte| format!("{byte:02x}")).collect();
