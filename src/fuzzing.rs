@@ -14,7 +14,7 @@ pub use crate::transfer::fuzzing::FuzzTarget;
 pub const MEMORY: usize = 8 << 20;
 
 /// The properties of this crate.
-static TARGETS: [FuzzTarget; 8] = [
+static TARGETS: [FuzzTarget; 9] = [
     FuzzTarget::new("hpack", crate::http2::fuzzing::check_header_blocks, 1 << 10),
     FuzzTarget::new("http2", crate::http2::fuzzing::check_connection, 1 << 10),
     FuzzTarget::new("grpc-body", crate::grpc::fuzzing::check_request_body, 1 << 10),
@@ -22,6 +22,7 @@ static TARGETS: [FuzzTarget; 8] = [
     FuzzTarget::new("topology", check_topology_decoder, 1 << 10),
     FuzzTarget::new("tokens", crate::http::check_token_file_round_trip, 1 << 10),
     FuzzTarget::new("stacks", crate::service::stacks::check_stack_answer, 1 << 10),
+    FuzzTarget::new("collectives", crate::service::collectives::check_collectives_report, 1 << 10),
     FuzzTarget::new("config", crate::config::check_config_round_trip, 1 << 10),
 ];
 

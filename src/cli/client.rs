@@ -22,6 +22,7 @@ use crate::coordination::{JobName, JobSummary, JobView};
 use crate::http::api::{
     HostsPage, JobsPage, NO_SUCH_JOB, Problem, ProductVersion, ServerInfo, TaskOwnersPage,
 };
+use crate::service::collectives::CollectivesView;
 use crate::text::UntrustedText;
 use crate::tls::{self, DialError, IoStream, TlsClientForHost};
 pub use sse::SseEvent;
@@ -53,6 +54,17 @@ impl ListPage for JobsPage {
 
     fn append(&mut self, next: Self) {
         self.jobs.extend(next.jobs);
+        self.next = next.next;
+    }
+}
+
+impl ListPage for CollectivesView {
+    fn after_of_next_page(&self) -> Option<impl Display> {
+        self.next
+    }
+
+    fn append(&mut self, next: Self) {
+        self.cliques.extend(next.cliques);
         self.next = next.next;
     }
 }

@@ -6,6 +6,7 @@ mod allocator;
 mod audit;
 mod certificates;
 mod client;
+mod collectives;
 mod completions;
 mod config;
 mod connection_limits;
@@ -102,6 +103,7 @@ enum Command {
     Hosts(hosts::Arguments),
     Runs(runs::Arguments),
     Stacks(stacks::Arguments),
+    Collectives(collectives::Arguments),
     TaskOwners(task_owners::Arguments),
     Job(job::Arguments),
     Audit(audit::Arguments),
@@ -175,6 +177,7 @@ fn run_command_line(arguments: Vec<OsString>) -> ExitCode {
         Command::Hosts(arguments) => hosts::run(&arguments),
         Command::Runs(arguments) => runs::run(&arguments),
         Command::Stacks(arguments) => stacks::run(&arguments),
+        Command::Collectives(arguments) => collectives::run(&arguments),
         Command::TaskOwners(arguments) => task_owners::run(&arguments),
         Command::Job(arguments) => job::run(&arguments),
         Command::Audit(arguments) => audit::run(&arguments),

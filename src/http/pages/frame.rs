@@ -81,6 +81,7 @@ pub(super) enum NavEntry {
     Hosts,
     Timeline,
     Barriers,
+    Collectives,
     Stacks,
     Task,
     Devices,
@@ -119,11 +120,12 @@ const fn tab(label: &'static str, path: &'static str, entry: NavEntry, scope: Ta
 }
 
 /// The tabs of the pages of a job, in their order.
-const JOB_TABS: [JobTab; 12] = [
+const JOB_TABS: [JobTab; 13] = [
     tab("Status", "", NavEntry::Job, TabScope::PresentRun),
     tab("Run", "", NavEntry::Job, TabScope::NamedRun),
     tab("Hosts", "/hosts", NavEntry::Hosts, TabScope::Both),
     tab("Barriers", "/barriers", NavEntry::Barriers, TabScope::Both),
+    tab("Collectives", "/collectives", NavEntry::Collectives, TabScope::PresentRun),
     tab("Stacks", "/stacks", NavEntry::Stacks, TabScope::PresentRun),
     tab("Timeline", "/timeline", NavEntry::Timeline, TabScope::Both),
     tab("Devices", "/devices", NavEntry::Devices, TabScope::PresentRun),

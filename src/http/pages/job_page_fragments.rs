@@ -11,7 +11,8 @@ use super::frame::PageUser;
 use super::live_page::LivePage;
 use super::snapshot::JobSnapshot;
 use super::{
-    barriers, devices, drain, exclusions, host, hosts, job, job_head, keys, stacks, task, timeline, transfers,
+    barriers, collectives, devices, drain, exclusions, host, hosts, job, job_head, keys, stacks, task,
+    timeline, transfers,
 };
 use crate::coordination::TaskId;
 use crate::http::{AppState, Problem};
@@ -31,6 +32,7 @@ pub(super) fn render_job_page_fragments(
         LivePage::Hosts(which) => shared(&|| hosts::render_fragments(snapshot, which)),
         LivePage::Timeline(which) => shared(&|| timeline::render_fragments(snapshot, which)),
         LivePage::Barriers(which) => shared(&|| barriers::render_fragments(snapshot, which)),
+        LivePage::Collectives(which) => shared(&|| collectives::render_fragments(site, snapshot, which)),
         LivePage::Stacks => shared(&|| stacks::render_fragments(snapshot)),
         LivePage::Transfers(filter) => shared(&|| transfers::render_fragments(snapshot, filter)),
         LivePage::Keys(which) => shared(&|| keys::render_fragments(site, snapshot, which)),

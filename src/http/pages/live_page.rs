@@ -19,6 +19,7 @@ pub(super) enum LivePage {
     },
     Timeline(TimelinePageQuery),
     Barriers(BarriersPageQuery),
+    Collectives(CollectivesPageQuery),
     Stacks,
     Task {
         #[serde(default)]
@@ -94,6 +95,15 @@ pub(super) struct BarriersPageQuery {
     /// The scale of the picture: `own`, or else one for all rows.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub scale: String,
+}
+
+/// The query parameters of the page of collectives.
+#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(super) struct CollectivesPageQuery {
+    /// The clique whose ranks are shown; by default the one that waits longest.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub clique: String,
 }
 
 /// The query parameters of the page of the timeline.
@@ -212,7 +222,8 @@ mod tests {
                 by: "task".into(),
                 scale: "own".into(),
             }),
-            LivePage::Barriers(_) => LivePage::Stacks,
+            LivePage::Barriers(_) => LivePage::Collectives(CollectivesPageQuery { clique: odd() }),
+            LivePage::Collectives(_) => LivePage::Stacks,
             LivePage::Stacks => LivePage::Task { task: "7".into() },
             LivePage::Task { .. } => {
                 LivePage::Devices(DevicesPageQuery { task: odd(), fate: "moved".into() })

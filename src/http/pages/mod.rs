@@ -37,6 +37,7 @@ mod api;
 mod assets;
 mod audit;
 mod barriers;
+mod collectives;
 mod devices;
 mod drain;
 mod escape;
@@ -134,6 +135,7 @@ pub(super) fn page_routes() -> RouteBuilder {
             "/jobs/{job}/exclusions/{id}/lift",
             exclusions::submit_lift_form,
         )
+        .add_get_route(RequiredAccess::VIEWER, "/jobs/{job}/collectives", collectives::show_collectives_page)
         .add_get_route(RequiredAccess::VIEWER, "/jobs/{job}/stacks", stacks::show_stacks_page)
         .add_post_route(RequiredAccess::OPERATOR, "/jobs/{job}/stacks", stacks::submit_stacks_form)
         .add_get_route(RequiredAccess::VIEWER, "/transfers", transfers::show_transfers_page)

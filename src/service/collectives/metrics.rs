@@ -37,7 +37,7 @@ impl MetricSource for CollectiveMetrics {
             let count = waits().filter(|wait| wait.kind == kind).count();
             page.add_usize_sample(&metric::COLLECTIVE_CLIQUES_WAITING, &[job, kind.name()], count);
         }
-        let longest = view.cliques.iter().map(|clique| clique.waited_s(seen.seen_at)).fold(0.0, f64::max);
+        let longest = waits().map(|wait| wait.waited_s).fold(0.0, f64::max);
         page.add_sample(&metric::COLLECTIVE_WAIT_SECONDS, &[job], longest);
         for (function, count) in counts {
             let labels = [job, function.name()];

@@ -24,6 +24,8 @@
 
 mod analysis;
 mod clique_key;
+#[cfg(any(test, feature = "fuzzing"))]
+mod fuzzing;
 mod metrics;
 mod parse;
 mod report_store;
@@ -36,6 +38,8 @@ use std::time::Duration;
 
 pub use analysis::WaitKind;
 pub use clique_key::CliqueKey;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use fuzzing::check_collectives_report;
 pub use metrics::CollectiveMetrics;
 pub use parse::CollectiveReportError;
 pub use report_store::{CollectiveAnswer, CollectiveReports, WantedCollectives};

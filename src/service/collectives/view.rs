@@ -17,7 +17,7 @@ use super::wait_graph::{WaitRole, Waiting, find_causes};
 use crate::coordination::{JobId, TaskId, Timestamp};
 use crate::engine::Engine;
 use crate::service::stacks::TaskRange;
-use crate::text::{format_bytes, format_count_with_noun, micros_to_seconds};
+use crate::text::{format_bytes, format_count_with_noun};
 
 /// The number of ranks that a text names.
 const RANKS_NAMED: usize = 8;
@@ -148,6 +148,8 @@ pub struct CliqueWaitView {
     pub role: WaitRole,
     /// Since when nothing has happened that could end the wait.
     pub since: Timestamp,
+    /// The time since then, in seconds.
+    pub waited_s: f64,
     /// The number of the collective, from 0.
     pub number: u64,
     /// The collective, if it is known.
@@ -309,6 +311,7 @@ fn wait_view(
     names: &TaskNames<'_>,
     clique: &ReportedClique<'_>,
     (wait, role): &(CliqueWait, WaitRole),
+    now: Timestamp,
 ) -> CliqueWaitView {
     let collective = wait.operation.as_ref().map(CollectiveView::new);
     let instead = wait.instead.as_ref().map(CollectiveView::new);
@@ -351,6 +354,7 @@ fn wait_view(
         kind: wait.kind,
         role: *role,
         since: wait.since,
+        waited_s: now.since(wait.since).as_secs_f64(),
         number: wait.number,
         collective,
         instead,
@@ -429,12 +433,12 @@ fn member_views(
 fn clique_view(
     names: &TaskNames<'_>,
     judged: &JudgedClique<'_>,
-    number: u64,
-    with_members: bool,
+    (number, with_members): (u64, bool),
+    now: Timestamp,
 ) -> CliqueView {
     let clique = &judged.clique;
     let communicators = || clique.members.values().map(|(_, report)| report.communicator);
-    let wait = judged.wait.as_ref().map(|wait| wait_view(names, clique, wait));
+    let wait = judged.wait.as_ref().map(|wait| wait_view(names, clique, wait, now));
     let slow = find_slow_rank(&names.of_job.windows_of(clique));
     let front = communicators().map(|it| it.collectives).max().unwrap_or_default();
     let waited_for = wait.as_ref().map_or(&[][..], |wait| &wait.waited_for);
@@ -483,7 +487,7 @@ impl CollectiveReports {
                 waiting_count: judged.iter().filter(|judged| judged.wait.is_some()).count(),
                 cliques: (1..)
                     .zip(&judged)
-                    .map(|(at, judged)| clique_view(&names, judged, at, false))
+                    .map(|(at, judged)| clique_view(&names, judged, (at, false), now))
                     .collect(),
                 next: None,
             }
@@ -498,7 +502,7 @@ impl CollectiveReports {
             let names = TaskNames::new(of_job);
             let judged = judge(of_job, &names, silent_after(tasks), now);
             let found = (1..).zip(&judged).find(|(_, judged)| judged.clique.hash == hash);
-            found.map(|(number, judged)| clique_view(&names, judged, number, true))
+            found.map(|(number, judged)| clique_view(&names, judged, (number, true), now))
         });
         found.flatten()
     }
@@ -518,7 +522,7 @@ impl CollectiveReports {
                 judged.wait.as_ref().is_some_and(is_long)
             };
             let stuck = judged.iter().filter(is_stuck).filter_map(|judged| {
-                let wait = wait_view(&names, &judged.clique, judged.wait.as_ref()?);
+                let wait = wait_view(&names, &judged.clique, judged.wait.as_ref()?, now);
                 Some(StuckCliqueView {
                     clique: format!("{:016x}", judged.clique.hash),
                     tasks: TaskRange::tasks(&wait.tasks).collect(),
@@ -536,15 +540,5 @@ impl CollectiveReports {
     pub fn slow_ranks(&self, engine: &Engine, job: JobId, tasks: usize) -> Vec<(String, SlowRankView)> {
         let view = self.view(engine, job, tasks);
         view.cliques.into_iter().filter_map(|clique| Some((clique.clique, clique.slow?))).collect()
-    }
-}
-
-impl CliqueView {
-    /// Returns how long its ranks have waited at a moment, in seconds; 0 if they do not wait.
-    #[must_use]
-    pub fn waited_s(&self, now: Timestamp) -> f64 {
-        self.wait.as_ref().map_or(0.0, |wait| {
-            micros_to_seconds(u64::try_from(now.since(wait.since).as_micros()).unwrap_or(u64::MAX))
-        })
     }
 }

@@ -122,7 +122,7 @@ fn barrier_record_of_duration(seconds: u64) -> BarrierRecord {
 
 /// Runs all detectors on a job whose workers report no clock.
 fn run_detectors_without_clocks(job: &JobObservation) -> Vec<(&'static Detector, Detection)> {
-    run_detectors(DetectorInput { job, clocks: &[], journal_trouble: None })
+    run_detectors(DetectorInput::without_reports(job))
 }
 
 fn detected_finding_ids(seen: &JobObservation) -> Vec<&'static str> {
@@ -371,7 +371,7 @@ fn run_detectors_with_clocks(
         (TaskId(*task), reading)
     };
     let clocks: Vec<_> = told.iter().map(clock).collect();
-    run_detectors(DetectorInput { job, clocks: &clocks, journal_trouble: None })
+    run_detectors(DetectorInput { clocks: &clocks, ..DetectorInput::without_reports(job) })
 }
 
 #[test]

@@ -1,0 +1,179 @@
+//! Implements `muster collectives`: shows how far the cliques of a job have come and for whom they wait, or what the processes
+//! of this host have recorded.
+//!
+//! `collectives/records.rs` reads the records of this host. Begin at `run`.
+
+mod records;
+
+use std::fmt::Write as _;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Result;
+use clap::Args;
+
+use super::output::TerminalText;
+use super::server_args::{JobArg, ServerArgs, block_on_requests, format_time_millis};
+use crate::service::collectives::{CliqueFunctionView, CliqueView, CollectiveView, CollectivesView};
+use crate::text::{format_approximate_duration, format_bytes, format_count_with_noun};
+
+/// Show the collectives of a job: how far each clique has come, and which tasks hold it up
+///
+/// Processes report that have loaded NCCL's profiler plug-in of Muster, by NCCL_PROFILER_PLUGIN=.../libmuster_nccl_profiler.so.
+/// With --pid or --here, reads what processes of this host have recorded, also those that hang or were killed; no server is
+/// asked. Ends with status 1 if a clique has waited longer than the server's collective-stuck-after, or if there is no record.
+#[derive(Debug, Args)]
+#[command(after_long_help = EXAMPLES)]
+pub struct Arguments {
+    /// Show the ranks of this clique: the first digits of its hash are enough
+    #[arg(long, value_name = "HASH", conflicts_with_all = ["pid", "here"])]
+    clique: Option<String>,
+
+    /// Read the record of this process of this host
+    #[arg(long, value_name = "PID")]
+    pid: Option<u32>,
+
+    /// Read the records of all processes of this host
+    #[arg(long, conflicts_with = "pid")]
+    here: bool,
+
+    #[command(flatten)]
+    job_arg: JobArg,
+
+    #[command(flatten)]
+    server_args: ServerArgs,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  muster collectives
+  muster collectives --clique 5f3a
+  muster collectives --pid 4711
+  muster collectives --here --json";
+
+/// Runs the subcommand.
+pub fn run(arguments: &Arguments) -> Result<ExitCode> {
+    if arguments.here || arguments.pid.is_some() {
+        return records::run(arguments.pid, &arguments.server_args);
+    }
+    block_on_requests(async {
+        let client = arguments.server_args.connect().await?;
+        let path = format!("{}/collectives", arguments.job_arg.resolve_job_path(&client).await?);
+        let all: CollectivesView = client.fetch_all_pages(&path, "").await?;
+        let is_stuck =
+            |clique: &CliqueView| clique.wait.as_ref().is_some_and(|wait| wait.waited_s >= all.stuck_after_s);
+        let status = |stuck| if stuck { ExitCode::FAILURE } else { ExitCode::SUCCESS };
+        let Some(wanted) = &arguments.clique else {
+            arguments
+                .server_args
+                .print_answer(&all, |all| TerminalText::from_escaped_text(&collectives_text(all)))?;
+            return Ok(status(all.cliques.iter().any(is_stuck)));
+        };
+        let mut found = all.cliques.iter().filter(|clique| clique.clique.starts_with(wanted.as_str()));
+        let Some(one) = found.next() else {
+            anyhow::bail!("no clique begins with {wanted:?}; see them with: muster collectives");
+        };
+        if found.next().is_some() {
+            anyhow::bail!("several cliques begin with {wanted:?}: give more digits");
+        }
+        let clique: CliqueView = client.get(&format!("{path}/{}", one.clique)).await?;
+        arguments
+            .server_args
+            .print_answer(&clique, |clique| TerminalText::from_escaped_text(&clique_text(clique)))?;
+        Ok(status(is_stuck(&clique)))
+    })
+}
+
+/// Returns all cliques as lines.
+fn collectives_text(all: &CollectivesView) -> String {
+    if all.processes == 0 && all.cliques.is_empty() {
+        return "No process reports collectives: load the plug-in by \
+                NCCL_PROFILER_PLUGIN=.../libmuster_nccl_profiler.so (guide: Collectives)."
+            .to_owned();
+    }
+    let mut text = format!(
+        "{}, {}; {}\n",
+        format_count_with_noun(all.processes, "process reports", "processes report"),
+        format_count_with_noun(all.clique_count, "clique", "cliques"),
+        match all.waiting_count {
+            0 => "none waits".to_owned(),
+            count => format_count_with_noun(count, "waits", "wait"),
+        }
+    );
+    text += "CLIQUE            RANKS  CALLED BY ALL     SPREAD  STATE\n";
+    for clique in &all.cliques {
+        let reported = match clique.reported == clique.ranks as usize {
+            true => clique.ranks.to_string(),
+            false => format!("{}/{}", clique.reported, clique.ranks),
+        };
+        // Writing to a string cannot fail.
+        let _ = writeln!(
+            text,
+            "{:<17} {reported:<6} {:<17} {:<7} {}",
+            clique.clique,
+            clique.back,
+            clique.front - clique.back.min(clique.front),
+            state_text(clique)
+        );
+    }
+    text.pop();
+    text
+}
+
+/// Returns the state of a clique in words.
+fn state_text(clique: &CliqueView) -> String {
+    match (&clique.wait, &clique.slow) {
+        (Some(wait), _) => {
+            let waited = format_approximate_duration(Duration::from_secs_f64(wait.waited_s.max(0.0)));
+            format!("waits for {waited}: {}", wait.summary)
+        }
+        (None, Some(slow)) => {
+            let who =
+                slow.task.map_or_else(|| format!("rank {}", slow.rank), |task| format!("task {}", task.0));
+            let late = format_approximate_duration(Duration::from_secs_f64(slow.lateness_s.max(0.0)));
+            format!("advances; the others wait about {late} for {who} in a collective")
+        }
+        (None, None) => "advances".to_owned(),
+    }
+}
+
+/// Returns a clique with its ranks as lines.
+fn clique_text(clique: &CliqueView) -> String {
+    let name = if clique.name.is_empty() { String::new() } else { format!(" ({})", clique.name) };
+    let mut text = format!("clique {}{name}: {}\n", clique.clique, state_text(clique));
+    for CliqueFunctionView { function, operations, bytes, bus_bytes_per_s, .. } in &clique.functions {
+        let bus = bus_bytes_per_s.map_or_else(String::new, |rate| {
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "a figure for people"
+            )]
+            let rate = rate.max(0.0) as u64;
+            format!(", bus bandwidth {}/s", format_bytes(rate))
+        });
+        let _ = writeln!(text, "  {function}: {operations} of {} together{bus}", format_bytes(*bytes));
+    }
+    text += "RANK   TASK   DEVICE  CALLED      BEHIND  CHANGED                   PROCESS            LATEST\n";
+    for member in &clique.members {
+        let task = member.task.map_or_else(|| "?".to_owned(), |task| task.0.to_string());
+        let device = member.device.map_or_else(|| "?".to_owned(), |device| device.to_string());
+        let latest = member.latest.as_ref().map_or_else(|| "-".to_owned(), CollectiveView::text);
+        let mark = match (member.waited_for, member.silent) {
+            (true, true) => "  << waited for, silent",
+            (true, false) => "  << waited for",
+            (false, true) => "  silent",
+            (false, false) => "",
+        };
+        let _ = writeln!(
+            text,
+            "{:<6} {task:<6} {device:<7} {:<11} {:<7} {:<25} {:<18} {latest}{mark}",
+            member.rank,
+            member.collectives,
+            member.behind,
+            format_time_millis(member.changed_at),
+            format!("{}:{}", member.host, member.pid),
+        );
+    }
+    text.pop();
+    text
+}
