@@ -187,10 +187,24 @@ fn a_rank_that_is_silent_or_was_never_heard_is_named() {
     clique.call([0, 1, 3], all_reduce(1), 12);
     clique.ranks[2].is_silent = true;
     assert_eq!(summary(clique.wait()), Some((WaitKind::NotHeard, 20, vec![2], false)));
+    // Only its reports are lost: the others advance.
+    clique.call([0, 1, 3], all_reduce(1), 1);
+    assert_eq!(clique.wait().map(|wait| wait.since), Some(ago(1)));
     for rank in &mut clique.ranks {
         rank.is_silent = true;
     }
     assert_eq!(clique.wait(), None, "a clique that nobody reports is over");
+    let mut clique = CliqueFixture::level(4, 20, true);
+    clique.call(0..4, all_reduce(1), 45);
+    for rank in [0, 1, 3] {
+        clique.ranks[rank].begun = 21;
+    }
+    clique.ranks[2].is_silent = true;
+    assert_eq!(summary(clique.wait()), Some((WaitKind::NotHeard, 20, vec![2], true)));
+    for rank in [0, 1, 3] {
+        clique.ranks[rank].ended = 21;
+    }
+    assert_eq!(clique.wait(), None, "it has ended for all that are heard");
     let mut clique = CliqueFixture::level(3, 20, true);
     clique.call(0..3, all_reduce(1), 12);
     for rank in &mut clique.ranks {
