@@ -339,10 +339,7 @@ impl RunningServer {
         }));
         let stacks = Arc::clone(edge.stack_collector());
         others.push(Arc::new(StackMetrics(Arc::clone(&stacks))));
-        others.push(Arc::new(CollectiveMetrics {
-            reports: Arc::clone(&worker_reports.collectives),
-            engine: Arc::clone(&self.engine),
-        }));
+        others.push(CollectiveMetrics::source(&worker_reports.collectives, &self.engine));
         others.push(Arc::new(KeeperMetrics(self.core_start.clone())));
         others.push(Arc::clone(&self.stack_waits) as Arc<dyn MetricSource>);
         others.push(Arc::new(TransferReportMetrics {

@@ -6,7 +6,7 @@
 
 use std::path::PathBuf;
 
-use crate::coordination::{ErrorDelivery, JobSettings};
+use crate::coordination::JobSettings;
 use crate::engine::Durability;
 use crate::http::{AllowedHosts, RedactionPatterns};
 use crate::service::AuditFailurePolicy;
@@ -17,8 +17,9 @@ use crate::tls::TlsMode;
 
 use super::ServerConfig;
 use super::value::{
-    SettingValue, format_auto_exclude_rules, format_job_names, parse_address, parse_auto_exclude_rules,
-    parse_bool, parse_count_in_range, parse_job_names, parse_optional_address,
+    SettingValue, error_delivery_word, format_auto_exclude_rules, format_job_names, parse_address,
+    parse_auto_exclude_rules, parse_bool, parse_count_in_range, parse_error_delivery, parse_job_names,
+    parse_optional_address,
 };
 
 /// One setting of a `T`.
@@ -529,22 +530,8 @@ pub static JOB_SETTINGS: [Setting<JobSettings>; 9] = [
         is_advanced: false,
         help: "How errors reach tasks: hold (at once, by a held poll), cancel (with the next heartbeat; clients \
                survive a lost connection), or auto (cancel for recoverable jobs, hold otherwise)",
-        show: |job| {
-            text_value(match job.error_delivery {
-                ErrorDelivery::Auto => "auto",
-                ErrorDelivery::Hold => "hold",
-                ErrorDelivery::Cancel => "cancel",
-            })
-        },
-        set: |job, text| {
-            job.error_delivery = match text {
-                "auto" => ErrorDelivery::Auto,
-                "hold" => ErrorDelivery::Hold,
-                "cancel" => ErrorDelivery::Cancel,
-                _ => return Err("write auto, hold or cancel".into()),
-            };
-            Ok(())
-        },
+        show: |job| text_value(error_delivery_word(job.error_delivery)),
+        set: |job, text| parse_error_delivery(text).map(|value| job.error_delivery = value),
     },
     Setting {
         name: "auto-exclude",

@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use crate::coordination::{AutoExcludeRule, JobName, PEER_JOBS_MAX, TASKS_MAX};
+use crate::coordination::{AutoExcludeRule, ErrorDelivery, JobName, PEER_JOBS_MAX, TASKS_MAX};
 
 /// A value with its type in the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -110,6 +110,25 @@ pub fn parse_job_spec(text: &str) -> Result<JobSpec, String> {
         None => (rest, None),
     };
     Ok(JobSpec { name, tasks: parse_task_count(tasks)?, grpc })
+}
+
+/// Parses the way in which errors are delivered.
+///
+/// # Errors
+/// The words that there are.
+pub(super) fn parse_error_delivery(text: &str) -> Result<ErrorDelivery, String> {
+    let all = [ErrorDelivery::Auto, ErrorDelivery::Hold, ErrorDelivery::Cancel];
+    let named = all.into_iter().find(|delivery| error_delivery_word(*delivery) == text);
+    named.ok_or_else(|| "write auto, hold or cancel".into())
+}
+
+/// Returns the word for the way in which errors are delivered.
+pub(super) fn error_delivery_word(delivery: ErrorDelivery) -> &'static str {
+    match delivery {
+        ErrorDelivery::Auto => "auto",
+        ErrorDelivery::Hold => "hold",
+        ErrorDelivery::Cancel => "cancel",
+    }
 }
 
 /// Parses names of rules separated by commas, or `none`.

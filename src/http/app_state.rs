@@ -77,8 +77,7 @@ impl AppState {
             FindingMetrics { engine: Arc::clone(&engine), reports, findings: Arc::clone(&findings) };
         let (stacks, stack_waits) = (Arc::<StackCollector>::default(), Arc::<StackWaits>::default());
         let of_stacks = StackMetrics(Arc::clone(&stacks));
-        let of_collectives =
-            CollectiveMetrics { reports: Arc::clone(&collectives), engine: Arc::clone(&engine) };
+        let of_collectives = CollectiveMetrics::source(&collectives, &engine);
         let own: Vec<Arc<dyn MetricSource>> = vec![
             readiness.clone(),
             audit.clone(),
@@ -86,7 +85,7 @@ impl AppState {
             bodies.clone(),
             Arc::new(of_findings),
             Arc::new(of_stacks),
-            Arc::new(of_collectives),
+            of_collectives,
             stack_waits.clone(),
         ];
         let metrics = Arc::new(Metrics::for_engine(&engine, own));

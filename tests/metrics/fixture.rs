@@ -220,6 +220,8 @@ impl MetricsFixture {
             "muster_transfer_reporting_tasks{muster_job=\"train\"} 1",
             "muster_findings{muster_job=\"train\",finding=\"worker-clock-off\"} 1",
             "muster_findings{muster_job=\"train\",finding=\"collective-stuck\"} 1",
+            // That finding asks the tasks for their stacks.
+            "muster_stack_requests_total{muster_job=\"train\",cause=\"automatic\"} 1",
             "muster_tls_handshakes_failed_total{listener=\"grpc\",reason=\"no-tls-here\"} 1",
             "muster_trace_spans_left_out_total 0",
         ];

@@ -137,7 +137,7 @@ async fn exported_metrics_and_the_catalogue_agree() {
         "muster_worker_clock_offset_seconds{muster_job=\"train\",task=\"0\"} 90",
         "muster_tls_handshakes_failed_total{listener=\"grpc\",reason=\"no-tls-here\"} 1",
         "muster_tls_handshakes_failed_total{listener=\"http\",reason=\"plaintext\"} 0",
-        "muster_audit_lines_total{outcome=\"done\"} 1",
+        "muster_audit_lines_total{outcome=\"done\"} 2",
         "muster_http_requests_total{listener=\"http\",class=\"5xx\"} 0",
         "muster_http_connections_limit{listener=\"http\"} 1024",
         "muster_rpc_duration_seconds_count{method=\"ReportErrorToService\",generation=\"c\"} 1",

@@ -310,7 +310,7 @@ mod tests {
     fn every_tab_of_a_job_and_of_a_run_leads_to_a_page() {
         let table = page_routes().into_access_table();
         for (run, prefix, count) in
-            [(None, "/jobs/{job}", 10), (Some(RunNumber(3)), "/jobs/{job}/runs/{run}", 6)]
+            [(None, "/jobs/{job}", 11), (Some(RunNumber(3)), "/jobs/{job}/runs/{run}", 6)]
         {
             let frame = PageFrame::new(PageUser::default(), NavEntry::Job, "", Timestamp::default());
             let frame = PageFrame { run, ..frame.with_job(&"train".parse().unwrap()) };

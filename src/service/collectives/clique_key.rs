@@ -20,14 +20,14 @@ const PAGE: usize = 256;
 
 /// A clique as XLA names it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CliqueKey {
+pub struct CliqueDevices {
     /// The devices by rank.
     pub devices: Vec<i32>,
     /// The tasks by rank, where the topology of the job has the device.
     pub tasks: Vec<Option<TaskId>>,
 }
 
-impl CliqueKey {
+impl CliqueDevices {
     /// Returns the devices that a key of the store names; `None` if it is no key of a clique.
     fn devices_of_key(key: &[u8]) -> Option<Vec<i32>> {
         let key = std::str::from_utf8(key).ok()?;
@@ -44,12 +44,12 @@ impl CliqueKey {
 #[derive(Debug, Clone, Default)]
 pub(super) struct CliqueIndex {
     run: Option<RunNumber>,
-    by_hash: BTreeMap<u64, CliqueKey>,
+    by_hash: BTreeMap<u64, CliqueDevices>,
 }
 
 impl CliqueIndex {
     /// Returns the clique with this hash.
-    pub fn get(&self, hash: u64) -> Option<&CliqueKey> {
+    pub fn get(&self, hash: u64) -> Option<&CliqueDevices> {
         self.by_hash.get(&hash)
     }
 
@@ -69,14 +69,14 @@ impl CliqueIndex {
                         break 'pages;
                     }
                     after = entry.key.to_vec();
-                    let Some(devices) = CliqueKey::devices_of_key(&entry.key) else { continue };
+                    let Some(devices) = CliqueDevices::devices_of_key(&entry.key) else { continue };
                     let value = job.stored_value(&entry.key).map(|stored| stored.value);
                     let Some(id) = value.as_deref().and_then(|value| value.first_chunk::<UNIQUE_ID_BYTES>())
                     else {
                         continue;
                     };
                     let tasks = devices.iter().map(|device| tasks.get(device).copied()).collect();
-                    self.by_hash.insert(communicator_hash(id), CliqueKey { devices, tasks });
+                    self.by_hash.insert(communicator_hash(id), CliqueDevices { devices, tasks });
                 }
                 if is_last {
                     break;
@@ -99,7 +99,7 @@ mod tests {
     fn a_key_of_xla_names_its_devices() {
         let key =
             b"cuda:root_process: 0; clique: devices=[0,1,2,3]; communication_id=0; incarnations=[7,8,9,10]";
-        assert_eq!(CliqueKey::devices_of_key(key), Some(vec![0, 1, 2, 3]));
+        assert_eq!(CliqueDevices::devices_of_key(key), Some(vec![0, 1, 2, 3]));
         for other in [
             &b"cuda:root_process: 0; clique: devices=[0,x]; communication_id=0; incarnations=[7]"[..],
             b"cuda:root_process: 0; clique: devices=[]; communication_id=0; incarnations=[7]",
@@ -107,7 +107,7 @@ mod tests {
             b"cuda:local_topology/0",
             b"\xff",
         ] {
-            assert_eq!(CliqueKey::devices_of_key(other), None, "{}", String::from_utf8_lossy(other));
+            assert_eq!(CliqueDevices::devices_of_key(other), None, "{}", String::from_utf8_lossy(other));
         }
     }
 }

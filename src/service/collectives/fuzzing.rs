@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use super::analysis::{RankReport, find_wait};
-use super::parse::CheckedReport;
+use super::parse::ProcessCollectives;
 use super::{COMMUNICATORS_MAX, FUNCTIONS_MAX, OPERATIONS_MAX};
 use crate::coordination::Timestamp;
 use crate::text::is_hidden_character;
@@ -13,7 +13,7 @@ use crate::text::is_hidden_character;
 /// Decodes and checks a report, and judges its communicators as if they were the ranks of one clique.
 pub(crate) fn check_collectives_report(input: &[u8]) {
     let now = Timestamp(1_700_000_000_000_000);
-    let Ok(report) = CheckedReport::parse(input, now) else { return };
+    let Ok(report) = ProcessCollectives::parse(input, now) else { return };
     assert!(report.communicators.len() <= COMMUNICATORS_MAX);
     let mut ranks = BTreeMap::new();
     for communicator in &report.communicators {

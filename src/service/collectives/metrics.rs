@@ -10,10 +10,17 @@ use crate::telemetry::metrics::{MetricSource, ScrapeOutput, catalogue as metric}
 
 /// The metrics of the collectives of every job.
 pub struct CollectiveMetrics {
-    /// The reports.
-    pub reports: Arc<CollectiveReports>,
-    /// The state machine, which has the cliques.
-    pub engine: Arc<Engine>,
+    reports: Arc<CollectiveReports>,
+    /// It has the cliques.
+    engine: Arc<Engine>,
+}
+
+impl CollectiveMetrics {
+    /// Returns the source of these metrics.
+    #[must_use]
+    pub fn source(reports: &Arc<CollectiveReports>, engine: &Arc<Engine>) -> Arc<dyn MetricSource> {
+        Arc::new(Self { reports: Arc::clone(reports), engine: Arc::clone(engine) })
+    }
 }
 
 impl MetricSource for CollectiveMetrics {

@@ -37,7 +37,7 @@ mod wait_graph;
 use std::time::Duration;
 
 pub use analysis::WaitKind;
-pub use clique_key::CliqueKey;
+pub use clique_key::CliqueDevices;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use fuzzing::check_collectives_report;
 pub use metrics::CollectiveMetrics;

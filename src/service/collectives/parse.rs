@@ -1,6 +1,6 @@
 //! Decodes and checks a report: refuses lists that are too long, and maps every name to the known ones.
 //!
-//! `report_store.rs` keeps reports. Begin at [`CheckedReport::parse`].
+//! `report_store.rs` keeps reports. Begin at [`ProcessCollectives::parse`].
 
 use std::time::Duration;
 
@@ -73,7 +73,7 @@ impl From<CollectiveReportError> for Failure {
 
 /// A report of one process.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct CheckedReport {
+pub(super) struct ProcessCollectives {
     pub process: u64,
     pub sequence: u64,
     pub pid: u32,
@@ -122,7 +122,7 @@ pub(super) struct ReportedCollective {
     pub ended_at: Option<Timestamp>,
 }
 
-impl CheckedReport {
+impl ProcessCollectives {
     /// Decodes and checks a report that came at `now`.
     ///
     /// # Errors

@@ -9,7 +9,7 @@ use muster_collectives::CollectiveFunction;
 
 use super::analysis::{RankReport, RankWindow, find_wait};
 use super::clique_key::CliqueIndex;
-use super::parse::{CheckedReport, CollectiveReportError, ReportedCommunicator};
+use super::parse::{CollectiveReportError, ProcessCollectives, ReportedCommunicator};
 use super::{ALL_BYTES_MAX, DROPPED_AFTER, PROCESSES_PER_TASK, SILENT_AFTER, STUCK_AFTER};
 use crate::coordination::{JobId, Timestamp};
 use crate::engine::Engine;
@@ -61,7 +61,7 @@ struct WindowStart {
 /// The latest report of a process.
 #[derive(Debug)]
 pub(super) struct ProcessReport {
-    pub report: CheckedReport,
+    pub report: ProcessCollectives,
     pub heard_at: Timestamp,
     /// By clique and rank.
     windows: BTreeMap<(u64, u32), WindowStart>,
@@ -147,7 +147,7 @@ impl JobCollectives {
         if windows.len() == clique.members.len() { windows } else { Vec::new() }
     }
 
-    fn accept(&mut self, report: CheckedReport, now: Timestamp) {
+    fn accept(&mut self, report: ProcessCollectives, now: Timestamp) {
         self.accepted += 1;
         let known = self.processes.get(&report.process);
         if known.is_some_and(|known| known.report.sequence >= report.sequence) {
@@ -276,7 +276,7 @@ impl JobCollectives {
 }
 
 /// Returns about the memory of a report.
-fn memory_of(report: &CheckedReport) -> usize {
+fn memory_of(report: &ProcessCollectives) -> usize {
     let of_communicator = |it: &ReportedCommunicator| {
         size_of::<ReportedCommunicator>()
             + it.name.len()
@@ -333,7 +333,7 @@ impl CollectiveReports {
         let now = engine.clock().now();
         let tasks = engine.read_under_lock(|core| core.job(job).map(|look| look.task_count()));
         let tasks = tasks.ok_or(CollectiveReportError::NoSuchJob)?;
-        let parsed = CheckedReport::parse(message, now);
+        let parsed = ProcessCollectives::parse(message, now);
         let mut jobs = self.lock_jobs();
         let all_bytes: usize = jobs.values().map(|of_job| of_job.bytes).sum();
         let of_job = jobs.entry(job).or_default();

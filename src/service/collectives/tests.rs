@@ -12,7 +12,7 @@ use proptest::prelude::*;
 use prost::Message as _;
 
 use super::analysis::{CliqueWait, RankReport, RankWindow, WaitKind, find_slow_rank, find_wait};
-use super::parse::{CheckedReport, ReportedCollective, ReportedCommunicator};
+use super::parse::{ProcessCollectives, ReportedCollective, ReportedCommunicator};
 use super::*;
 use crate::clock::Clock;
 use crate::coordination::{
@@ -467,5 +467,5 @@ fn reports_that_are_no_reports_are_refused_and_counted() {
     assert_eq!(fixture.reports.bytes(), bytes, "a report replaces the one before");
     fixture.reports.retain_jobs(|_| false);
     assert_eq!(fixture.reports.bytes(), 0);
-    assert!(CheckedReport::parse(&[], NOW).unwrap().communicators.is_empty());
+    assert!(ProcessCollectives::parse(&[], NOW).unwrap().communicators.is_empty());
 }

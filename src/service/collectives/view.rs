@@ -11,9 +11,9 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::analysis::{CliqueWait, WaitKind, find_slow_rank, find_wait};
-use super::clique_key::CliqueKey;
+use super::clique_key::CliqueDevices;
 use super::report_store::{CollectiveReports, JobCollectives, ReportedClique, silent_after};
-use super::wait_graph::{WaitRole, Waiting, find_causes};
+use super::wait_graph::{WaitRole, WaitingClique, find_causes};
 use crate::coordination::{JobId, TaskId, Timestamp};
 use crate::engine::Engine;
 use crate::service::stacks::TaskRange;
@@ -233,7 +233,7 @@ impl<'a> TaskNames<'a> {
         Self { of_job, by_process: of_job.processes.iter().filter_map(task_of).collect() }
     }
 
-    fn key(&self, clique: &ReportedClique<'_>) -> Option<&'a CliqueKey> {
+    fn key(&self, clique: &ReportedClique<'_>) -> Option<&'a CliqueDevices> {
         self.of_job.index.get(clique.hash).filter(|key| key.devices.len() == clique.ranks as usize)
     }
 
@@ -271,7 +271,7 @@ fn judge<'a>(
     let cliques = of_job.cliques(now, silent_after);
     let waits: Vec<Option<CliqueWait>> =
         cliques.iter().map(|clique| find_wait(clique.ranks, &clique.rank_reports())).collect();
-    let waiting: Vec<Waiting> = cliques
+    let waiting: Vec<WaitingClique> = cliques
         .iter()
         .zip(&waits)
         .filter_map(|(clique, wait)| {
@@ -279,7 +279,7 @@ fn judge<'a>(
             let waited_for: BTreeSet<u64> =
                 wait.ranks.iter().map(|rank| names.participant(clique, *rank)).collect();
             let others = clique.members.keys().filter(|rank| !wait.ranks.contains(rank));
-            Some(Waiting {
+            Some(WaitingClique {
                 waiting: others.map(|rank| names.participant(clique, *rank)).collect(),
                 waited_for,
             })

@@ -22,13 +22,13 @@ pub enum WaitRole {
 
 /// A clique that waits, by participants: tasks or processes, as numbers of the caller.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Waiting {
+pub(super) struct WaitingClique {
     pub waiting: BTreeSet<u64>,
     pub waited_for: BTreeSet<u64>,
 }
 
 /// Returns the role of each clique.
-pub(super) fn find_causes(cliques: &[Waiting]) -> Vec<WaitRole> {
+pub(super) fn find_causes(cliques: &[WaitingClique]) -> Vec<WaitRole> {
     // The cliques in which a participant waits.
     let mut waits_in: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
     for (index, clique) in cliques.iter().enumerate() {
@@ -77,8 +77,8 @@ fn is_reachable(follows: &[Vec<usize>], from: usize, to: usize) -> bool {
 mod tests {
     use super::*;
 
-    fn waiting(waiting: &[u64], waited_for: &[u64]) -> Waiting {
-        Waiting {
+    fn waiting(waiting: &[u64], waited_for: &[u64]) -> WaitingClique {
+        WaitingClique {
             waiting: waiting.iter().copied().collect(),
             waited_for: waited_for.iter().copied().collect(),
         }
