@@ -9,7 +9,7 @@ use crate::harness::TestInstant;
 #[track_caller]
 fn differ(name: &str, usual: &str, other: &str) -> (GpuJob, Value, Value) {
     let setup = JobSetup { nccl: "nccl_lenient=1", ..JobSetup::default() };
-    let mut job = GpuJob::start_joined(name, &setup);
+    let job = GpuJob::start_joined(name, &setup);
     job.wait_for_count(3);
     let began = TestInstant::now();
     job.tell(&[2], &format!("call 0 {other}"));
@@ -45,7 +45,7 @@ fn another_function_is_named_with_its_task() {
 fn another_count_is_named_with_its_task() {
     let (_job, finding, wait) = differ("count", "AllReduce 1024 1", "AllReduce 2048 1");
     assert_eq!((&wait["collective"]["count"], &wait["instead"]["count"]), (&json!(1024), &json!(2048)));
-    assert_says(&finding, &["task 2", "4 KiB", "8 KiB"]);
+    assert_says(&finding, &["task 2", "4.0 KiB", "8.0 KiB"]);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::harness::{MusterServer, Process, TempFolder, TestInstant, test_arguments, wait_for};
+use crate::harness::{MusterServer, Process, TempFolder, TestInstant, test_arguments, wait_for, wait_until};
 use crate::libraries::Libraries;
 use crate::rank_program;
 
@@ -17,8 +17,6 @@ pub const STUCK_AFTER: Duration = Duration::from_secs(2);
 pub const PROMPT: Duration = Duration::from_secs(6);
 /// The finding of these tests.
 pub const STUCK: &str = "collective-stuck";
-/// The clique of all tasks, as [`GpuJob::join_all`] makes it.
-pub const ALL: &str = "0";
 
 /// How a job is set up.
 #[derive(Debug, Clone)]
@@ -52,21 +50,10 @@ pub struct GpuJob {
 }
 
 impl GpuJob {
-    /// Starts a server and a job of four processes. The name is that of a folder.
+    /// Starts a server and a job of this setup. The name is that of a folder.
     #[track_caller]
-    pub fn start(name: &str) -> Self {
-        Self::start_with(name, &JobSetup::default())
-    }
-
-    /// Starts a server and a job of this setup.
-    #[track_caller]
-    pub fn start_with(name: &str, setup: &JobSetup) -> Self {
-        Self::start_at(start_server(setup), name, setup)
-    }
-
-    /// Starts a job of this setup at a server.
-    #[track_caller]
-    pub fn start_at(server: MusterServer, name: &str, setup: &JobSetup) -> Self {
+    pub fn start(name: &str, setup: &JobSetup) -> Self {
+        let server = start_server(setup);
         let folder = TempFolder::new(&format!("collectives-{name}"));
         let start = |task| Process::start(&mut rank_command(&server, &folder, task, setup));
         let mut ranks: Vec<Process> = (0..setup.tasks).map(start).collect();
@@ -76,11 +63,12 @@ impl GpuJob {
         Self { server, ranks, _folder: folder }
     }
 
-    /// Starts a job of four processes with a clique of them all.
+    /// Starts a server and a job of this setup, with a clique of all tasks that has run a few collectives.
     #[track_caller]
     pub fn start_joined(name: &str, setup: &JobSetup) -> Self {
-        let mut job = Self::start_with(name, setup);
-        job.join_all();
+        let mut job = Self::start(name, setup);
+        let ranks: Vec<usize> = (0..job.ranks.len()).collect();
+        job.join("0", &ranks);
         job
     }
 
@@ -107,13 +95,6 @@ impl GpuJob {
         self.wait_done(ranks, line);
     }
 
-    /// Makes the clique of all tasks, and runs a few collectives on it.
-    #[track_caller]
-    pub fn join_all(&mut self) {
-        let ranks: Vec<usize> = (0..self.ranks.len()).collect();
-        self.join(ALL, &ranks);
-    }
-
     /// Makes a clique of these tasks, and runs a few collectives on it.
     #[track_caller]
     pub fn join(&mut self, clique: &str, ranks: &[usize]) {
@@ -134,20 +115,25 @@ impl GpuJob {
     /// within [`PROMPT`] after the threshold, and not before the threshold.
     #[track_caller]
     pub fn wait_for_stuck(&self, since: TestInstant) -> Value {
+        self.wait_for_stuck_after(since, STUCK_AFTER)
+    }
+
+    /// Waits for a finding about collectives that is due at this time after a moment.
+    #[track_caller]
+    pub fn wait_for_stuck_after(&self, since: TestInstant, due: Duration) -> Value {
         let finding = wait_for("a finding about the collective", || self.stuck().pop());
         let took = since.elapsed();
-        assert!(took >= STUCK_AFTER, "{took:?} after the wait began: {finding}");
-        assert!(took <= STUCK_AFTER + PROMPT, "{took:?} after the wait began: {finding}");
+        assert!(took >= due, "{took:?} after the wait began: {finding}");
+        assert!(took <= due + PROMPT, "{took:?} after the wait began: {finding}");
         finding
     }
 
-    /// Waits until no finding about collectives is open, and the closed one is told by an event.
+    /// Waits until the finding about collectives is closed, which an event says.
     #[track_caller]
     pub fn wait_for_end_of_stuck(&self) {
-        wait_for("the finding is closed", || self.stuck().is_empty().then_some(()));
-        let events = self.stuck_events();
-        let last = events.last().expect("there are events");
-        assert_eq!(last["kind"], "finding-closed", "{events:?}");
+        let is_closed = || self.stuck_events().last().is_some_and(|event| event["kind"] == "finding-closed");
+        wait_until("the finding is closed", is_closed);
+        assert_eq!(self.stuck(), Vec::<Value>::new());
     }
 
     /// Returns the events about findings of collectives, oldest first.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::gpu_job::GpuJob;
+use crate::gpu_job::{GpuJob, JobSetup};
 use crate::harness::{TestInstant, wait_for};
 
 /// The seconds for which the job runs; two minutes without it.
@@ -14,7 +14,7 @@ const VARIABLE: &str = "MUSTER_HEALTHY_SECONDS";
 fn an_irregular_job_has_no_finding() {
     let seconds = std::env::var(VARIABLE).map_or(Ok(120), |text| text.parse()).expect("a number of seconds");
     let everyone = [0, 1, 2, 3];
-    let mut job = GpuJob::start("healthy");
+    let mut job = GpuJob::start("healthy", &JobSetup::default());
     // Several cliques of the same tasks, as those of several meshes.
     let names: Vec<String> = (0..4).map(|name: u32| name.to_string()).collect();
     names.iter().for_each(|name| job.join(name, &everyone));

@@ -21,7 +21,7 @@ fn step(job: &GpuJob, clique: &str, ranks: &[usize]) {
 
 #[test]
 fn tasks_that_wait_for_each_other_are_a_cycle() {
-    let mut job = GpuJob::start_with("cycle", &JobSetup::default());
+    let mut job = GpuJob::start("cycle", &JobSetup::default());
     // Two cliques of the same two tasks, which call them in different orders.
     job.join("1", &[0, 1]);
     job.join("2", &[0, 1]);
@@ -44,7 +44,7 @@ fn tasks_that_wait_for_each_other_are_a_cycle() {
 
 #[test]
 fn a_chain_of_waits_names_its_beginning() {
-    let mut job = GpuJob::start_with("chain", &JobSetup::default());
+    let mut job = GpuJob::start("chain", &JobSetup::default());
     job.join("1", &[0, 1]);
     job.join("2", &[1, 2]);
     job.join("3", &[2, 3]);
@@ -61,8 +61,9 @@ fn a_chain_of_waits_names_its_beginning() {
     assert_eq!(finding["tasks"], json!([0]), "{finding}");
     assert!(finding["summary"].as_str().expect("a text").contains("2 other cliques wait"), "{finding}");
     let view = job.collectives();
-    let roles: Vec<_> =
-        [(0, 1), (1, 2), (2, 3)].map(|(a, b)| wait_among(&view, a, b).expect("it waits")["role"].clone()).into();
+    let roles: Vec<_> = [(0, 1), (1, 2), (2, 3)]
+        .map(|(a, b)| wait_among(&view, a, b).expect("it waits")["role"].clone())
+        .into();
     assert_eq!(roles, ["cause", "consequence", "consequence"], "{view}");
     assert_eq!(view["cliques"][0]["tasks"], json!([{"first": 0, "last": 1}]), "the cause is first: {view}");
     // Every finding so far names task 0 alone.

@@ -144,15 +144,17 @@ impl Communicator {
     }
 }
 
-static IS_RELEASED: (Mutex<bool>, Condvar) = (Mutex::new(false), Condvar::new());
+/// How often streams were released.
+static RELEASES: (Mutex<u64>, Condvar) = (Mutex::new(0), Condvar::new());
 
 unsafe extern "C" fn wait_for_release(_: *mut c_void) {
-    let released = IS_RELEASED.0.lock().unwrap_or_else(PoisonError::into_inner);
-    drop(IS_RELEASED.1.wait_while(released, |released| !*released));
+    let releases = RELEASES.0.lock().unwrap_or_else(PoisonError::into_inner);
+    let before = *releases;
+    drop(RELEASES.1.wait_while(releases, |releases| *releases == before));
 }
 
 /// Lets held streams go on.
 pub fn release_streams() {
-    *IS_RELEASED.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
-    IS_RELEASED.1.notify_all();
+    *RELEASES.0.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+    RELEASES.1.notify_all();
 }
