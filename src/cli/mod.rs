@@ -234,6 +234,7 @@ mod tests {
             include_str!("../../web/guide/resharding.md"),
             include_str!("../../web/guide/platforms.md"),
             include_str!("../../web/guide/stacks.md"),
+            include_str!("../../web/guide/collectives.md"),
             include_str!("../../web/guide/troubleshooting.md"),
             include_str!("../../web/guide/operations.md"),
             include_str!("../../web/guide/restarts.md"),

@@ -48,6 +48,7 @@ impl CollectiveFunction {
 
     /// Returns the function of a name.
     #[must_use]
+    #[inline]
     pub fn from_name(name: &[u8]) -> Self {
         match name {
             b"AllReduce" => Self::AllReduce,
@@ -66,6 +67,7 @@ impl CollectiveFunction {
 
     /// Returns the function of a number; an unknown one is [`CollectiveFunction::Other`].
     #[must_use]
+    #[inline]
     pub fn from_number(number: u8) -> Self {
         Self::ALL.get(usize::from(number)).copied().unwrap_or(Self::Other)
     }
@@ -90,6 +92,7 @@ impl CollectiveFunction {
 
     /// Returns whether only two ranks take part.
     #[must_use]
+    #[inline]
     pub fn is_point_to_point(self) -> bool {
         matches!(self, Self::Send | Self::Recv)
     }

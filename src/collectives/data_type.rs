@@ -51,6 +51,7 @@ impl DataType {
 
     /// Returns the type of NCCL's name, such as `ncclFloat32`.
     #[must_use]
+    #[inline]
     pub fn from_name(name: &[u8]) -> Self {
         match name.strip_prefix(b"nccl").unwrap_or(name) {
             b"Int8" | b"Char" => Self::Int8,
@@ -71,6 +72,7 @@ impl DataType {
 
     /// Returns the type of a number; an unknown one is [`DataType::Other`].
     #[must_use]
+    #[inline]
     pub fn from_number(number: u8) -> Self {
         Self::ALL.get(usize::from(number)).copied().unwrap_or(Self::Other)
     }
@@ -97,6 +99,7 @@ impl DataType {
 
     /// Returns the bytes of an element; 1 if the type is not known.
     #[must_use]
+    #[inline]
     pub fn bytes(self) -> u64 {
         match self {
             Self::Int8 | Self::Uint8 | Self::Float8e4m3 | Self::Float8e5m2 | Self::Other => 1,

@@ -30,6 +30,7 @@ impl Collective {
     /// Returns the chain with this collective: a number over all collectives of a communicator up to this one. Two ranks that
     /// have equal chains at a number have enqueued equal collectives up to it.
     #[must_use]
+    #[inline]
     pub fn chain(&self, before: u64) -> u64 {
         let kind = u64::from(self.function as u8) << 40 | u64::from(self.data_type as u8) << 32;
         let mix = |chain: u64, value: u64| {
@@ -41,6 +42,7 @@ impl Collective {
 
     /// Returns its bytes: the count times the size of an element.
     #[must_use]
+    #[inline]
     pub fn bytes(&self) -> u64 {
         self.count.saturating_mul(self.data_type.bytes())
     }
@@ -55,6 +57,7 @@ const SLOT_BITS: u32 = 8;
 const POINT_TO_POINT: u64 = 1 << (NUMBER_BITS + SLOT_BITS);
 
 impl OperationHandle {
+    #[inline]
     pub(crate) fn new(slot: usize, is_point_to_point: bool, number: u64) -> Self {
         let number = (number + 1) & ((1 << NUMBER_BITS) - 1);
         let kind = if is_point_to_point { POINT_TO_POINT } else { 0 };
@@ -63,17 +66,20 @@ impl OperationHandle {
 
     /// Returns the handle as a number that is not 0 and has its upper 7 bits free.
     #[must_use]
+    #[inline]
     pub fn to_bits(self) -> u64 {
         self.0
     }
 
     /// Returns the handle of a number.
     #[must_use]
+    #[inline]
     pub fn from_bits(bits: u64) -> Self {
         Self(bits)
     }
 
     /// Returns the slot, whether it is a send or receive, and one more than its number.
+    #[inline]
     pub(crate) fn parts(self) -> (usize, bool, u64) {
         let slot = (self.0 >> NUMBER_BITS) as usize & ((1 << SLOT_BITS) - 1);
         (slot, self.0 & POINT_TO_POINT != 0, self.0 & ((1 << NUMBER_BITS) - 1))
@@ -125,6 +131,7 @@ pub(crate) struct ReadEntry {
 
 impl OperationEntry {
     /// Writes an operation over the one that the entry had.
+    #[inline]
     pub fn write(&self, operation: &Collective, new: NewEntry) {
         self.ordinal.store(0, Relaxed);
         fence(Release);
@@ -146,6 +153,7 @@ impl OperationEntry {
     }
 
     /// Returns whether the entry has this operation.
+    #[inline]
     pub fn has_ordinal(&self, ordinal: u64) -> bool {
         self.ordinal.load(Acquire) == ordinal
     }

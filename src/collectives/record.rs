@@ -67,6 +67,7 @@ impl Record {
         Ok(Self { memory, opening: Mutex::new(()) })
     }
 
+    #[inline]
     pub(crate) fn layout(&self) -> &RecordLayout {
         self.memory.layout_of_own()
     }
@@ -133,6 +134,7 @@ impl Record {
 
     /// Records that an operation was enqueued on the communicator with this index. `function_number` is its number among those
     /// of its function, if NCCL counts them.
+    #[inline]
     pub fn enqueue(
         &self,
         index: usize,
@@ -171,6 +173,7 @@ impl Record {
     }
 
     /// Records that a channel of the GPU began an operation, at a time of the GPU's clock.
+    #[inline]
     pub fn channel_began(&self, handle: OperationHandle, gpu_time: u64) {
         let Some((slot, entry)) = self.find(handle) else { return };
         if entry.channels_begun.fetch_add(1, AcqRel) != 0 {
@@ -186,6 +189,7 @@ impl Record {
     }
 
     /// Records that a channel of the GPU ended an operation. The operation has ended with its last channel.
+    #[inline]
     pub fn channel_ended(&self, handle: OperationHandle, gpu_time: u64) {
         let Some((slot, entry)) = self.find(handle) else { return };
         if entry.channels_ended.fetch_add(1, AcqRel) + 1 != u32::from(entry.channels.load(Relaxed)) {
@@ -205,6 +209,7 @@ impl Record {
         slot.changed_ns.store(now, Release);
     }
 
+    #[inline]
     fn find(&self, handle: OperationHandle) -> Option<(&CommunicatorSlot, &OperationEntry)> {
         let (index, is_point_to_point, ordinal) = handle.parts();
         debug_assert!(COMMUNICATORS_MAX <= 256, "a handle has 8 bits for the slot");
@@ -215,6 +220,7 @@ impl Record {
 }
 
 /// Returns the entry in which the operation with this number is, was or will be.
+#[inline]
 pub(crate) fn entry_of(slot: &CommunicatorSlot, is_point_to_point: bool, number: u64) -> &OperationEntry {
     if is_point_to_point {
         &slot.point_to_point_ring[(number % POINT_TO_POINT_KEPT as u64) as usize]
@@ -223,6 +229,7 @@ pub(crate) fn entry_of(slot: &CommunicatorSlot, is_point_to_point: bool, number:
     }
 }
 
+#[inline]
 fn function_of<'a>(slot: &'a CommunicatorSlot, entry: &OperationEntry) -> &'a FunctionSlot {
     let number = usize::from(entry.function.load(Relaxed));
     slot.functions.get(number).unwrap_or(&slot.functions[slot.functions.len() - 1])

@@ -257,6 +257,7 @@ impl MappedRecord {
         Ok(self.layout_of_own())
     }
 
+    #[inline]
     pub(crate) fn layout_of_own(&self) -> &RecordLayout {
         layout_at(&self.memory)
     }
@@ -285,6 +286,7 @@ impl ReadRecord {
 }
 
 /// Returns the layout at the start of a mapping that has as many bytes.
+#[inline]
 fn layout_at(memory: &[u8]) -> &RecordLayout {
     assert!(memory.len() >= RECORD_BYTES, "the length was checked");
     // SAFETY: a mapping begins at a page, so the address is aligned; the length was checked; every bit pattern is valid for

@@ -551,7 +551,7 @@ pub static JOB_SETTINGS: [Setting<JobSettings>; 9] = [
         placeholder: "RULE,...|none",
         is_advanced: true,
         help: "Findings upon which the server itself excludes the task that they name, in recoverable jobs: \
-               stalled-task, chronic-straggler, restart-storm",
+               stalled-task, chronic-straggler, restart-storm, fatal-gpu-error, collective-stuck",
         show: |job| text_value(format_auto_exclude_rules(&job.auto_exclude)),
         set: |job, text| parse_auto_exclude_rules(text).map(|rules| job.auto_exclude = rules),
     },

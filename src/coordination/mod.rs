@@ -35,6 +35,7 @@
 //! | `heartbeat_stats.rs`, `heartbeat_history.rs` | statistics of a task's heartbeats |
 //! | `straggler_stats.rs` | statistics of a task's lateness at barriers |
 //! | `key_value_store.rs`, `topology.rs`, `live_set_request.rs` | keys; topology; a live-set request |
+//! | `fatal_gpu_error.rs` | the error of a GPU that a process tells in the store |
 //! | `barrier_table.rs`, `unmeasured_barrier.rs` | barriers; an ended barrier to be measured |
 //! | `waiters.rs`, `timers.rs` | unanswered calls and decided answers; deadlines |
 //! | `unpublished_events.rs` | events to publish |
@@ -81,6 +82,7 @@ mod exclusion_preview;
 mod exclusion_rules;
 mod failure;
 mod failure_detection;
+mod fatal_gpu_error;
 mod fencing;
 mod heartbeat_history;
 mod heartbeat_stats;
@@ -132,6 +134,7 @@ pub use exclusion::{
     ExcludedHost, ExclusionEndKind, ExclusionEndRecord, ExclusionTarget, ExclusionTargetFields,
 };
 pub use failure::*;
+pub use fatal_gpu_error::FatalGpuError;
 pub use heartbeat_history::HeartbeatGap;
 pub use heartbeat_stats::{GAP_BUCKETS, GapHistogram, HeartbeatStatsView, heartbeat_overdue_by};
 pub use ids::*;

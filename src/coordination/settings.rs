@@ -43,11 +43,21 @@ pub enum AutoExcludeRule {
     ChronicStraggler,
     /// A task restarts again and again within one run.
     RestartStorm,
+    /// A GPU is lost to its process.
+    FatalGpuError,
+    /// All others wait for a task in a collective.
+    CollectiveStuck,
 }
 
 impl AutoExcludeRule {
     /// Every rule.
-    pub const ALL: [Self; 3] = [Self::StalledTask, Self::ChronicStraggler, Self::RestartStorm];
+    pub const ALL: [Self; 5] = [
+        Self::StalledTask,
+        Self::ChronicStraggler,
+        Self::RestartStorm,
+        Self::FatalGpuError,
+        Self::CollectiveStuck,
+    ];
 
     /// Returns the name of the rule, which is that of the finding.
     #[must_use]
@@ -56,6 +66,8 @@ impl AutoExcludeRule {
             Self::StalledTask => "stalled-task",
             Self::ChronicStraggler => "chronic-straggler",
             Self::RestartStorm => "restart-storm",
+            Self::FatalGpuError => "fatal-gpu-error",
+            Self::CollectiveStuck => "collective-stuck",
         }
     }
 }

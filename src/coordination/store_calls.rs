@@ -10,6 +10,7 @@ use bytes::Bytes;
 use super::context::TransitionContext;
 use super::event::EventKind;
 use super::failure::{Code, Failure};
+use super::fatal_gpu_error::FatalGpuError;
 use super::ids::{CallId, ConnectionId, TaskId};
 use super::key_value_store::{display_key, normalise_key};
 use super::request_reply::{Reply, Request};
@@ -89,6 +90,12 @@ impl Run {
                 EventKind::PreemptionNoticed,
                 format!("preemption notice {text}: all tasks agree on a step and save"),
             );
+        }
+        if FatalGpuError::is_key(&normalise_key(key))
+            && let Some(error) = FatalGpuError::parse(&value, by, cx.now)
+        {
+            let failure = Failure::without_details(Code::Internal, error.describe());
+            self.record_first_cause(cx, Some(error.task), &failure);
         }
         Ok(Reply::Done)
     }

@@ -179,7 +179,7 @@ pub struct SettingsBody {
     /// The way in which errors reach tasks: `auto`, `hold` or `cancel`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error_delivery: Option<ErrorDelivery>,
-    /// Findings whose task is excluded automatically: `stalled-task`, `chronic-straggler`, `restart-storm`.
+    /// Findings whose task is excluded automatically: `stalled-task`, `chronic-straggler`, `restart-storm`, `fatal-gpu-error`, `collective-stuck`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub auto_exclude: Option<BTreeSet<AutoExcludeRule>>,
     /// The duration of an automatic exclusion.

@@ -14,7 +14,7 @@ use super::{ActorContext, AuditOutcome, AuditedOperations};
 use crate::coordination::{Actor, ActorOrigin, CommandReason, EventKind, JobEvent, JobId, JobName, RunState};
 
 /// The findings whose opening requests stacks.
-const ASKING_FINDINGS: [&str; 2] = ["barrier-stuck", "stalled-task"];
+const ASKING_FINDINGS: [&str; 3] = ["barrier-stuck", "stalled-task", "collective-stuck"];
 
 impl AuditedOperations {
     /// Requests the stacks of tasks, and records that in the audit. Returns the number of the request.

@@ -4,9 +4,9 @@ import { accessible, ask, finish, launchBrowser, open, url, walk, wrong } from '
 const browser = await launchBrowser();
 const pages = [
   '/', '/transfers', '/audit', '/api', '/guide/start', '/guide/arrays', '/guide/data', '/guide/live', '/guide/preemption',
-  '/guide/resharding', '/guide/platforms', '/guide/pages', '/guide/troubleshooting', '/guide/sick-host', '/guide/stacks', '/guide/states', '/guide/findings', '/guide/alerts',
+  '/guide/resharding', '/guide/platforms', '/guide/pages', '/guide/troubleshooting', '/guide/sick-host', '/guide/stacks', '/guide/collectives', '/guide/states', '/guide/findings', '/guide/alerts',
   '/guide/operations', '/guide/restarts', '/guide/security', '/guide/languages', '/guide/glossary', '/search', '/search?q=6', '/search?q=%3Cscript%3E', '/search?q=train', '/jobs/train', '/jobs/eval', '/jobs/idle', '/jobs/train/hosts', '/jobs/train/hosts?by=lateness', '/jobs/train/hosts?state=down&find=nobody',
-  '/jobs/train/hosts/boot-7a13', '/jobs/train/barriers', '/jobs/train/barriers?scale=own', '/jobs/train/barriers?open=1/19/train/step&by=task', '/jobs/train/stacks', '/jobs/train/timeline', '/jobs/train/timeline?by=task', '/jobs/train/hosts?by=bytes', '/jobs/train/runs/1', '/jobs/train/runs/1/hosts', '/jobs/train/runs/1/barriers',
+  '/jobs/train/hosts/boot-7a13', '/jobs/train/barriers', '/jobs/train/barriers?scale=own', '/jobs/train/barriers?open=1/19/train/step&by=task', '/jobs/train/stacks', '/jobs/train/collectives', '/jobs/train/timeline', '/jobs/train/timeline?by=task', '/jobs/train/hosts?by=bytes', '/jobs/train/runs/1', '/jobs/train/runs/1/hosts', '/jobs/train/runs/1/barriers',
   '/jobs/train/runs/1/timeline', '/jobs/train/runs/1/transfers', '/jobs/train/runs/1/tasks/6', '/jobs/train/runs/1/comparison',
   '/jobs/train/timeline?task=6', '/jobs/train/transfers', '/jobs/idle/transfers', '/jobs/train/transfers?task=3&transport=tcp',
   '/jobs/train/devices', '/jobs/train/keys', '/jobs/train/keys?prefix=orbax',

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use muster::proto::muster::v1::{CollectiveReport, CollectivesReport, CommunicatorReport, FunctionReport};
 use tokio::task::JoinHandle;
 
 use crate::support::{Answer, Body, Call, Caller, Client, Generation, MusterServer, Pending, Reporter};
@@ -76,6 +77,50 @@ impl JobTasks {
     }
 }
 
+/// Returns the reports of two tasks, one of which has called one collective fewer than the other, 40 s ago.
+fn collectives_reports(sequence: u64) -> [CollectivesReport; 2] {
+    [0, 1].map(|task: u32| {
+        let called = 100 * sequence - u64::from(task);
+        let function = FunctionReport {
+            function: "AllReduce".into(),
+            enqueued: called,
+            begun: called,
+            ended: called,
+            bytes: called << 20,
+            timed_bytes: called << 20,
+            gpu_ns: called * 1_000_000,
+        };
+        let latest = CollectiveReport {
+            number: called - 1,
+            function: "AllReduce".into(),
+            data_type: "float32".into(),
+            count: 1 << 18,
+            chain: called,
+            enqueued_us: 40_000_000,
+            ..CollectiveReport::default()
+        };
+        let communicator = CommunicatorReport {
+            hash: 7,
+            rank: task,
+            ranks: 2,
+            nodes: 1,
+            changed_us: 40_000_000,
+            collectives: called,
+            functions: vec![function],
+            operations: vec![latest],
+            ..CommunicatorReport::default()
+        };
+        CollectivesReport {
+            process: u64::from(task),
+            sequence,
+            task: Some(task),
+            timing: true,
+            communicators: vec![communicator],
+            ..CollectivesReport::default()
+        }
+    })
+}
+
 fn start_registration(client: &Client, caller: Caller) -> Pending {
     client.start(caller, Call::Register { incarnation: caller.incarnation, recoverable: false }, |_| {})
 }
@@ -147,6 +192,9 @@ impl MetricsFixture {
                 reporter.lose("peer_dead", hits, 4096);
                 reporter.show_clock(90_000_000, 400);
                 reporter.say().await.expect("the report is taken");
+                for report in collectives_reports(hits + 1) {
+                    reporter.report_collectives(report).await.expect("the report is taken");
+                }
                 train.ask(0, &Call::overwrite("step", counter.to_string())).await;
                 train.ask(0, &Call::try_get("nothing")).await;
             }
@@ -171,6 +219,7 @@ impl MetricsFixture {
             "muster_tasks{muster_job=\"late\",standing=\"registering\"} 1",
             "muster_transfer_reporting_tasks{muster_job=\"train\"} 1",
             "muster_findings{muster_job=\"train\",finding=\"worker-clock-off\"} 1",
+            "muster_findings{muster_job=\"train\",finding=\"collective-stuck\"} 1",
             "muster_tls_handshakes_failed_total{listener=\"grpc\",reason=\"no-tls-here\"} 1",
             "muster_trace_spans_left_out_total 0",
         ];

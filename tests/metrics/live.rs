@@ -128,6 +128,8 @@ async fn exported_metrics_and_the_catalogue_agree() {
         "muster_transfer_launches_total{muster_job=\"train\",outcome=\"peer_dead\"} 0",
         "muster_transfer_bytes_total{muster_job=\"train\",transport=\"tcp\",direction=\"sent\"} 0",
         "muster_transfer_damaged_chunks_total{muster_job=\"train\"} 1",
+        "muster_collective_processes{muster_job=\"train\"} 2",
+        "muster_collective_cliques_waiting{muster_job=\"train\",kind=\"not-called\"} 1",
         "muster_transfer_clique_aborts_total{muster_job=\"train\",reason=\"transport\"} 0",
         "muster_transfer_in_flight_bytes{muster_job=\"train\",class=\"normal\"} 4096",
         "muster_transfer_in_flight_bytes{muster_job=\"train\",class=\"bulk\"} 0",

@@ -80,12 +80,16 @@ async fn a_scrape_and_a_look_for_findings_of_ten_thousand_tasks_are_quick() {
     let engine = engine_with_polling_tasks(&tally).await;
     let board = Arc::<FindingStore>::default();
     let edge = grpc::GrpcServer::new(Arc::clone(&engine), grpc::GrpcLimits::default());
+    let reports = findings::WorkerReports {
+        transfers: Arc::clone(edge.report_store()),
+        collectives: Arc::clone(edge.collective_reports()),
+    };
     let metrics = |tasks_max: usize| {
         let others: Vec<Arc<dyn MetricSource>> = vec![
             edge.clone(),
             Arc::new(FindingMetrics {
                 engine: Arc::clone(&engine),
-                reports: Arc::clone(edge.report_store()),
+                reports: reports.clone(),
                 findings: Arc::clone(&board),
             }),
             Arc::new(TransferReportMetrics {
@@ -136,9 +140,5 @@ async fn a_scrape_and_a_look_for_findings_of_ten_thousand_tasks_are_quick() {
     timed("the part of it under the lock", &|| {
         let _ = engine.read(|core, now| core.observe_job(job, now));
     });
-    let reports = findings::WorkerReports {
-        transfers: Arc::clone(edge.report_store()),
-        collectives: Arc::clone(edge.collective_reports()),
-    };
     timed("a look for findings", &|| drop(findings::run_detectors_on_all_jobs(&engine, &reports, &board)));
 }

@@ -120,6 +120,7 @@ pub const PARTS: &[Part] = &[
                 "store_entry",
                 "exclusion",
                 "failure",
+                "fatal_gpu_error",
                 "task_owner_table",
                 "live_set_request",
                 "topology",

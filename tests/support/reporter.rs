@@ -1,9 +1,11 @@
 //! A simulated worker that sends transfer reports without moving bytes.
 
+use muster::proto::muster::v1::collectives_client::CollectivesClient;
 use muster::proto::muster::v1::transfers_client::TransfersClient;
 use muster::proto::muster::v1::{
-    AbortTotals, CliqueCache, ClockReading, Connection, DurationTimes, EngineTotals, Failure, InFlight,
-    OutcomeTotals, PairTotals, StageTimes, TransferReport, TransferReportAck,
+    AbortTotals, CliqueCache, ClockReading, CollectivesAck, CollectivesReport, Connection, DurationTimes,
+    EngineTotals, Failure, InFlight, OutcomeTotals, PairTotals, StageTimes, TransferReport,
+    TransferReportAck,
 };
 
 use super::Client;
@@ -22,6 +24,15 @@ impl Reporter {
     pub fn new(client: &Client, task: u32, incarnation: u64) -> Self {
         let report = TransferReport { task, incarnation, ..TransferReport::default() };
         Self { client: client.clone(), report }
+    }
+
+    /// Sends a report of collectives, as NCCL's profiler plug-in does from the process of a task.
+    pub async fn report_collectives(
+        &self,
+        report: CollectivesReport,
+    ) -> Result<CollectivesAck, tonic::Status> {
+        let mut service = CollectivesClient::new(self.client.channel());
+        service.report(report).await.map(tonic::Response::into_inner)
     }
 
     /// Adds bytes sent to a peer and received from it.

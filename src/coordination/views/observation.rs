@@ -17,6 +17,7 @@ use crate::coordination::barrier_table::{BarrierInstance, BarrierKey};
 use crate::coordination::coordinator::Coordinator;
 use crate::coordination::event::RunOutcome;
 use crate::coordination::exclusion::ExclusionTable;
+use crate::coordination::fatal_gpu_error::FatalGpuError;
 use crate::coordination::heartbeat_stats::GapHistogram;
 use crate::coordination::ids::{JobId, JobName, RunNumber, TaskId, Timestamp};
 use crate::coordination::job::Job;
@@ -184,6 +185,8 @@ pub struct JobObservation {
     pub keys: usize,
     /// Every bound with its usage.
     pub bounds: Vec<BoundUsage>,
+    /// The GPU that is lost to its process, if one has told so in this run.
+    pub fatal_gpu_error: Option<FatalGpuError>,
     /// The number of exclusions in force.
     pub exclusions: usize,
     /// Ended runs, newest first.
@@ -273,6 +276,7 @@ impl Job {
             store_bytes: run.store.total_bytes(),
             keys: run.store.len(),
             bounds: run.observe_bounds(&self.settings.bounds, self.past_runs().count(), &self.exclusions),
+            fatal_gpu_error: run.fatal_gpu_error(),
             exclusions: self.exclusions.len(),
             past_runs: past.collect(),
         }
@@ -280,6 +284,13 @@ impl Job {
 }
 
 impl Run {
+    fn fatal_gpu_error(&self) -> Option<FatalGpuError> {
+        FatalGpuError::keys().find_map(|key| {
+            let entry = self.store.get(key)?;
+            FatalGpuError::parse(&entry.value, entry.by, entry.at)
+        })
+    }
+
     fn observe_tasks(&self) -> Vec<TaskObservation> {
         let asking: BTreeSet<TaskId> =
             self.live_set_requests.values().flat_map(|question| question.callers.keys().copied()).collect();

@@ -47,6 +47,7 @@ static CHAPTERS: [(&str, &[GuidePageSource]); 3] = [
             ("troubleshooting", "Troubleshooting", markdown!("troubleshooting")),
             ("sick-host", "Find the sick host", markdown!("sick-host")),
             ("stacks", "See what tasks are doing", markdown!("stacks")),
+            ("collectives", "See which task holds up a collective", markdown!("collectives")),
             ("findings", "Findings", findings_markdown),
             ("alerts", "Alerts", || include_str!("../../../dashboards/alerts.md").to_owned()),
             ("operations", "Exclude, readmit, drain", markdown!("operations")),

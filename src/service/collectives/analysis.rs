@@ -158,9 +158,10 @@ fn find_different_program(reports: &BTreeMap<u32, RankReport<'_>>) -> Option<Cli
     None
 }
 
-/// Returns the time of the latest change of any rank.
+/// Returns the time of the latest change of any rank that is heard.
 fn latest_change(reports: &BTreeMap<u32, RankReport<'_>>) -> Option<Timestamp> {
-    reports.values().map(|report| report.communicator.changed_at).max()
+    let heard = reports.values().filter(|report| !report.is_silent);
+    heard.map(|report| report.communicator.changed_at).max()
 }
 
 /// Returns the first collective of a rank of which it is known that it has not ended.
@@ -171,7 +172,8 @@ fn first_unended<'a>(report: &RankReport<'a>) -> Option<&'a ReportedCollective> 
 
 /// Finds a collective that all ranks have called, and that has not ended everywhere though some GPUs have begun it.
 fn find_wait_on_gpus(ranks: u32, reports: &BTreeMap<u32, RankReport<'_>>, back: u64) -> Option<CliqueWait> {
-    let first = reports.values().filter_map(first_unended).min_by_key(|operation| operation.number)?;
+    let heard = reports.values().filter(|report| !report.is_silent);
+    let first = heard.filter_map(first_unended).min_by_key(|operation| operation.number)?;
     if first.number >= back {
         return None;
     }
@@ -180,24 +182,26 @@ fn find_wait_on_gpus(ranks: u32, reports: &BTreeMap<u32, RankReport<'_>>, back: 
     let mut since = Timestamp(0);
     let mut has_ended_somewhere = false;
     for (rank, report) in reports {
-        // A rank whose first one is a later one has ended this one.
-        match first_unended(report).filter(|operation| operation.number == number) {
-            Some(_) if report.is_silent => {
+        let unended = first_unended(report);
+        if report.is_silent {
+            // It had not ended this one when it was heard last. The others have waited since they changed last.
+            if unended.is_some_and(|operation| operation.number <= number) {
                 silent.push(*rank);
-                since = since.max(report.heard_at);
+                since = since.max(report.heard_at).max(latest_change(reports)?);
             }
-            Some(operation) => match operation.begun_at {
-                Some(at) => {
-                    begun.push(*rank);
-                    since = since.max(at);
-                }
-                None => {
-                    not_begun.push(*rank);
-                    since = since.max(operation.enqueued_at);
-                }
-            },
-            None => has_ended_somewhere = true,
+            continue;
         }
+        // A rank whose first one is a later one has ended this one.
+        let Some(operation) = unended.filter(|operation| operation.number == number) else {
+            has_ended_somewhere = true;
+            continue;
+        };
+        let (list, at) = match operation.begun_at {
+            Some(at) => (&mut begun, at),
+            None => (&mut not_begun, operation.enqueued_at),
+        };
+        list.push(*rank);
+        since = since.max(at);
     }
     let never_heard = ranks_without_report(ranks, reports);
     let kind = match () {
@@ -257,12 +261,18 @@ fn find_wait_for_calls(reports: &BTreeMap<u32, RankReport<'_>>, back: u64) -> Op
     let changed = behind.iter().map(|(_, report)| report.communicator.changed_at).max()?;
     let is_silent = behind.iter().all(|(_, report)| report.is_silent);
     let ranks: Vec<u32> = behind.iter().map(|(rank, _)| *rank).collect();
+    let mut since = called.max(changed);
+    if is_silent {
+        // The last report of a silent rank does not tell what it has called since. Its process may be well, and only its reports
+        // lost; then the others advance.
+        since = since.max(latest_change(reports)?);
+    }
     Some(CliqueWait {
         kind: if is_silent { WaitKind::NotHeard } else { WaitKind::NotCalled },
         number: back,
         operation: operation.map(|operation| operation.operation),
         instead: None,
-        since: called.max(changed),
+        since,
         known_until: last_heard(reports, &ranks),
         ranks,
         is_timed: operation.is_some_and(|operation| operation.is_timed),

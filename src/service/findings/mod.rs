@@ -18,6 +18,7 @@
 //! | `repeated_run_failures.rs` | several runs fail in a row |
 //! | `bound_nearly_reached.rs` | a job has nearly reached one of its bounds |
 //! | `worker_clock_off.rs` | the clock of a host differs from the service's clock |
+//! | `fatal_gpu_error.rs` | a GPU is lost to its process |
 //! | `collective_stuck.rs` | a collective waits too long |
 //! | `collective_slow_rank.rs` | the GPUs of all others wait for one task in most collectives |
 
@@ -28,6 +29,7 @@ mod chronic_straggler;
 mod collective_slow_rank;
 mod collective_stuck;
 mod detector;
+mod fatal_gpu_error;
 mod finding_store;
 mod heartbeat_gaps;
 mod journal_not_written;
@@ -65,6 +67,7 @@ pub static CATALOGUE: &[&Detector] = &[
     &bound_nearly_reached::DETECTOR,
     &worker_clock_off::DETECTOR,
     &journal_not_written::DETECTOR,
+    &fatal_gpu_error::DETECTOR,
     &collective_stuck::DETECTOR,
     &collective_slow_rank::DETECTOR,
 ];

@@ -72,6 +72,7 @@ fn healthy_job() -> JobObservation {
             BoundUsage { name: "keys", limit: 100, used: Some(89), is_rolling: false },
             BoundUsage { name: "barriers-recent", limit: 100, used: Some(100), is_rolling: true },
         ],
+        fatal_gpu_error: None,
         exclusions: 0,
         past_runs: vec![past_run(1, 4000, RunOutcome::Failed), past_run(2, 3500, RunOutcome::Failed)],
     }
