@@ -15,6 +15,7 @@
 //! alone: programs run ahead of their GPUs, so the rank that has called least is the likely cause and not the certain one.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use muster_collectives::Collective;
 use serde::{Deserialize, Serialize};
@@ -80,8 +81,24 @@ pub(super) struct CliqueWait {
     pub instead: Option<Collective>,
     /// Since when nothing has happened that could end the wait.
     pub since: Timestamp,
+    /// When a rank that holds it up was heard last: until then it is known that the wait lasted. `None` if these ranks are
+    /// silent, or if none differs from the others: then it lasts until now.
+    pub known_until: Option<Timestamp>,
     /// Whether begin and end are known, so that the ranks are the certain cause.
     pub is_timed: bool,
+}
+
+impl CliqueWait {
+    /// Returns for how long the wait is known to last. A rank may have gone on since it reported.
+    pub fn lasted(&self, now: Timestamp) -> Duration {
+        self.known_until.unwrap_or(now).since(self.since)
+    }
+}
+
+/// Returns when a rank of these was heard last that is not silent.
+fn last_heard(reports: &BTreeMap<u32, RankReport<'_>>, ranks: &[u32]) -> Option<Timestamp> {
+    let heard = ranks.iter().filter_map(|rank| reports.get(rank)).filter(|report| !report.is_silent);
+    heard.map(|report| report.heard_at).max()
 }
 
 /// Returns the wait of a clique of `ranks` ranks, if its ranks wait. Whether that is long is for the caller to judge.
@@ -130,6 +147,8 @@ fn find_different_program(reports: &BTreeMap<u32, RankReport<'_>>) -> Option<Cli
             number,
             operation: Some(usual.operation),
             ranks: others.iter().map(|(rank, _)| *rank).collect(),
+            // Nothing that ranks do later makes their programs agree.
+            known_until: None,
             // If the collectives at this number are equal, an earlier one differs, of which nothing is known any more.
             instead: others.iter().map(|(_, operation)| operation.operation).find(is_other_here),
             since: latest_change(reports)?,
@@ -197,11 +216,17 @@ fn find_wait_on_gpus(ranks: u32, reports: &BTreeMap<u32, RankReport<'_>>, back: 
         WaitKind::NotHeard if silent.is_empty() => never_heard,
         WaitKind::NotHeard => silent,
         // If it has ended for some, the others are named.
-        _ if has_ended_somewhere => begun,
+        _ if has_ended_somewhere => begun.clone(),
         _ => Vec::new(),
     };
     let operation = Some(first.operation);
-    Some(CliqueWait { kind, number, operation, ranks, instead: None, since, is_timed: true })
+    let known_until = match kind {
+        WaitKind::NotHeard => None,
+        // Every rank that is not named would have to end it, too.
+        _ if ranks.is_empty() => last_heard(reports, &begun),
+        _ => last_heard(reports, &ranks),
+    };
+    Some(CliqueWait { kind, number, operation, ranks, instead: None, since, known_until, is_timed: true })
 }
 
 /// The most ranks without a report that are named.
@@ -235,6 +260,7 @@ fn find_wait_for_calls(reports: &BTreeMap<u32, RankReport<'_>>, back: u64) -> Op
         .collect();
     let changed = behind.iter().map(|(_, report)| report.communicator.changed_at).max()?;
     let is_silent = behind.iter().all(|(_, report)| report.is_silent);
+    let ranks: Vec<u32> = behind.iter().map(|(rank, _)| *rank).collect();
     let mut since = called.max(changed);
     if is_silent {
         // The last report of a silent rank does not tell what it has called since. Its process may be well, and only its reports
@@ -245,9 +271,10 @@ fn find_wait_for_calls(reports: &BTreeMap<u32, RankReport<'_>>, back: u64) -> Op
         kind: if is_silent { WaitKind::NotHeard } else { WaitKind::NotCalled },
         number: back,
         operation: operation.map(|operation| operation.operation),
-        ranks: behind.iter().map(|(rank, _)| *rank).collect(),
         instead: None,
         since,
+        known_until: last_heard(reports, &ranks),
+        ranks,
         is_timed: operation.is_some_and(|operation| operation.is_timed),
     })
 }

@@ -85,8 +85,8 @@ pub(super) struct JobCollectives {
     pub functions: BTreeMap<CollectiveFunction, FunctionCounts>,
     /// Until when NCCL is asked for times.
     timed_until: Timestamp,
-    /// The cliques that wait, with the number of the collective and the time since when; and when that was found.
-    waits: BTreeMap<u64, (u64, Timestamp)>,
+    /// The cliques that wait, with the number of the collective and for how long; and when that was found.
+    waits: BTreeMap<u64, (u64, Duration)>,
     judged_at: Option<Timestamp>,
     /// The memory of the reports.
     bytes: usize,
@@ -232,21 +232,21 @@ impl JobCollectives {
         }
         let find = |clique: &ReportedClique<'_>| {
             let wait = find_wait(clique.ranks, &clique.rank_reports())?;
-            Some((clique.hash, (wait.number, wait.since)))
+            Some((clique.hash, (wait.number, wait.lasted(now))))
         };
         self.waits = self.cliques(now, silent_after).iter().filter_map(find).collect();
         self.judged_at = Some(now);
-        if self.waits.values().any(|(_, since)| now.since(*since) >= stuck_after / 4) {
+        if self.waits.values().any(|(_, lasted)| *lasted >= stuck_after / 4) {
             self.timed_until = now.after(TIMING_KEPT);
         }
     }
 
     /// Returns the collectives that a process should report.
-    fn wanted_of(&self, process: u64, now: Timestamp) -> Vec<WantedCollectives> {
+    fn wanted_of(&self, process: u64) -> Vec<WantedCollectives> {
         let Some(known) = self.processes.get(&process) else { return Vec::new() };
         let wanted = known.report.communicators.iter().filter_map(|communicator| {
-            let (number, since) = self.waits.get(&communicator.hash)?;
-            (now.since(*since) >= WANTED_AFTER).then_some(WantedCollectives {
+            let (number, lasted) = self.waits.get(&communicator.hash)?;
+            (*lasted >= WANTED_AFTER).then_some(WantedCollectives {
                 hash: communicator.hash,
                 rank: communicator.rank,
                 first: number.saturating_sub(CONTEXT),
@@ -355,7 +355,7 @@ impl CollectiveReports {
         Ok(CollectiveAnswer {
             interval_ms: report_interval_ms(tasks),
             is_timed: of_job.timed_until > now,
-            wanted: of_job.wanted_of(process, now),
+            wanted: of_job.wanted_of(process),
         })
     }
 

@@ -50,6 +50,8 @@ struct RankFixture {
     begun: usize,
     ended: usize,
     at: Timestamp,
+    /// When it was heard, if it is not silent.
+    heard_at: Timestamp,
     is_silent: bool,
 }
 
@@ -62,6 +64,7 @@ impl CliqueFixture {
             begun: collectives,
             ended: collectives,
             at: ago(60),
+            heard_at: NOW,
             is_silent: false,
         };
         Self { ranks: (0..ranks).map(|_| rank()).collect() }
@@ -86,7 +89,7 @@ impl CliqueFixture {
             .iter()
             .zip(&self.ranks)
             .map(|(communicator, rank)| {
-                let heard_at = if rank.is_silent { ago(40) } else { NOW };
+                let heard_at = if rank.is_silent { ago(40) } else { rank.heard_at };
                 (communicator.rank, RankReport { communicator, heard_at, is_silent: rank.is_silent })
             })
             .collect();
@@ -163,6 +166,32 @@ fn a_rank_that_does_not_call_is_named_since_the_first_other_one_called() {
         clique.ranks[2].at = ago(3);
         assert_eq!(clique.wait().map(|wait| wait.since), Some(ago(3)));
     }
+}
+
+#[test]
+fn a_wait_lasts_until_the_last_report_of_a_rank_that_is_waited_for() {
+    let mut clique = CliqueFixture::level(4, 20, false);
+    clique.call([0, 1], all_reduce(1), 12);
+    assert_eq!(clique.wait().unwrap().lasted(NOW), Duration::from_secs(12));
+    // Rank 2 may have called it since it reported.
+    clique.ranks[2].heard_at = ago(9);
+    clique.ranks[3].heard_at = ago(10);
+    assert_eq!(clique.wait().unwrap().lasted(NOW), Duration::from_secs(3));
+    // It reported before the others called.
+    clique.ranks[2].heard_at = ago(20);
+    clique.ranks[3].heard_at = ago(20);
+    assert_eq!(clique.wait().unwrap().lasted(NOW), Duration::ZERO);
+    for rank in [2, 3] {
+        clique.ranks[rank].is_silent = true;
+    }
+    assert_eq!(clique.wait().unwrap().lasted(NOW), Duration::from_secs(12), "no report is to come");
+    let mut clique = CliqueFixture::level(3, 20, true);
+    clique.call(0..3, all_reduce(1), 12);
+    clique.ranks[0].begun = 21;
+    clique.ranks[1].heard_at = ago(5);
+    clique.ranks[2].heard_at = ago(4);
+    let wait = clique.wait().unwrap();
+    assert_eq!((wait.kind, wait.lasted(NOW)), (WaitKind::NotBegun, Duration::from_secs(8)));
 }
 
 #[test]

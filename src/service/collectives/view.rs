@@ -148,7 +148,7 @@ pub struct CliqueWaitView {
     pub role: WaitRole,
     /// Since when nothing has happened that could end the wait.
     pub since: Timestamp,
-    /// The time since then, in seconds.
+    /// The time since then, in seconds: as far as the ranks that are waited for have reported, if they are heard.
     pub waited_s: f64,
     /// The number of the collective, from 0.
     pub number: u64,
@@ -354,7 +354,7 @@ fn wait_view(
         kind: wait.kind,
         role: *role,
         since: wait.since,
-        waited_s: now.since(wait.since).as_secs_f64(),
+        waited_s: wait.lasted(now).as_secs_f64(),
         number: wait.number,
         collective,
         instead,
@@ -517,7 +517,7 @@ impl CollectiveReports {
             let waiting = judged.iter().filter(|judged| judged.wait.is_some()).count();
             let is_stuck = |judged: &&JudgedClique<'_>| {
                 let is_long = |(wait, role): &(CliqueWait, WaitRole)| {
-                    *role != WaitRole::Consequence && now.since(wait.since) >= stuck_after
+                    *role != WaitRole::Consequence && wait.lasted(now) >= stuck_after
                 };
                 judged.wait.as_ref().is_some_and(is_long)
             };
