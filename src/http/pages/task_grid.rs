@@ -55,9 +55,9 @@ struct TaskGridFragment<'a> {
     row_numbers: Vec<(usize, usize)>,
 }
 
-/// Returns about ten places among `count`, at a round distance.
-fn numbered_places(count: usize) -> impl Iterator<Item = usize> {
-    let least = count.div_ceil(NUMBERED_MAX).max(1);
+/// Returns about ten places among `count`, at a round distance of `apart` or more.
+fn numbered_places(count: usize, apart: usize) -> impl Iterator<Item = usize> {
+    let least = count.div_ceil(NUMBERED_MAX).max(apart);
     let step = [1, 2, 5, 10, 20, 50, 100, 200, 500].into_iter().find(|step| *step >= least).unwrap_or(least);
     (0..count).step_by(step)
 }
@@ -97,6 +97,7 @@ pub(super) fn render_task_grid_fragment(snapshot: &JobSnapshot) -> Result<Fragme
     let says = said.join(", ");
     let job = &snapshot.pages;
     let columns = column_count(total);
+    let number_size = (columns.min(total) * CELL / 80).clamp(9, 28);
     let mut grid = TaskGridFragment {
         job,
         total,
@@ -106,9 +107,12 @@ pub(super) fn render_task_grid_fragment(snapshot: &JobSnapshot) -> Result<Fragme
         width: columns.min(total) * CELL,
         height: total.div_ceil(columns) * CELL,
         says,
-        number_size: (columns.min(total) * CELL / 80).clamp(9, 28),
-        column_numbers: numbered_places(columns.min(total)).map(|at| (at * CELL, at)).collect(),
-        row_numbers: numbered_places(total.div_ceil(columns)).map(|at| (at * CELL, at * columns)).collect(),
+        number_size,
+        column_numbers: numbered_places(columns.min(total), 1).map(|at| (at * CELL, at)).collect(),
+        // Two numbers, one below the other, do not touch.
+        row_numbers: numbered_places(total.div_ceil(columns), number_size.div_ceil(CELL))
+            .map(|at| (at * CELL, at * columns))
+            .collect(),
         counts,
     };
     if total <= LINKS_MAX {

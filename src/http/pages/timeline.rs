@@ -15,7 +15,7 @@ use super::picture_rows::ROW_HEIGHT;
 use super::snapshot::JobSnapshot;
 use super::state_chart::StateChart;
 use super::{amount, issues, links, status, times};
-use crate::coordination::{JobName, RunNumber, TaskId, TaskPhase, Timestamp};
+use crate::coordination::{HostOrTask, JobName, RunNumber, TaskId, TaskPhase, Timestamp};
 use crate::http::extractors::{JobPath, QueryParams, ViewedRun};
 use crate::http::{AppState, Problem};
 use crate::service::{CausalRole, TIMELINE_ENTRIES_MAX, TimelineEntry, TimelineTone};
@@ -27,13 +27,24 @@ const ENTRIES_SHORT: usize = 10;
 const AROUND_US: u64 = 30_000_000;
 /// The maximum number of task ranges in one entry.
 const RANGES_SHOWN: usize = 6;
+/// The maximum number of hosts in one entry, and of tasks whose hosts are looked up.
+const HOSTS_SHOWN: usize = 4;
+const HOST_TASKS_MAX: usize = 256;
 
 /// An entry of a timeline, as the page shows it.
 struct TimelineRow<'a> {
     entry: &'a TimelineEntry,
+    /// The hosts to which all tasks of the entry belong, with all their tasks; none if there are many.
+    hosts: Vec<String>,
 }
 
-impl TimelineRow<'_> {
+impl<'a> TimelineRow<'a> {
+    fn new(snapshot: &JobSnapshot, entry: &'a TimelineEntry) -> Self {
+        let is_readable = entry.run == snapshot.view.run.number && entry.tasks.len() <= HOST_TASKS_MAX;
+        let hosts = if is_readable { whole_host_names(snapshot, &entry.tasks) } else { Vec::new() };
+        Self { entry, hosts }
+    }
+
     /// Returns the name of the style.
     fn tone(&self) -> &'static str {
         match self.entry.tone {
@@ -82,6 +93,15 @@ impl TimelineRow<'_> {
         }
     }
 
+    /// Returns the hosts as text.
+    fn hosts_text(&self) -> String {
+        match &self.hosts[..] {
+            [] => String::new(),
+            [one] => format!(" (host {one})"),
+            many => format!(" (hosts {})", many.join(", ")),
+        }
+    }
+
     /// Returns a label for the task of the text, if the entry has several tasks.
     fn latest_task_prefix(&self) -> String {
         self.entry.latest.map_or_else(String::new, |task| format!("latest, task {task}: "))
@@ -97,6 +117,17 @@ impl TimelineRow<'_> {
     fn single_task(&self) -> Option<&TaskId> {
         if let [one] = &self.entry.tasks[..] { Some(one) } else { None }
     }
+}
+
+/// Returns the names of the hosts to which these tasks belong, if they are all tasks of a few hosts.
+fn whole_host_names(snapshot: &JobSnapshot, tasks: &[TaskId]) -> Vec<String> {
+    let groups = snapshot.host_assignment.group_by_host(tasks);
+    let name = |group: &HostOrTask<'_>| match group {
+        HostOrTask::Host(host) if host.tasks.len() > 1 => Some(links::short_host_name(&host.name)),
+        _ => None,
+    };
+    let names: Option<Vec<String>> = groups.iter().map(name).collect();
+    names.filter(|names| names.len() <= HOSTS_SHOWN).unwrap_or_default()
 }
 
 #[derive(Template)]
@@ -184,7 +215,7 @@ pub(super) fn render_timeline_fragment(
     };
     let shown = snapshot.records.timeline.latest_first().filter(about);
     let more = !whole && shown.clone().nth(most).is_some();
-    let entries: Vec<TimelineRow<'_>> = shown.take(most).map(|entry| TimelineRow { entry }).collect();
+    let entries: Vec<TimelineRow<'_>> = shown.take(most).map(|entry| TimelineRow::new(snapshot, entry)).collect();
     let cut = !more && snapshot.records.timeline.is_truncated();
     Fragment::new(
         "timeline",
