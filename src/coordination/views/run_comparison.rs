@@ -191,7 +191,9 @@ fn summary_text(
     }
     let since = format!("From run {} to run {}", before.run.number, now.run.number);
     match told.is_empty() {
-        true => format!("{since} nothing has changed: the same tasks are on the same hosts, and none is late."),
+        true => {
+            format!("{since} nothing has changed: the same tasks are on the same hosts, and none is late.")
+        }
         false => format!("{since}: {}.", told.join("; ")),
     }
 }

@@ -352,7 +352,11 @@ fn recently_late_text(snapshot: &JobSnapshot) -> Option<String> {
         }
         _ if tasks.len() <= 4 => {
             let noun = if tasks.len() == 1 { "task" } else { "tasks" };
-            format!("{noun} {} {}", links::task_ranges_text(&tasks), if tasks.len() == 1 { "was" } else { "were" })
+            format!(
+                "{noun} {} {}",
+                links::task_ranges_text(&tasks),
+                if tasks.len() == 1 { "was" } else { "were" }
+            )
         }
         _ => format!("{} tasks were", tasks.len()),
     };

@@ -156,15 +156,7 @@ pub(super) async fn show_comparison_page(
     let title = format!("Comparison of {}, run {run}", job.name);
     let mut page = PageFrame::new(user, NavEntry::Comparison, title, now).with_job(&job.name);
     page.run = Some(run);
-    let page = ComparisonPageTemplate {
-        page,
-        job: job.name,
-        run,
-        earlier,
-        next,
-        comparison,
-        changed_devices,
-        now,
-    };
+    let page =
+        ComparisonPageTemplate { page, job: job.name, run, earlier, next, comparison, changed_devices, now };
     render_page(&page, now)
 }

@@ -516,6 +516,7 @@ fn a_dead_host_is_one_issue_one_box_and_one_page() {
     assert_eq!(rig.issue_titles(), ["8 tasks have failed: all tasks of host 10.0.0.2"]);
     let needs = rig.job_page_fragment_text("needs");
     assert_contains(&needs, "Host 10.0.0.2 all 8 tasks (8–15): 8 failed");
+    assert_contains(&rig.job_page_fragment_text("timeline"), "8 tasks: 8–15 (host 10.0.0.2): ");
     assert_contains(&needs, "Exclude host…");
     assert_lacks(&needs, "Task 8 10.0.0.2");
     let hosts = hosts::render_fragments(&rig.snapshot(), &HostsPageQuery::default()).unwrap_or_default();

@@ -40,8 +40,11 @@ struct TimelineRow<'a> {
 
 impl<'a> TimelineRow<'a> {
     fn new(snapshot: &JobSnapshot, entry: &'a TimelineEntry) -> Self {
-        let is_readable = entry.run == snapshot.view.run.number && entry.tasks.len() <= HOST_TASKS_MAX;
-        let hosts = if is_readable { whole_host_names(snapshot, &entry.tasks) } else { Vec::new() };
+        // Who looks for the host of a failure is not told the hosts of everything else.
+        let is_trouble = matches!(entry.tone, TimelineTone::Warning | TimelineTone::Bad);
+        let is_known = entry.run == snapshot.view.run.number && entry.tasks.len() <= HOST_TASKS_MAX;
+        let hosts =
+            if is_trouble && is_known { whole_host_names(snapshot, &entry.tasks) } else { Vec::new() };
         Self { entry, hosts }
     }
 
@@ -215,7 +218,8 @@ pub(super) fn render_timeline_fragment(
     };
     let shown = snapshot.records.timeline.latest_first().filter(about);
     let more = !whole && shown.clone().nth(most).is_some();
-    let entries: Vec<TimelineRow<'_>> = shown.take(most).map(|entry| TimelineRow::new(snapshot, entry)).collect();
+    let entries: Vec<TimelineRow<'_>> =
+        shown.take(most).map(|entry| TimelineRow::new(snapshot, entry)).collect();
     let cut = !more && snapshot.records.timeline.is_truncated();
     Fragment::new(
         "timeline",

@@ -57,8 +57,11 @@ fn detect(DetectorInput { job: seen, .. }: DetectorInput<'_>) -> Option<Detectio
     let detection = Detection::new(summary_without_tasks, since, ids);
     // None of them has restarted again.
     let detection = match most {
-        1 => detection
-            .with_title(format_count_with_noun(back.len(), "task has restarted", "tasks have restarted")),
+        1 => detection.with_title(format_count_with_noun(
+            back.len(),
+            "task has restarted",
+            "tasks have restarted",
+        )),
         _ => detection,
     };
     Some(

@@ -9,9 +9,9 @@ use std::time::Duration;
 use super::finding_store::TASKS_NAMED;
 use super::*;
 use crate::coordination::{
-    BarrierArrival, BarrierKind, BarrierObservation, BarrierOutcome, BarrierRecord, BoundUsage, GapHistogram, HostAssignment,
-    HostCounts, JobName, PastRunObservation, RunNumber, RunOutcome, RunState, StragglerView, TaskCounts,
-    TaskObservation, TaskPhase, Timestamp, WaitingCallCounts,
+    BarrierArrival, BarrierKind, BarrierObservation, BarrierOutcome, BarrierRecord, BoundUsage, GapHistogram,
+    HostAssignment, HostCounts, JobName, PastRunObservation, RunNumber, RunOutcome, RunState, StragglerView,
+    TaskCounts, TaskObservation, TaskPhase, Timestamp, WaitingCallCounts,
 };
 
 const NOW: Timestamp = Timestamp(10_000_000_000);
@@ -235,10 +235,8 @@ fn barrier_record_of_arrivals(after_ms: [u64; 8]) -> BarrierRecord {
     let began = seconds_ago(500);
     let at = |ms: u64| Timestamp(began.0 + ms * 1000);
     let last = after_ms.into_iter().max().unwrap_or_default();
-    let mut latest: Vec<BarrierArrival> = (0..8)
-        .zip(after_ms)
-        .map(|(task, ms)| BarrierArrival { task: TaskId(task), at: at(ms) })
-        .collect();
+    let mut latest: Vec<BarrierArrival> =
+        (0..8).zip(after_ms).map(|(task, ms)| BarrierArrival { task: TaskId(task), at: at(ms) }).collect();
     latest.sort_by_key(|arrival| std::cmp::Reverse(arrival.at));
     BarrierRecord {
         began,
@@ -260,7 +258,9 @@ fn tasks_that_are_late_at_eight_barriers_in_a_row_are_found_before_their_scores_
     let found = expect_only_finding(&seen, "chronic-straggler");
     assert_eq!(found.tasks, [TaskId(4), TaskId(5)]);
     assert!(
-        found.summary_without_tasks.starts_with("2 tasks were late at each of the last 8 barriers, by 1050 ms"),
+        found
+            .summary_without_tasks
+            .starts_with("2 tasks were late at each of the last 8 barriers, by 1050 ms"),
         "{}",
         found.summary_without_tasks
     );
