@@ -339,12 +339,12 @@ pub(super) fn no_issue_text(snapshot: &JobSnapshot) -> String {
 
 /// Returns which host or tasks came late at most of the last barriers, which may become a finding.
 fn recently_late_text(snapshot: &JobSnapshot) -> Option<String> {
-    let counts = count_late_arrivals(snapshot.view.run.recent_barriers.iter(), LATE_WINDOW);
+    let recent = count_late_arrivals(snapshot.view.run.recent_barriers.iter(), LATE_WINDOW);
     let often = |(task, late): (&TaskId, &LateArrivals)| {
         (late.count >= LATE_OFTEN && snapshot.find_task(*task).is_some_and(is_connected)).then_some(*task)
     };
-    let tasks: Vec<TaskId> = counts.iter().filter_map(often).collect();
-    let most = tasks.iter().filter_map(|task| Some(counts.get(task)?.count)).max()?;
+    let tasks: Vec<TaskId> = recent.tasks.iter().filter_map(often).collect();
+    let most = tasks.iter().filter_map(|task| Some(recent.tasks.get(task)?.count)).max()?;
     let named = NamedTasks::new(snapshot, &tasks, tasks.len(), 1);
     let who = match &named.groups[..] {
         [NamedGroup::Host(host)] if named.others == 0 => {
@@ -360,7 +360,7 @@ fn recently_late_text(snapshot: &JobSnapshot) -> Option<String> {
         }
         _ => format!("{} tasks were", tasks.len()),
     };
-    Some(format!("{who} late at {most} of the last {LATE_WINDOW} barriers"))
+    Some(format!("{who} late at {most} of the last {} barriers", recent.barriers))
 }
 
 fn is_connected(task: &TaskView) -> bool {

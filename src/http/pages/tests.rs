@@ -360,7 +360,7 @@ fn a_job_without_issues_does_not_claim_that_all_tasks_are_at_the_barrier() {
     rig.call_barrier(0, "step", 3_600_000);
     rig.advance_seconds(2);
     assert_eq!(rig.job_page_fragment_text("needs"), "No action needed");
-    assert_contains(&rig.job_page_fragment_text("waits"), "step 1 of 4 have arrived");
+    assert_contains(&rig.job_page_fragment_text("waits"), "step 1 of 4 arrived");
     rig.call_barrier(1, "step", 3_600_000);
     rig.advance_seconds(2);
     assert_eq!(rig.job_page_fragment_text("needs"), "No action needed yet: 2 of 4 tasks wait at step");
@@ -414,7 +414,7 @@ fn a_task_that_comes_late_is_named_after_three_barriers_and_is_a_finding_after_e
     assert_eq!(first("1 task is late at every barrier"), Some(9), "{said:#?}");
     assert_contains(
         &said[9],
-        "1 task was late at each of the last 8 barriers, by 1000 ms on average after the first arrival",
+        "1 task was late at 8 of the last 9 barriers, by 1000 ms on average after the first arrival",
     );
 }
 
@@ -516,7 +516,7 @@ fn a_dead_host_is_one_issue_one_box_and_one_page() {
     assert_eq!(rig.issue_titles(), ["8 tasks have failed: all tasks of host 10.0.0.2"]);
     let needs = rig.job_page_fragment_text("needs");
     assert_contains(&needs, "Host 10.0.0.2 all 8 tasks (8–15): 8 failed");
-    assert_contains(&rig.job_page_fragment_text("timeline"), "8 tasks: 8–15 (host 10.0.0.2): ");
+    assert_contains(&rig.job_page_fragment_text("timeline"), "8 tasks: 8–15 (on 10.0.0.2): ");
     assert_contains(&needs, "Exclude host…");
     assert_lacks(&needs, "Task 8 10.0.0.2");
     let hosts = hosts::render_fragments(&rig.snapshot(), &HostsPageQuery::default()).unwrap_or_default();

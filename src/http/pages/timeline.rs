@@ -2,6 +2,8 @@
 //!
 //! `service/timelines.rs` records the timelines. Begin at `show_timeline_page`.
 
+use std::collections::BTreeSet;
+
 use askama::Template;
 use axum::extract::State;
 use axum::response::Response;
@@ -15,7 +17,7 @@ use super::picture_rows::ROW_HEIGHT;
 use super::snapshot::JobSnapshot;
 use super::state_chart::StateChart;
 use super::{amount, issues, links, status, times};
-use crate::coordination::{HostOrTask, JobName, RunNumber, TaskId, TaskPhase, Timestamp};
+use crate::coordination::{HostId, JobName, RunNumber, TaskId, TaskPhase, Timestamp};
 use crate::http::extractors::{JobPath, QueryParams, ViewedRun};
 use crate::http::{AppState, Problem};
 use crate::service::{CausalRole, TIMELINE_ENTRIES_MAX, TimelineEntry, TimelineTone};
@@ -34,7 +36,7 @@ const HOST_TASKS_MAX: usize = 256;
 /// An entry of a timeline, as the page shows it.
 struct TimelineRow<'a> {
     entry: &'a TimelineEntry,
-    /// The hosts to which all tasks of the entry belong, with all their tasks; none if there are many.
+    /// The hosts of its tasks, if it is about trouble of a few hosts.
     hosts: Vec<String>,
 }
 
@@ -43,8 +45,7 @@ impl<'a> TimelineRow<'a> {
         // Who looks for the host of a failure is not told the hosts of everything else.
         let is_trouble = matches!(entry.tone, TimelineTone::Warning | TimelineTone::Bad);
         let is_known = entry.run == snapshot.view.run.number && entry.tasks.len() <= HOST_TASKS_MAX;
-        let hosts =
-            if is_trouble && is_known { whole_host_names(snapshot, &entry.tasks) } else { Vec::new() };
+        let hosts = if is_trouble && is_known { host_names(snapshot, &entry.tasks) } else { Vec::new() };
         Self { entry, hosts }
     }
 
@@ -98,11 +99,7 @@ impl<'a> TimelineRow<'a> {
 
     /// Returns the hosts as text.
     fn hosts_text(&self) -> String {
-        match &self.hosts[..] {
-            [] => String::new(),
-            [one] => format!(" (host {one})"),
-            many => format!(" (hosts {})", many.join(", ")),
-        }
+        if self.hosts.is_empty() { String::new() } else { format!(" (on {})", self.hosts.join(", ")) }
     }
 
     /// Returns a label for the task of the text, if the entry has several tasks.
@@ -122,15 +119,15 @@ impl<'a> TimelineRow<'a> {
     }
 }
 
-/// Returns the names of the hosts to which these tasks belong, if they are all tasks of a few hosts.
-fn whole_host_names(snapshot: &JobSnapshot, tasks: &[TaskId]) -> Vec<String> {
-    let groups = snapshot.host_assignment.group_by_host(tasks);
-    let name = |group: &HostOrTask<'_>| match group {
-        HostOrTask::Host(host) if host.tasks.len() > 1 => Some(links::short_host_name(&host.name)),
-        _ => None,
+/// Returns the names of the hosts on which these tasks are, if they are a few hosts with several tasks each.
+fn host_names(snapshot: &JobSnapshot, tasks: &[TaskId]) -> Vec<String> {
+    let host = |task: &TaskId| {
+        let host = snapshot.host_assignment.host_of(*task)?;
+        (host.tasks.len() > 1).then_some(&host.name)
     };
-    let names: Option<Vec<String>> = groups.iter().map(name).collect();
-    names.filter(|names| names.len() <= HOSTS_SHOWN).unwrap_or_default()
+    let hosts: Option<BTreeSet<&HostId>> = tasks.iter().map(host).collect();
+    let hosts = hosts.filter(|hosts| hosts.len() <= HOSTS_SHOWN).unwrap_or_default();
+    hosts.into_iter().map(links::short_host_name).collect()
 }
 
 #[derive(Template)]

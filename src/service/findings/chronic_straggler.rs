@@ -1,10 +1,9 @@
 //! Detects a task that arrives late at nearly every barrier.
 //!
-//! There are two rules. A task that was far behind at each of the latest eight barriers (`recent_lateness.rs`) is found
+//! There are two rules. A task that was far behind at eight of the latest nine barriers (`recent_lateness.rs`) is found
 //! after eight steps, and with it the tasks of its host that were late at six of them. Fewer than eight would not do: of
 //! three equal tasks, one would be late by chance at four barriers in a row once in some hundred steps. A task that is
-//! late at most barriers, but not at each, and one of a larger group of late tasks is found by its score, an average over
-//! sixteen barriers.
+//! late less regularly, and one of a larger group of late tasks, is found by its score, an average over sixteen barriers.
 //!
 //! `stalled_task.rs` detects a task that does not arrive at all. Begin at `detect`.
 
@@ -30,9 +29,10 @@ pub(super) static DETECTOR: Detector = Detector {
     detect,
 };
 
-/// The number of barriers in a row at which a task must have been late.
-const IN_A_ROW: usize = 8;
-/// Among these barriers, the number at which another task of the host must have been late.
+/// The number of latest barriers, and at how many of them a task must have been late.
+const WINDOW: usize = 9;
+const LATE_LATELY: usize = 8;
+/// The number of them at which another task of its host must have been late.
 const LATE_WITH_HOST: usize = 6;
 /// A gap between two heartbeats that is longer than usual by this ratio is no chance.
 const IRREGULAR_GAP: (u64, u64) = (3, 2);
@@ -48,19 +48,20 @@ fn detect(DetectorInput { job: seen, .. }: DetectorInput<'_>) -> Option<Detectio
         .filter_map(|task| Some((task.straggling.as_ref().filter(is_chronic)?, task.task)))
         .collect();
     late.sort_by_key(|(it, task)| (Reverse(it.lateness_us), *task));
-    let counts = count_late_arrivals(seen.recent.iter().rev(), IN_A_ROW);
-    let was_late = |task: TaskId, least: usize| counts.get(&task).is_some_and(|it| it.count >= least);
+    let recent = count_late_arrivals(seen.recent.iter().rev(), WINDOW);
+    let is_late = |task: TaskId| {
+        recent.of_task(task, LATE_LATELY).is_some() || late.iter().any(|(_, other)| *other == task)
+    };
     let host = |task: TaskId| seen.hosts.host_of(task).map(|host| &host.name);
-    let is_late = |task: TaskId| was_late(task, IN_A_ROW) || late.iter().any(|(_, other)| *other == task);
     let late_hosts: BTreeSet<&HostId> =
         present().filter(|task| is_late(task.task)).filter_map(|task| host(task.task)).collect();
-    let is_late_with_host = |task: TaskId| {
-        was_late(task, LATE_WITH_HOST) && host(task).is_some_and(|host| late_hosts.contains(host))
+    let least = |task: TaskId| {
+        let is_on_late_host = host(task).is_some_and(|host| late_hosts.contains(host));
+        if is_on_late_host { LATE_WITH_HOST } else { LATE_LATELY }
     };
     let mut lately: Vec<(TaskId, LateArrivals)> = present()
-        .filter(|it| was_late(it.task, IN_A_ROW) || is_late_with_host(it.task))
         .filter(|it| late.iter().all(|(_, other)| *other != it.task))
-        .filter_map(|it| Some((it.task, *counts.get(&it.task)?)))
+        .filter_map(|it| Some((it.task, recent.of_task(it.task, least(it.task))?)))
         .collect();
     lately.sort_by_key(|(task, it)| (Reverse(it.lateness_total_us), *task));
     let ids: Vec<TaskId> =
@@ -71,10 +72,12 @@ fn detect(DetectorInput { job: seen, .. }: DetectorInput<'_>) -> Option<Detectio
             let late_by_us = worst.lateness_total_us / worst.count.max(1) as u64;
             let tasks = format_count_with_noun(ids.len(), "task was", "tasks were");
             let text = format!(
-                "{tasks} late at each of the last {IN_A_ROW} barriers, by {} ms on average after the first arrival",
+                "{tasks} late at {} of the last {} barriers, by {} ms on average after the first arrival",
+                worst.count,
+                recent.barriers,
                 late_by_us / 1000
             );
-            (text, evidence_of_late_arrivals(late_by_us))
+            (text, evidence_of_late_arrivals(worst.count, late_by_us))
         }
         (None, None) => return None,
     };
@@ -118,10 +121,10 @@ fn evidence_of_habit(worst: &StragglerView) -> Vec<EvidenceRow> {
     ]
 }
 
-fn evidence_of_late_arrivals(late_by_us: u64) -> Vec<EvidenceRow> {
+fn evidence_of_late_arrivals(count: usize, late_by_us: u64) -> Vec<EvidenceRow> {
     let significant = micros_to_seconds(StragglerView::SIGNIFICANT_LATENESS_US);
     vec![
-        ("barriers in a row at which it was late", IN_A_ROW as f64, IN_A_ROW as f64),
+        ("barriers of the last nine at which it was late", count as f64, LATE_LATELY as f64),
         ("its mean lateness at them, in seconds", micros_to_seconds(late_by_us), significant),
     ]
 }

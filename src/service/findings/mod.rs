@@ -44,7 +44,7 @@ pub use automatic_exclusion::AutomaticExclusion;
 pub use detector::{Detection, Detector, DetectorInput, Evidence, Severity};
 pub use finding_store::{Finding, FindingStore, FindingTransition};
 pub use metrics::FindingMetrics;
-pub use recent_lateness::{LateArrivals, count_late_arrivals};
+pub use recent_lateness::{LateArrivals, RecentLateness, count_late_arrivals};
 
 use crate::coordination::{FindingChange, JobId, JobObservation, TaskId};
 use crate::engine::Engine;

@@ -1,6 +1,6 @@
 //! Counts at how many of the latest barriers each task came far behind the others.
 //!
-//! `chronic_straggler.rs` opens a finding about the tasks that were late at all of them. Until then the pages show the
+//! `chronic_straggler.rs` opens a finding about the tasks that were late at nearly all of them. Until then the pages show the
 //! counts. Both read the records of barriers, which have the eight latest arrivals: of a larger group of late tasks,
 //! no task has its full count. Begin at [`count_late_arrivals`].
 
@@ -20,27 +20,42 @@ pub struct LateArrivals {
     pub lateness_total_us: u64,
 }
 
-/// Counts the late arrivals of each task at the latest `window` barriers of a job, of which `records` has the newest
-/// first. Returns nothing if fewer barriers have passed.
+/// The late arrivals at the latest barriers of a job.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub struct RecentLateness {
+    /// The number of these barriers.
+    pub barriers: usize,
+    /// Every task that was late at one of them or more.
+    pub tasks: BTreeMap<TaskId, LateArrivals>,
+}
+
+impl RecentLateness {
+    /// Returns the late arrivals of a task, if it was late at this many barriers or more.
+    #[must_use]
+    pub fn of_task(&self, task: TaskId, least: usize) -> Option<LateArrivals> {
+        self.tasks.get(&task).copied().filter(|late| late.count >= least)
+    }
+}
+
+/// Counts the late arrivals of each task at the latest barriers of a job, at most `window`. `records` has the newest first.
 #[must_use]
 pub fn count_late_arrivals<'a>(
     records: impl Iterator<Item = &'a BarrierRecord>,
     window: usize,
-) -> BTreeMap<TaskId, LateArrivals> {
-    let mut late = BTreeMap::<TaskId, LateArrivals>::new();
-    let mut counted = 0;
+) -> RecentLateness {
+    let mut recent = RecentLateness::default();
     for record in records.filter(|record| is_comparable(record)).take(window) {
-        counted += 1;
+        recent.barriers += 1;
         for arrival in &record.latest {
             let lateness_us = record.lateness_us(arrival);
             if is_far_behind(record, lateness_us) {
-                let of_task = late.entry(arrival.task).or_default();
-                of_task.count += 1;
-                of_task.lateness_total_us = of_task.lateness_total_us.saturating_add(lateness_us);
+                let late = recent.tasks.entry(arrival.task).or_default();
+                late.count += 1;
+                late.lateness_total_us = late.lateness_total_us.saturating_add(lateness_us);
             }
         }
     }
-    if counted < window { BTreeMap::new() } else { late }
+    recent
 }
 
 fn is_comparable(record: &BarrierRecord) -> bool {

@@ -249,7 +249,7 @@ fn barrier_record_of_arrivals(after_ms: [u64; 8]) -> BarrierRecord {
 }
 
 #[test]
-fn tasks_that_are_late_at_eight_barriers_in_a_row_are_found_before_their_scores_tell() {
+fn tasks_that_are_late_at_eight_of_nine_barriers_are_found_before_their_scores_tell() {
     let late = barrier_record_of_arrivals([0, 3, 7, 1, 1050, 1000, 2, 4]);
     let mut seen = healthy_job();
     seen.recent = vec![late.clone(); 7];
@@ -258,9 +258,7 @@ fn tasks_that_are_late_at_eight_barriers_in_a_row_are_found_before_their_scores_
     let found = expect_only_finding(&seen, "chronic-straggler");
     assert_eq!(found.tasks, [TaskId(4), TaskId(5)]);
     assert!(
-        found
-            .summary_without_tasks
-            .starts_with("2 tasks were late at each of the last 8 barriers, by 1050 ms"),
+        found.summary_without_tasks.starts_with("2 tasks were late at 8 of the last 8 barriers, by 1050 ms"),
         "{}",
         found.summary_without_tasks
     );
@@ -268,6 +266,12 @@ fn tasks_that_are_late_at_eight_barriers_in_a_row_are_found_before_their_scores_
     seen.tasks[4].excluded = true;
     assert_eq!(expect_only_finding(&seen, "chronic-straggler").tasks, [TaskId(5)]);
     seen.tasks[4].excluded = false;
+    seen.recent.insert(4, barrier_record_of_arrivals([5, 4, 3, 2, 1, 0, 0, 0]));
+    assert_eq!(
+        expect_only_finding(&seen, "chronic-straggler").tasks,
+        [TaskId(4), TaskId(5)],
+        "one exception"
+    );
     for (arrivals, why) in [
         ([0, 3, 7, 1, 6, 5, 2, 4], "nobody was late at one of them"),
         ([0, 3, 7, 1, 6, 45, 2, 4], "it costs nothing"),
