@@ -32,6 +32,7 @@ const answer = async (question, link, expected) => {
   await Promise.all([page.waitForEvent('load'), found.click()]);
   const text = await onScreen();
   for (const part of expected) if (!part.test(text)) wrong(`${question}: ${page.url()} does not show ${part} on its first screen: ${text}`);
+  if (process.env.MUSTER_PICTURES) await page.screenshot({ path: `${process.env.MUSTER_PICTURES}/question-${question.replaceAll(/\W+/g, '-')}.png` });
   console.log(`${question} One click, ${Date.now() - began} ms: ${new URL(page.url()).pathname}`);
 };
 
