@@ -33,6 +33,8 @@ pub struct PictureFigures {
     devices: Value,
     devices_page: String,
     activity: Value,
+    audit: Value,
+    audit_page: String,
     /// The first host, and its page.
     host: Option<(String, String)>,
     /// The newest run that has ended, if its tasks are kept.
@@ -70,6 +72,8 @@ impl PictureFigures {
             devices: program.get_job_json("/devices?limit=1000"),
             devices_page: page("/devices"),
             activity: program.get_job_json("/activity"),
+            audit: program.server.get(&format!("/api/v1/audit?job={}&limit=1000", program.job)).json(),
+            audit_page: program.server.get(&format!("/audit?job={}", program.job)).body,
             host: host.map(|host| (host.clone(), page(&format!("/hosts/{}", encode_query_value(&host))))),
             ended: present.zip(before).and_then(|(present, before)| {
                 let path = format!("/runs/{present}/comparison?before={before}");
@@ -117,6 +121,7 @@ pub fn compare_pictures(program: &RandomProgram<'_>, seen: &DisplayedFigures, le
     all.compare_states("states of the tasks", &seen.pictures.states_page, &seen.pictures.states);
     all.compare_devices();
     all.compare_activity();
+    all.compare_audit();
     all.compare_ended_run();
 }
 
@@ -410,6 +415,22 @@ impl Comparison<'_> {
         // The second picture has its highest value in the description.
         let shown = drawn.map(|text| text.split(';').next().unwrap_or_default().to_owned());
         self.assert_same("live tasks of the last minutes", &[("REST", in_rest), ("picture", shown)]);
+    }
+
+    fn compare_audit(&mut self) {
+        let row = |line: &Value| {
+            let outcome = line["outcome"].as_str().unwrap_or_default().to_owned();
+            (line["number"].to_string(), outcome)
+        };
+        let mut in_rest: Vec<_> = list(&self.pictures.audit["lines"]).iter().map(row).collect();
+        // The page has the newest line first.
+        in_rest.reverse();
+        let rows = table_rows(&self.pictures.audit_page).into_iter().filter(|row| row.contains_key("No."));
+        let shown = rows.map(|row| {
+            let outcome = row["Outcome"].split([' ', ',']).next().unwrap_or_default().to_owned();
+            (row["No."].clone(), outcome)
+        });
+        self.assert_same("lines of the audit", &[("REST", in_rest), ("page", shown.collect())]);
     }
 
     fn compare_ended_run(&mut self) {
