@@ -164,16 +164,10 @@ fn comparison_text(both: &RunComparison) -> TerminalText {
             cause_text(&one.run),
         );
     }
-    let _ = write!(
-        text,
-        "{} tasks are late in both runs; {} tasks are on another host now; {}",
-        both.late_in_both,
-        both.moved_tasks,
-        match both.changed_devices {
-            Some(count) => format!("{count} devices changed"),
-            None => "the devices are not known".to_owned(),
-        }
-    );
+    text.push_str(&escape_to_one_line(&both.summary));
+    if both.changed_devices.is_none() {
+        text.push_str(" The devices of one of them are not known.");
+    }
     for ComparedTask { task, host, host_before, before, now } in both.tasks.iter().take(ROWS_MAX) {
         let late = |of: &Option<ComparedLateness>| {
             of.as_ref().map_or_else(|| "-".to_owned(), |it| format_micros(it.lateness_us))

@@ -88,7 +88,7 @@ pub fn describe_expectation(story: &Story, action: &ScheduledAction) -> String {
     };
     match &action.action {
         TaskAction::Late { .. } => {
-            "the straggler statistics should name these tasks after about 16 steps".to_owned()
+            "a finding should name these tasks after about 8 steps".to_owned()
         }
         TaskAction::Hang { .. } => {
             "the next barrier should wait for these tasks; after 30 s the service should report them as stalled".to_owned()

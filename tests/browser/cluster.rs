@@ -21,6 +21,8 @@ pub struct ClusterTask {
     task: i32,
     incarnation: u64,
     service: u64,
+    /// The number of its host.
+    host: i32,
     beats: Mutex<Option<JoinHandle<()>>>,
     reports: Mutex<Option<JoinHandle<()>>>,
 }
@@ -107,7 +109,7 @@ impl ClusterTask {
         };
         let topology = LocalTopologyProto {
             process_id: self.task,
-            boot_id: format!("boot-{:04x}", 0x7a10 + self.task / 2),
+            boot_id: format!("boot-{:04x}", 0x7a10 + self.host),
             devices: (0..4).map(device).collect(),
             ..LocalTopologyProto::default()
         };
@@ -158,6 +160,18 @@ impl TaskCluster {
         which: impl Iterator<Item = i32>,
         shared: usize,
     ) -> Self {
+        Self::register_tasks_of_run(grpc, job, which, shared, 0).await
+    }
+
+    /// Registers the tasks `which` of a job for a run of this number, from 0: new processes, two on each host, and with
+    /// each run on the next host.
+    pub async fn register_tasks_of_run(
+        grpc: SocketAddr,
+        job: &str,
+        which: impl Iterator<Item = i32>,
+        shared: usize,
+        run: i32,
+    ) -> Self {
         let authority = format!("{job}.localhost:{}", grpc.port());
         let mut clients: Vec<Client> = Vec::new();
         let mut coming = Vec::new();
@@ -166,12 +180,14 @@ impl TaskCluster {
                 clients.push(Client::to_authority(Generation::C, grpc, Some(&authority)));
             }
             let client = clients.last().expect("one is made first").clone();
-            let incarnation = 0x5eed_0000_0000_0000 + u64::try_from(task).expect("tasks are not negative");
+            let number = |value: i32| u64::try_from(value).expect("it is not negative");
+            let incarnation = 0x5eed_0000_0000_0000 + (number(run) << 32) + number(task);
             let call = Call::Register { incarnation, recoverable: true };
             let caller = Caller { service: None, ..Caller::new(task, incarnation, 0) };
             let answer = client.start(caller, call, |_| {});
             coming.push((client, task, incarnation, answer));
         }
+        let hosts = i32::try_from(coming.len().div_ceil(2)).expect("there are few");
         let mut party = Self { members: Vec::new(), grpc, job: job.to_owned() };
         for (client, task, incarnation, answer) in coming {
             let answer = answer.within(LIMIT).await.unwrap_or_else(|| panic!("task {task} does not get in"));
@@ -181,6 +197,7 @@ impl TaskCluster {
                 task,
                 incarnation,
                 service,
+                host: (task / 2 + run) % hosts,
                 beats: Mutex::default(),
                 reports: Mutex::default(),
             };
@@ -261,7 +278,19 @@ impl TaskCluster {
 
     /// Lets all tasks arrive at a barrier, `late` after the others.
     pub async fn pass_barrier_with_late_task(&self, barrier: &str, counter: i64, late: i32, by: Duration) {
-        let (others, last): (Vec<_>, Vec<_>) = self.remaining_tasks().partition(|member| member.task != late);
+        self.pass_barrier_with_late_tasks(barrier, counter, &[late], by).await;
+    }
+
+    /// Lets all tasks arrive at a barrier, those of `late` after the others.
+    pub async fn pass_barrier_with_late_tasks(
+        &self,
+        barrier: &str,
+        counter: i64,
+        late: &[i32],
+        by: Duration,
+    ) {
+        let (last, others): (Vec<_>, Vec<_>) =
+            self.remaining_tasks().partition(|member| late.contains(&member.task));
         let mut waiting: Vec<Pending> =
             others.iter().map(|member| member.start_barrier_call(barrier, counter)).collect();
         tokio::time::sleep(by).await;
@@ -291,6 +320,7 @@ impl TaskCluster {
             task: number,
             incarnation,
             service,
+            host: number / 2,
             beats: Mutex::default(),
             reports: Mutex::default(),
         };

@@ -62,6 +62,21 @@ export const accessible = async (page) => {
   for (const found of JSON.parse(result.value)) wrong(`${page.url()}: ${found.id}: ${found.help}: ${found.where.join(' | ')}`);
 };
 
+// Returns where the text of a page differs from the text that the server sent, but for times and for what scripts add to work with: without
+// JavaScript a page has the same facts.
+const factsOfScripts = (page, sent) => page.evaluate((sent) => {
+  const facts = (root) => {
+    const main = root.querySelector('main').cloneNode(true);
+    main.querySelectorAll('time, [data-rel], [data-zone], [data-own], .u-wrap').forEach((part) => part.remove());
+    return main.textContent.replace(/\s+/g, ' ').trim();
+  };
+  const [here, there] = [facts(document), facts(new DOMParser().parseFromString(sent, 'text/html'))];
+  if (here === there) return '';
+  let at = 0;
+  while (here[at] === there[at]) at += 1;
+  return `with scripts "${here.slice(at - 40, at + 80)}", without "${there.slice(at - 40, at + 80)}"`;
+}, sent);
+
 // Opens each page, light and wide, then dark and narrow: it must load without errors, fit the window, and be accessible.
 export const walk = async (browser, paths) => {
   const sizes = [];
@@ -75,8 +90,13 @@ export const walk = async (browser, paths) => {
       if (await page.locator('[style]:not(.u-wrap, .u-wrap *)').count()) wrong(`${path} has styles within`);
       const beyond = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
       if (beyond > 1) wrong(`${path} is ${beyond} px wider than the ${scheme} window`);
+      const sent = await answer.text();
+      // A live update may have come in.
+      let differ = await factsOfScripts(page, sent);
+      for (let again = 0; again < 3 && differ; again += 1) differ = await factsOfScripts(page, await (await page.goto(url + path, { waitUntil: 'load' })).text());
+      if (differ) wrong(`${path}: ${differ}`);
       await accessible(page);
-      sizes.push((await answer.body()).length);
+      sizes.push(Buffer.byteLength(sent));
     }
     await page.context().close();
   }

@@ -8,6 +8,7 @@ mod support;
 
 mod cluster;
 mod measures;
+mod questions;
 mod script;
 
 use std::path::{Path, PathBuf};

@@ -62,6 +62,23 @@ const tip = await page.locator('.map .tip').innerText();
 if (!tip.startsWith('task 202:')) wrong(`the arrow keys lead to ${tip}`);
 await page.keyboard.press('Enter');
 await page.waitForURL('**/tasks/202');
+// The picture of a block: by a link to the trouble, or by the number of a task. Its cells lead to their tasks.
+await page.goto(`${url}/jobs/train`, { waitUntil: 'load' });
+await page.click('.steps a:has-text("9500–9999")');
+await page.waitForURL(/around=9500/);
+if (!/9500–9999/.test(await page.locator('.steps b').innerText())) wrong('the block with trouble does not say which one it is');
+await page.fill('.steps input[name=around]', '777');
+await page.keyboard.press('Enter');
+await page.waitForURL(/around=777/);
+const label = await page.locator('.map svg').getAttribute('aria-label');
+if (!label.startsWith('Tasks 500 to 999: one cell a task, 50 in a row')) wrong(`the picture of a block is described as ${label}`);
+await page.focus('.map');
+for (const key of ['ArrowRight', 'ArrowDown']) await page.keyboard.press(key);
+const near = await page.locator('.map .tip').innerText();
+if (!near.startsWith('task 551:')) wrong(`in a block the arrow keys lead to ${near}`);
+await accessible(page);
+await page.keyboard.press('Enter');
+await page.waitForURL('**/tasks/551');
 await walk(browser, [
   '/', '/audit', '/api', '/guide/start', '/guide/troubleshooting', '/jobs/train', '/jobs/train/barriers', '/jobs/train/timeline', '/jobs/train/tasks/9999',
   '/jobs/train/devices', '/jobs/train/keys', '/jobs/train/exclusions', '/jobs/train/drain',

@@ -572,7 +572,7 @@ async fn waiting_calls_and_connections_go_on_over_an_upgrade() {
         (&2.into(), &0.into()),
         "{state}"
     );
-    assert!(server.get("/").body.contains("Of the connections of the process before, 2 went on"));
+    assert!(server.get("/").body.contains("2 connections went on"));
 }
 
 /// A connection of single frames. It does not acknowledge the server's SETTINGS, so that its requests may refer to the

@@ -123,5 +123,8 @@ fn an_ended_run_keeps_its_pages_and_is_compared_with_the_next_one() {
     assert!(told(&["1"]).contains("0 connected, 2 disconnected"), "{}", told(&["1"]));
     let both: Value = serde_json::from_str(&told(&["2", "--before", "1", "--json"])).expect("JSON");
     assert_eq!((&both["late_in_both"], &both["moved_tasks"]), (&0.into(), &0.into()), "{both}");
-    assert!(told(&["2", "--before", "1"]).contains("0 tasks are late in both runs"));
+    let summary = both["summary"].as_str().expect("a text");
+    assert!(summary.starts_with("From run 1 to run 2"), "{summary}");
+    assert!(told(&["2", "--before", "1"]).contains(summary));
+    assert!(server.get("/jobs/default/runs/2/comparison").body.contains(summary));
 }

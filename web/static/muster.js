@@ -346,12 +346,16 @@ const lookOf = (map, x, y) => {
   return '';
 };
 
+// The task of a cell: the picture may begin with another task than 0.
+const taskOf = (map, place) => Number(map.dataset.first) + place;
+
 let asking = 0;
-const point = (map, task) => {
+const point = (map, place) => {
   const columns = Number(map.dataset.columns);
-  if (task < 0 || task >= Number(map.dataset.tasks)) return;
-  map.dataset.at = task;
-  const [x, y] = [(task % columns) * 10, Math.floor(task / columns) * 10];
+  if (place < 0 || place >= Number(map.dataset.tasks)) return;
+  map.dataset.at = place;
+  const task = taskOf(map, place);
+  const [x, y] = [(place % columns) * 10, Math.floor(place / columns) * 10];
   const svg = map.querySelector('svg');
   let cursor = map.querySelector('.cursor');
   if (!cursor) {
@@ -387,7 +391,7 @@ const point = (map, task) => {
   }, 200);
 };
 
-const taskAt = (map, event) => {
+const placeAt = (map, event) => {
   const svg = map.querySelector('svg');
   const box = svg.getBoundingClientRect();
   const unit = svg.viewBox.baseVal.width / box.width;
@@ -400,18 +404,18 @@ const taskAt = (map, event) => {
 
 document.addEventListener('pointermove', (event) => {
   const map = event.target.closest?.('[data-map]');
-  if (map) point(map, taskAt(map, event));
+  if (map) point(map, placeAt(map, event));
 });
 document.addEventListener('click', (event) => {
   const map = event.target.closest?.('[data-map]');
-  const task = map ? taskAt(map, event) : -1;
-  if (task >= 0 && task < Number(map.dataset.tasks)) location.href = map.dataset.map + task;
+  const place = map ? placeAt(map, event) : -1;
+  if (place >= 0 && place < Number(map.dataset.tasks)) location.href = map.dataset.map + taskOf(map, place);
 });
 document.addEventListener('keydown', (event) => {
   const map = event.target.closest?.('[data-map]');
   if (!map) return;
   const at = Number(map.dataset.at || 0);
-  if (event.key === 'Enter') { location.href = map.dataset.map + at; return; }
+  if (event.key === 'Enter') { location.href = map.dataset.map + taskOf(map, at); return; }
   const to = step(event.key, at, Number(map.dataset.columns), Number(map.dataset.tasks));
   if (to < 0) return;
   event.preventDefault();

@@ -18,6 +18,7 @@ use super::job_in_run::RunDetail;
 use super::task::TaskView;
 use crate::coordination::ids::{HostId, RunNumber, TaskId, Timestamp};
 use crate::coordination::straggler_stats::StragglerView;
+use crate::text::format_count_with_noun;
 
 /// The maximum number of tasks and of hosts in a comparison.
 const LISTED_MAX: usize = 1_000;
@@ -95,6 +96,8 @@ pub struct RunComparison {
     pub before: RunDetail,
     /// The later run.
     pub now: RunDetail,
+    /// What has changed from the earlier run to the later one, in words.
+    pub summary: String,
     /// The tasks that are late at nearly every barrier of at least one of the runs, those that are late in both first,
     /// and after them the tasks that have another host now. At most 1,000.
     pub tasks: Vec<ComparedTask>,
@@ -128,20 +131,75 @@ impl JobReader<'_> {
         let mut tasks = compared_tasks(&old.run.tasks, &new.run.tasks);
         let late_in_both = tasks.iter().filter(|task| task.was_late() == [true; 2]).count();
         let moved_tasks = tasks.iter().filter(|task| task.has_moved()).count();
-        tasks.truncate(LISTED_MAX);
         let devices = self
             .compare_devices(Some(now), Some(before))
             .map(|devices| devices.places.iter().filter(|place| place.fate != DeviceChange::Same).count());
+        let hosts = compared_hosts(old_hosts, new_hosts);
+        let summary = summary_text(
+            [&old_detail, &new_detail],
+            [moved_tasks, devices.unwrap_or_default()],
+            &tasks,
+            &hosts,
+        );
+        tasks.truncate(LISTED_MAX);
         Some(RunComparison {
             before: old_detail,
             now: new_detail,
+            summary,
             tasks,
             late_in_both,
             moved_tasks,
-            hosts: compared_hosts(old_hosts, new_hosts),
+            hosts: hosts.into_iter().take(LISTED_MAX).collect(),
             changed_devices: devices,
         })
     }
+}
+
+/// Says what has changed from one run to a later one, and what was late in both.
+fn summary_text(
+    [before, now]: [&RunDetail; 2],
+    [moved_tasks, changed_devices]: [usize; 2],
+    tasks: &[ComparedTask],
+    hosts: &[ComparedHost],
+) -> String {
+    let mut told = Vec::new();
+    if before.tasks != now.tasks {
+        told.push(format!("the job has {} instead of {}", count_of_tasks(now.tasks), before.tasks));
+    }
+    if moved_tasks > 0 {
+        told.push(format_count_with_noun(moved_tasks, "task is", "tasks are") + " on another host");
+    }
+    if changed_devices > 0 {
+        told.push(format_count_with_noun(changed_devices, "device has", "devices have") + " changed");
+    }
+    for (late, words) in [
+        ([false, true], "late in the later run only"),
+        ([true, false], "late in the earlier run only"),
+        ([true, true], "late in both"),
+    ] {
+        let of_hosts: Vec<&ComparedHost> = hosts.iter().filter(|host| host.was_late() == late).collect();
+        let of_tasks = tasks.iter().filter(|task| task.was_late() == late).count();
+        // Tasks of a late host are late with it.
+        match &of_hosts[..] {
+            [] if of_tasks > 0 => {
+                told.push(format!("{} {words}", format_count_with_noun(of_tasks, "task is", "tasks are")));
+            }
+            [] => {}
+            [one] => told.push(format!("host {} is {words}", one.host)),
+            many => told.push(format!("{} hosts are {words}", many.len())),
+        }
+    }
+    let since = format!("From run {} to run {}", before.run.number, now.run.number);
+    match told.is_empty() {
+        true => {
+            format!("{since} nothing has changed: the same tasks are on the same hosts, and none is late.")
+        }
+        false => format!("{since}: {}.", told.join("; ")),
+    }
+}
+
+fn count_of_tasks(tasks: usize) -> String {
+    format_count_with_noun(tasks, "task", "tasks")
 }
 
 /// Returns the tasks that are late or on another host, the most telling first.
@@ -199,6 +257,5 @@ fn compared_hosts(old: Vec<HostView>, new: Vec<HostView>) -> Vec<ComparedHost> {
         let most = [&host.before, &host.now].into_iter().flatten().map(|it| it.above_median_us).max();
         (Reverse(late.iter().filter(|late| **late).count()), Reverse(most), host.host.clone())
     });
-    told.truncate(LISTED_MAX);
     told
 }

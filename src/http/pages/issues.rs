@@ -9,15 +9,20 @@ use super::fragment::Fragment;
 use super::links;
 use super::named_tasks::{NamedGroup, NamedTasks};
 use super::snapshot::{JobSnapshot, last_arrival_time};
-use super::status::{self, TaskStatus, barrier_display_name};
+use super::status::{self, AWAITED_AFTER, TaskStatus, barrier_display_name};
 use super::times;
-use crate::coordination::{BarrierKind, BarrierView, JobName, RunState, TaskId, Timestamp};
+use crate::coordination::{
+    BarrierKind, BarrierView, JobName, RunState, TaskId, TaskPhase, TaskView, Timestamp,
+};
 use crate::http::Problem;
-use crate::service::findings::{Evidence, Finding, Severity};
+use crate::service::findings::{Evidence, Finding, LateArrivals, Severity, count_late_arrivals};
 use crate::text::{format_count_with_noun, format_grouped};
 
 /// The maximum number of tasks that an issue names.
 const NAMED: usize = 4;
+/// The number of latest barriers, and at how many of them a task must have been late before a job without issues says so.
+const LATE_WINDOW: usize = 4;
+const LATE_OFTEN: usize = 3;
 
 /// An issue: something that needs an operator.
 pub(super) struct Issue {
@@ -311,8 +316,12 @@ pub(super) fn no_issue_text(snapshot: &JobSnapshot) -> String {
     let run = &snapshot.view.run;
     match run.state {
         RunState::Running => {
-            let barriers = snapshot.barriers_in_progress();
-            match barriers.first() {
+            if let Some(late) = recently_late_text(snapshot) {
+                return format!("No action needed yet: {late}");
+            }
+            // A barrier that has just begun is not named: between two updates it is there or not, by chance.
+            let is_lasting = |it: &&BarrierView| snapshot.captured_at().since(it.since) >= AWAITED_AFTER;
+            match snapshot.barriers_in_progress().into_iter().find(is_lasting) {
                 None => "No action needed".into(),
                 Some(barrier) => {
                     let (arrived, members) =
@@ -326,6 +335,36 @@ pub(super) fn no_issue_text(snapshot: &JobSnapshot) -> String {
         RunState::Completed => "The run completed.".into(),
         RunState::Forming | RunState::Failed | RunState::Abandoned => String::new(),
     }
+}
+
+/// Returns which host or tasks came late at most of the last barriers, which may become a finding.
+fn recently_late_text(snapshot: &JobSnapshot) -> Option<String> {
+    let recent = count_late_arrivals(snapshot.view.run.recent_barriers.iter(), LATE_WINDOW);
+    let often = |(task, late): (&TaskId, &LateArrivals)| {
+        (late.count >= LATE_OFTEN && snapshot.find_task(*task).is_some_and(is_connected)).then_some(*task)
+    };
+    let tasks: Vec<TaskId> = recent.tasks.iter().filter_map(often).collect();
+    let most = tasks.iter().filter_map(|task| Some(recent.tasks.get(task)?.count)).max()?;
+    let named = NamedTasks::new(snapshot, &tasks, tasks.len(), 1);
+    let who = match &named.groups[..] {
+        [NamedGroup::Host(host)] if named.others == 0 => {
+            format!("host {} was", links::short_host_name(&host.host))
+        }
+        _ if tasks.len() <= 4 => {
+            let noun = if tasks.len() == 1 { "task" } else { "tasks" };
+            format!(
+                "{noun} {} {}",
+                links::task_ranges_text(&tasks),
+                if tasks.len() == 1 { "was" } else { "were" }
+            )
+        }
+        _ => format!("{} tasks were", tasks.len()),
+    };
+    Some(format!("{who} late at {most} of the last {} barriers", recent.barriers))
+}
+
+fn is_connected(task: &TaskView) -> bool {
+    task.standing == TaskPhase::Connected && task.excluded.is_none()
 }
 
 /// Returns whether tasks meet at such a barrier between the steps of their program.

@@ -127,7 +127,7 @@ pub(super) fn render_fragments(
         render_head_fragment(snapshot)?,
         issues::render_issue_list_fragment(&needs, false, calm)?,
         render_barriers_fragment(snapshot, &named)?,
-        task_grid::render_task_grid_fragment(snapshot)?,
+        task_grid::render_task_grid_fragment(snapshot, listing)?,
         task_table::render_task_table_fragment(snapshot, listing)?,
         timeline::render_timeline_fragment(snapshot, TimelineScope::Job)?,
         Fragment::new("history", &EarlierRunsFragment { view: &snapshot.view })?,

@@ -62,6 +62,9 @@ pub(super) struct TaskTableQuery {
     /// The page, counted from 1; `rows` in the address of a stream, where `page` names the page itself.
     #[serde(rename = "rows", alias = "page", skip_serializing_if = "String::is_empty")]
     pub page: String,
+    /// The number of a task: the picture shows only the tasks near to it.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub around: String,
 }
 
 /// The query parameters of the page of hosts.
@@ -204,6 +207,7 @@ mod tests {
                 sort: "score".into(),
                 down: "1".into(),
                 page: "3".into(),
+                around: "7".into(),
             }),
             LivePage::Job(_) => {
                 LivePage::Hosts(HostsPageQuery { state: "down".into(), find: odd(), by: "lateness".into() })

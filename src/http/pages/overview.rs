@@ -137,7 +137,12 @@ impl FleetSnapshot {
         let needs = issues::job_issues(snapshot);
         self.calm = issues::no_issue_text(snapshot);
         let run = &snapshot.view.run;
-        let first = barrier_in_progress_rows(snapshot, &BTreeSet::new()).into_iter().next();
+        // A barrier that is filling is not shown: between two updates it is there or not, by chance.
+        let waits_long = |it: &BarrierInProgressRow<'_>| !it.has_recent_arrival;
+        let mut rows = barrier_in_progress_rows(snapshot, &BTreeSet::new());
+        rows.retain(waits_long);
+        let barriers = rows.len();
+        let first = rows.into_iter().next();
         let waits = first.map(|it: BarrierInProgressRow<'_>| {
             let who = match &it.barrier.missing[..] {
                 [] => String::new(),
@@ -162,7 +167,7 @@ impl FleetSnapshot {
             total: snapshot.task_count(),
             counts: snapshot.status_counts(),
             waits,
-            barriers: run.barriers.len(),
+            barriers,
             issues: needs.len(),
             worst: worst.unwrap_or(""),
             sparkline: Sparkline::of_activity(activity),

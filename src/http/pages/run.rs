@@ -111,7 +111,7 @@ pub(super) async fn show_run_page(
         render_head_fragment(&snapshot)?,
         render_summary_fragment(&snapshot)?,
         render_state_chart_fragment(&snapshot, &TimelinePageQuery::default())?,
-        task_grid::render_task_grid_fragment(&snapshot)?,
+        task_grid::render_task_grid_fragment(&snapshot, &listing)?,
         task_table::render_task_table_fragment(&snapshot, &listing)?,
         render_timeline_fragment(&snapshot, TimelineScope::Job)?,
     ];

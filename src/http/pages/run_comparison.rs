@@ -13,14 +13,14 @@ use super::frame::{NavEntry, PageFrame, PageUser, render_page};
 use super::links::{self, JobPages};
 use super::{amount, status, times};
 use crate::coordination::{
-    ComparedHost, ComparedLateness, ComparedTask, HostId, HostLateness, JobName, RunComparison, RunDetail,
-    RunListItem, RunNumber, TaskId, Timestamp,
+    ComparedHost, ComparedLateness, ComparedTask, DeviceChange, DevicePlaceComparison, HostId, HostLateness,
+    JobName, RunComparison, RunDetail, RunListItem, RunNumber, TaskId, Timestamp,
 };
 use crate::http::extractors::{JobPath, QueryParams, ViewedRun, no_such_run};
 use crate::http::{AppState, Problem};
 use crate::text::format_count_with_noun;
 
-/// The maximum number of tasks and of hosts on the page.
+/// The maximum number of tasks, of hosts and of devices on the page.
 const ROWS_MAX: usize = 100;
 
 /// The query parameters of the page.
@@ -42,6 +42,8 @@ struct ComparisonPageTemplate {
     /// The run that followed it.
     next: Option<RunNumber>,
     comparison: Option<RunComparison>,
+    /// The first devices that have changed.
+    changed_devices: Vec<DevicePlaceComparison>,
     now: Timestamp,
 }
 
@@ -80,6 +82,10 @@ impl ComparisonPageTemplate {
 
     fn hosts<'a>(&self, comparison: &'a RunComparison) -> &'a [ComparedHost] {
         &comparison.hosts[..comparison.hosts.len().min(ROWS_MAX)]
+    }
+
+    fn has_more_changed_devices(&self, comparison: &RunComparison) -> bool {
+        comparison.changed_devices.is_some_and(|count| count > self.changed_devices.len())
     }
 
     fn runs<'a>(&self, comparison: &'a RunComparison) -> [&'a RunDetail; 2] {
@@ -138,8 +144,19 @@ pub(super) async fn show_comparison_page(
         Some(before) => site.read_job(&job, |look| look.compare_runs(before, run))?,
         None => None,
     };
+    let changed_devices = match &comparison {
+        Some(it) => {
+            let runs = (Some(it.now.run.number), Some(it.before.run.number));
+            let map = site.read_job(&job, |look| look.compare_devices(runs.0, runs.1))?;
+            let places = map.into_iter().flat_map(|map| map.places);
+            places.filter(|place| place.fate != DeviceChange::Same).take(ROWS_MAX).collect()
+        }
+        None => Vec::new(),
+    };
     let title = format!("Comparison of {}, run {run}", job.name);
     let mut page = PageFrame::new(user, NavEntry::Comparison, title, now).with_job(&job.name);
     page.run = Some(run);
-    render_page(&ComparisonPageTemplate { page, job: job.name, run, earlier, next, comparison, now }, now)
+    let page =
+        ComparisonPageTemplate { page, job: job.name, run, earlier, next, comparison, changed_devices, now };
+    render_page(&page, now)
 }

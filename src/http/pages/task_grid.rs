@@ -3,7 +3,8 @@
 //! For a small job, each cell is a link. For a large job, the grid is one SVG image. The image has one path for
 //! each status, filled with the pattern of the status. The path contains one rectangle for each series of
 //! neighbouring tasks with that status. The size of the image therefore grows with the number of such series, not
-//! with the number of tasks. `task_table.rs` shows the same tasks as a table. Begin at `render_task_grid_fragment`.
+//! with the number of tasks. The picture of thousands of tasks can be limited to a block of them, whose cells are larger.
+//! `task_table.rs` shows the same tasks as a table. Begin at `render_task_grid_fragment`.
 
 use std::fmt::Write as _;
 
@@ -12,6 +13,7 @@ use askama::Template;
 use super::amount;
 use super::fragment::Fragment;
 use super::links::{self, JobPages};
+use super::live_page::TaskTableQuery;
 use super::snapshot::JobSnapshot;
 use super::status::TaskStatus;
 use crate::coordination::TaskId;
@@ -24,11 +26,22 @@ const LINKS_MAX: usize = 128;
 const CELL: usize = 10;
 /// The maximum number of rows and of columns that have numbers.
 const NUMBERED_MAX: usize = 10;
+/// The number of tasks from which on blocks can be shown alone, the greatest number of blocks, and how many of those with
+/// trouble have links.
+const BLOCKS_FROM: usize = 1_001;
+const BLOCKS_MAX: usize = 20;
+const BLOCK_LINKS_MAX: usize = 8;
 
 struct GridCell {
     task: TaskId,
     status: TaskStatus,
     says: String,
+}
+
+/// A block of tasks that can be shown alone.
+struct TaskBlock {
+    query: String,
+    text: String,
 }
 
 struct StatusLayer {
@@ -42,6 +55,16 @@ struct TaskGridFragment<'a> {
     job: &'a JobPages,
     counts: Vec<(TaskStatus, usize)>,
     total: usize,
+    /// The tasks in the picture: the first, and how many.
+    first: usize,
+    shown: usize,
+    /// The blocks with trouble.
+    blocks: Vec<TaskBlock>,
+    /// The query of the page that shows all tasks.
+    all_query: String,
+    /// The parameters of the table, which stay.
+    kept: [(&'static str, &'a str); 4],
+    can_zoom: bool,
     cells: Vec<GridCell>,
     layers: Vec<StatusLayer>,
     columns: usize,
@@ -55,9 +78,9 @@ struct TaskGridFragment<'a> {
     row_numbers: Vec<(usize, usize)>,
 }
 
-/// Returns about ten places among `count`, at a round distance.
-fn numbered_places(count: usize) -> impl Iterator<Item = usize> {
-    let least = count.div_ceil(NUMBERED_MAX).max(1);
+/// Returns about ten places among `count`, at a round distance of `apart` or more.
+fn numbered_places(count: usize, apart: usize) -> impl Iterator<Item = usize> {
+    let least = count.div_ceil(NUMBERED_MAX).max(apart);
     let step = [1, 2, 5, 10, 20, 50, 100, 200, 500].into_iter().find(|step| *step >= least).unwrap_or(least);
     (0..count).step_by(step)
 }
@@ -90,25 +113,88 @@ fn svg_path_of_status(looks: &[TaskStatus], look: TaskStatus, columns: usize) ->
     path
 }
 
-pub(super) fn render_task_grid_fragment(snapshot: &JobSnapshot) -> Result<Fragment, Problem> {
+/// Returns the number of tasks of a block: a round number, so that there are few blocks.
+fn block_length(tasks: usize) -> usize {
+    const LENGTHS: [usize; 6] = [500, 1_000, 2_000, 5_000, 10_000, 20_000];
+    let least = tasks.div_ceil(BLOCKS_MAX);
+    LENGTHS.into_iter().find(|length| *length >= least).unwrap_or(least)
+}
+
+/// Returns the blocks in which most tasks are in trouble, in the order of their numbers.
+fn blocks_with_trouble(statuses: &[TaskStatus], listing: &TaskTableQuery) -> Vec<TaskBlock> {
+    let length = block_length(statuses.len());
+    let in_trouble = |block: &[TaskStatus]| {
+        block.iter().filter(|status| !matches!(status, TaskStatus::Connected | TaskStatus::Left)).count()
+    };
+    let mut blocks: Vec<(usize, usize, usize)> = statuses
+        .chunks(length)
+        .enumerate()
+        .map(|(place, block)| (place * length, block.len(), in_trouble(block)))
+        .filter(|(_, _, trouble)| *trouble > 0)
+        .collect();
+    blocks.sort_by_key(|(first, _, trouble)| (std::cmp::Reverse(*trouble), *first));
+    blocks.truncate(BLOCK_LINKS_MAX);
+    blocks.sort_unstable();
+    let block = |(first, count, trouble): (usize, usize, usize)| TaskBlock {
+        query: listing.query_around(Some(first)),
+        text: format!("{first}–{}: {} in trouble", first + count - 1, format_grouped(trouble)),
+    };
+    blocks.into_iter().map(block).collect()
+}
+
+pub(super) fn render_task_grid_fragment(
+    snapshot: &JobSnapshot,
+    listing: &TaskTableQuery,
+) -> Result<Fragment, Problem> {
     let (counts, total) = (snapshot.status_counts(), snapshot.task_count());
-    let said: Vec<String> =
-        counts.iter().map(|(look, count)| format!("{} {}", format_grouped(count), look.word())).collect();
+    let can_zoom = total >= BLOCKS_FROM;
+    let around = listing.around.trim().parse::<usize>().ok().filter(|task| can_zoom && *task < total);
+    let (first, shown) = match around {
+        Some(task) => {
+            let length = block_length(total);
+            let first = task / length * length;
+            (first, length.min(total - first))
+        }
+        None => (0, total),
+    };
+    let statuses = &snapshot.statuses[first..first + shown];
+    let in_picture = |status: &TaskStatus| statuses.iter().filter(|one| *one == status).count();
+    let said: Vec<String> = counts
+        .iter()
+        .map(|(status, _)| (status, in_picture(status)))
+        .filter(|(_, count)| *count > 0)
+        .map(|(status, count)| format!("{} {}", format_grouped(count), status.word()))
+        .collect();
     let says = said.join(", ");
     let job = &snapshot.pages;
-    let columns = column_count(total);
+    let columns = column_count(shown);
+    let number_size = (columns.min(shown) * CELL / 80).clamp(9, 28);
     let mut grid = TaskGridFragment {
         job,
         total,
+        first,
+        shown,
+        blocks: if can_zoom { blocks_with_trouble(&snapshot.statuses, listing) } else { Vec::new() },
+        all_query: listing.query_around(None),
+        kept: [
+            ("state", &listing.state),
+            ("find", &listing.find),
+            ("sort", &listing.sort),
+            ("down", &listing.down),
+        ],
+        can_zoom,
         cells: Vec::new(),
         layers: Vec::new(),
         columns,
-        width: columns.min(total) * CELL,
-        height: total.div_ceil(columns) * CELL,
+        width: columns.min(shown) * CELL,
+        height: shown.div_ceil(columns) * CELL,
         says,
-        number_size: (columns.min(total) * CELL / 80).clamp(9, 28),
-        column_numbers: numbered_places(columns.min(total)).map(|at| (at * CELL, at)).collect(),
-        row_numbers: numbered_places(total.div_ceil(columns)).map(|at| (at * CELL, at * columns)).collect(),
+        number_size,
+        column_numbers: numbered_places(columns.min(shown), 1).map(|at| (at * CELL, at)).collect(),
+        // Two numbers, one below the other, do not touch.
+        row_numbers: numbered_places(shown.div_ceil(columns), number_size.div_ceil(CELL))
+            .map(|at| (at * CELL, first + at * columns))
+            .collect(),
         counts,
     };
     if total <= LINKS_MAX {
@@ -123,10 +209,10 @@ pub(super) fn render_task_grid_fragment(snapshot: &JobSnapshot) -> Result<Fragme
     } else {
         let layer = |(look, _): &(TaskStatus, usize)| StatusLayer {
             status: *look,
-            path: svg_path_of_status(&snapshot.statuses, *look, columns),
+            path: svg_path_of_status(statuses, *look, columns),
         };
         // The most urgent status is drawn last, on top.
-        grid.layers = grid.counts.iter().rev().map(layer).collect();
+        grid.layers = grid.counts.iter().rev().map(layer).filter(|layer| !layer.path.is_empty()).collect();
     }
     Fragment::new("grid", &grid)
 }

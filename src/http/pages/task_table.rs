@@ -91,6 +91,7 @@ impl TaskTableQuery {
             ("sort", &self.sort),
             ("down", &self.down),
             ("page", &self.page),
+            ("around", &self.around),
         ];
         for (name, value) in pairs {
             if !value.is_empty() {
@@ -107,6 +108,11 @@ impl TaskTableQuery {
         let down = if present == column && !self.is_descending() { "1" } else { "" };
         let sort = if column == "task" { String::new() } else { column.to_owned() };
         Self { sort, down: down.into(), page: String::new(), ..self.clone() }.to_query()
+    }
+
+    /// Returns the query of the page whose picture shows only the tasks near to a task, or all of them.
+    pub fn query_around(&self, task: Option<usize>) -> String {
+        Self { around: task.map_or_else(String::new, |task| task.to_string()), ..self.clone() }.to_query()
     }
 
     fn query_at_page(&self, page: usize) -> String {

@@ -356,11 +356,14 @@ fn a_job_without_issues_does_not_claim_that_all_tasks_are_at_the_barrier() {
     let mut rig = PagesFixture::with_registered_tasks(JobSettings::new(4), 5);
     assert_eq!(rig.job_page_fragment_text("needs"), "No action needed");
     rig.call_barrier(0, "step", 3_600_000);
-    rig.advance_seconds(1);
-    assert_eq!(rig.job_page_fragment_text("needs"), "No action needed yet: 1 of 4 tasks waits at step");
-    assert_contains(&rig.job_page_fragment_text("waits"), "3 tasks still to arrive");
-    rig.advance_seconds(4);
-    assert_eq!(rig.issue_titles(), ["1 of 4 tasks waits at step for 3 tasks"]);
+    rig.advance_seconds(2);
+    assert_eq!(rig.job_page_fragment_text("needs"), "No action needed");
+    assert_contains(&rig.job_page_fragment_text("waits"), "step 1 of 4 arrived");
+    rig.call_barrier(1, "step", 3_600_000);
+    rig.advance_seconds(2);
+    assert_eq!(rig.job_page_fragment_text("needs"), "No action needed yet: 2 of 4 tasks wait at step");
+    rig.advance_seconds(2);
+    assert_eq!(rig.issue_titles(), ["2 of 4 tasks wait at step for 2 tasks"]);
     // The tasks that are done wait for the others. That may take long and needs no operator.
     let mut rig = PagesFixture::with_registered_tasks(JobSettings::new(4), 5);
     rig.call_as_task(0, Request::Shutdown { task: task_id(0) });
@@ -384,6 +387,33 @@ fn a_task_is_awaited_for_as_long_as_the_others_have_waited() {
     assert_contains(&rig.job_page_fragment_text("needs"), "7 of 8 tasks wait at step for task 7 for 23 s");
     let waits = rig.job_page_fragment_text("waits");
     assert_contains(&waits, "first arrival: task 0; latest: task 6, 23 s ago; times out in 59 min 37 s");
+}
+
+#[test]
+fn a_task_that_comes_late_is_named_after_three_barriers_and_is_a_finding_after_eight() {
+    let mut rig = PagesFixture::with_registered_tasks(recoverable_job_settings(8), 5);
+    let mut said = Vec::new();
+    for counter in 0..12 {
+        let late = counter >= 2;
+        for number in (0..8).filter(|number| !late || *number != 5).chain(late.then_some(5)) {
+            if late && number == 5 {
+                rig.advance_seconds(1);
+            }
+            let (id, task) = ("step".to_owned(), task_id(number));
+            let request = Request::Barrier { id, counter, timeout_ms: 60_000, members: None, task };
+            rig.call_as_task(number, request);
+        }
+        rig.advance_seconds(1);
+        said.push(rig.job_page_fragment_text("needs"));
+    }
+    let first = |words: &str| said.iter().position(|said| said.contains(words));
+    assert_eq!(first("No action needed yet: task 5 was late at 3 of the last 4 barriers"), Some(4));
+    assert_eq!(first("late at 4 of the last 4 barriers"), Some(5));
+    assert_eq!(first("1 task is late at every barrier"), Some(9), "{said:#?}");
+    assert_contains(
+        &said[9],
+        "1 task was late at 8 of the last 9 barriers, by 1000 ms on average after the first arrival",
+    );
 }
 
 #[test]
@@ -484,6 +514,7 @@ fn a_dead_host_is_one_issue_one_box_and_one_page() {
     assert_eq!(rig.issue_titles(), ["8 tasks have failed: all tasks of host 10.0.0.2"]);
     let needs = rig.job_page_fragment_text("needs");
     assert_contains(&needs, "Host 10.0.0.2 all 8 tasks (8–15): 8 failed");
+    assert_contains(&rig.job_page_fragment_text("timeline"), "8 tasks: 8–15 (on 10.0.0.2): ");
     assert_contains(&needs, "Exclude host…");
     assert_lacks(&needs, "Task 8 10.0.0.2");
     let hosts = hosts::render_fragments(&rig.snapshot(), &HostsPageQuery::default()).unwrap_or_default();

@@ -2,6 +2,8 @@
 //!
 //! `service/timelines.rs` records the timelines. Begin at `show_timeline_page`.
 
+use std::collections::BTreeSet;
+
 use askama::Template;
 use axum::extract::State;
 use axum::response::Response;
@@ -15,7 +17,7 @@ use super::picture_rows::ROW_HEIGHT;
 use super::snapshot::JobSnapshot;
 use super::state_chart::StateChart;
 use super::{amount, issues, links, status, times};
-use crate::coordination::{JobName, RunNumber, TaskId, TaskPhase, Timestamp};
+use crate::coordination::{HostId, JobName, RunNumber, TaskId, TaskPhase, Timestamp};
 use crate::http::extractors::{JobPath, QueryParams, ViewedRun};
 use crate::http::{AppState, Problem};
 use crate::service::{CausalRole, TIMELINE_ENTRIES_MAX, TimelineEntry, TimelineTone};
@@ -27,13 +29,26 @@ const ENTRIES_SHORT: usize = 10;
 const AROUND_US: u64 = 30_000_000;
 /// The maximum number of task ranges in one entry.
 const RANGES_SHOWN: usize = 6;
+/// The maximum number of hosts in one entry, and of tasks whose hosts are looked up.
+const HOSTS_SHOWN: usize = 4;
+const HOST_TASKS_MAX: usize = 256;
 
 /// An entry of a timeline, as the page shows it.
 struct TimelineRow<'a> {
     entry: &'a TimelineEntry,
+    /// The hosts of its tasks, if it is about trouble of a few hosts.
+    hosts: Vec<String>,
 }
 
-impl TimelineRow<'_> {
+impl<'a> TimelineRow<'a> {
+    fn new(snapshot: &JobSnapshot, entry: &'a TimelineEntry) -> Self {
+        // Who looks for the host of a failure is not told the hosts of everything else.
+        let is_trouble = matches!(entry.tone, TimelineTone::Warning | TimelineTone::Bad);
+        let is_known = entry.run == snapshot.view.run.number && entry.tasks.len() <= HOST_TASKS_MAX;
+        let hosts = if is_trouble && is_known { host_names(snapshot, &entry.tasks) } else { Vec::new() };
+        Self { entry, hosts }
+    }
+
     /// Returns the name of the style.
     fn tone(&self) -> &'static str {
         match self.entry.tone {
@@ -82,6 +97,11 @@ impl TimelineRow<'_> {
         }
     }
 
+    /// Returns the hosts as text.
+    fn hosts_text(&self) -> String {
+        if self.hosts.is_empty() { String::new() } else { format!(" (on {})", self.hosts.join(", ")) }
+    }
+
     /// Returns a label for the task of the text, if the entry has several tasks.
     fn latest_task_prefix(&self) -> String {
         self.entry.latest.map_or_else(String::new, |task| format!("latest, task {task}: "))
@@ -97,6 +117,17 @@ impl TimelineRow<'_> {
     fn single_task(&self) -> Option<&TaskId> {
         if let [one] = &self.entry.tasks[..] { Some(one) } else { None }
     }
+}
+
+/// Returns the names of the hosts on which these tasks are, if they are a few hosts with several tasks each.
+fn host_names(snapshot: &JobSnapshot, tasks: &[TaskId]) -> Vec<String> {
+    let host = |task: &TaskId| {
+        let host = snapshot.host_assignment.host_of(*task)?;
+        (host.tasks.len() > 1).then_some(&host.name)
+    };
+    let hosts: Option<BTreeSet<&HostId>> = tasks.iter().map(host).collect();
+    let hosts = hosts.filter(|hosts| hosts.len() <= HOSTS_SHOWN).unwrap_or_default();
+    hosts.into_iter().map(links::short_host_name).collect()
 }
 
 #[derive(Template)]
@@ -184,7 +215,8 @@ pub(super) fn render_timeline_fragment(
     };
     let shown = snapshot.records.timeline.latest_first().filter(about);
     let more = !whole && shown.clone().nth(most).is_some();
-    let entries: Vec<TimelineRow<'_>> = shown.take(most).map(|entry| TimelineRow { entry }).collect();
+    let entries: Vec<TimelineRow<'_>> =
+        shown.take(most).map(|entry| TimelineRow::new(snapshot, entry)).collect();
     let cut = !more && snapshot.records.timeline.is_truncated();
     Fragment::new(
         "timeline",

@@ -1,9 +1,20 @@
 //! Detects a task that arrives late at nearly every barrier.
 //!
+//! There are two rules. A task that was far behind at eight of the latest nine barriers (`recent_lateness.rs`) is found
+//! after eight steps, and with it the tasks of its host that were late at six of them. Fewer than eight would not do: of
+//! three equal tasks, one would be late by chance at four barriers in a row once in some hundred steps. A task that is
+//! late less regularly, and one of a larger group of late tasks, is found by its score, an average over sixteen barriers.
+//!
 //! `stalled_task.rs` detects a task that does not arrive at all. Begin at `detect`.
 
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
+
 use super::detector::{Detection, Detector, DetectorInput, Severity};
-use crate::coordination::{JobObservation, RunState, StragglerView, TaskId, TaskObservation};
+use super::recent_lateness::{LateArrivals, count_late_arrivals};
+use crate::coordination::{
+    HostId, JobObservation, RunState, StragglerView, TaskId, TaskObservation, TaskPhase,
+};
 use crate::text::{format_count_with_noun, micros_to_seconds};
 
 pub(super) static DETECTOR: Detector = Detector {
@@ -18,6 +29,11 @@ pub(super) static DETECTOR: Detector = Detector {
     detect,
 };
 
+/// The number of latest barriers, and at how many of them a task must have been late.
+const WINDOW: usize = 9;
+const LATE_LATELY: usize = 8;
+/// The number of them at which another task of its host must have been late.
+const LATE_WITH_HOST: usize = 6;
 /// A gap between two heartbeats that is longer than usual by this ratio is no chance.
 const IRREGULAR_GAP: (u64, u64) = (3, 2);
 
@@ -25,17 +41,60 @@ fn detect(DetectorInput { job: seen, .. }: DetectorInput<'_>) -> Option<Detectio
     if seen.state != RunState::Running {
         return None;
     }
-    let habit =
-        |task: &TaskObservation| task.straggling.as_ref().is_some_and(|it| it.is_chronic(seen.tasks.len()));
-    let mut late: Vec<(&StragglerView, TaskId)> = seen
-        .tasks
-        .iter()
-        .filter(|task| habit(task))
-        .filter_map(|task| Some((task.straggling.as_ref()?, task.task)))
+    let takes_part = |task: &&TaskObservation| task.standing == TaskPhase::Connected && !task.excluded;
+    let is_chronic = |it: &&StragglerView| it.is_chronic(seen.tasks.len());
+    let present = || seen.tasks.iter().filter(takes_part);
+    let mut late: Vec<(&StragglerView, TaskId)> = present()
+        .filter_map(|task| Some((task.straggling.as_ref().filter(is_chronic)?, task.task)))
         .collect();
-    late.sort_by_key(|(it, task)| (std::cmp::Reverse(it.lateness_us), *task));
-    let (worst, _) = late.first()?;
-    let (score, lateness_us) = (worst.score, worst.lateness_us);
+    late.sort_by_key(|(it, task)| (Reverse(it.lateness_us), *task));
+    let recent = count_late_arrivals(seen.recent.iter().rev(), WINDOW);
+    let is_late = |task: TaskId| {
+        recent.of_task(task, LATE_LATELY).is_some() || late.iter().any(|(_, other)| *other == task)
+    };
+    let host = |task: TaskId| seen.hosts.host_of(task).map(|host| &host.name);
+    let late_hosts: BTreeSet<&HostId> =
+        present().filter(|task| is_late(task.task)).filter_map(|task| host(task.task)).collect();
+    let least = |task: TaskId| {
+        let is_on_late_host = host(task).is_some_and(|host| late_hosts.contains(host));
+        if is_on_late_host { LATE_WITH_HOST } else { LATE_LATELY }
+    };
+    let mut lately: Vec<(TaskId, LateArrivals)> = present()
+        .filter(|it| late.iter().all(|(_, other)| *other != it.task))
+        .filter_map(|it| Some((it.task, recent.of_task(it.task, least(it.task))?)))
+        .collect();
+    lately.sort_by_key(|(task, it)| (Reverse(it.lateness_total_us), *task));
+    let ids: Vec<TaskId> =
+        late.iter().map(|(_, task)| *task).chain(lately.iter().map(|(task, _)| *task)).collect();
+    let (summary_without_tasks, evidence) = match (late.first(), lately.first()) {
+        (Some((worst, _)), _) => (habit_text(worst, ids.len()), evidence_of_habit(worst)),
+        (None, Some((_, worst))) => {
+            let late_by_us = worst.lateness_total_us / worst.count.max(1) as u64;
+            let tasks = format_count_with_noun(ids.len(), "task was", "tasks were");
+            let text = format!(
+                "{tasks} late at {} of the last {} barriers, by {} ms on average after the first arrival",
+                worst.count,
+                recent.barriers,
+                late_by_us / 1000
+            );
+            (text, evidence_of_late_arrivals(worst.count, late_by_us))
+        }
+        (None, None) => return None,
+    };
+    let summary_without_tasks = match heartbeats_of_late_tasks(seen, &ids) {
+        Some(hint) => format!("{summary_without_tasks}; {hint}"),
+        None => summary_without_tasks,
+    };
+    let title = format_count_with_noun(ids.len(), "task is late", "tasks are late") + " at every barrier";
+    let detection = Detection::new(summary_without_tasks, seen.seen_at, ids).with_title(title);
+    Some(evidence.into_iter().fold(detection, |all, (what, is, limit)| all.with_evidence(what, is, limit)))
+}
+
+/// What was measured, its value, and the limit from which there is a finding.
+type EvidenceRow = (&'static str, f64, f64);
+
+/// Says how late the latest of `tasks` tasks usually is, and since when.
+fn habit_text(worst: &StragglerView, tasks: usize) -> String {
     let habit = match worst.lateness_best_us {
         Some(best) if worst.has_slowed() => {
             format!("it has become slower: {} ms at its best", best / 1000)
@@ -43,39 +102,31 @@ fn detect(DetectorInput { job: seen, .. }: DetectorInput<'_>) -> Option<Detectio
         Some(_) => "as late as ever: it may have more work than the others".to_owned(),
         None => "since it joined the run".to_owned(),
     };
-    let ids: Vec<TaskId> = late.iter().map(|(_, task)| *task).collect();
-    let late_by = lateness_us / 1000;
-    let summary_without_tasks = match ids.len() {
+    let late_by = worst.lateness_us / 1000;
+    match tasks {
         1 => format!("1 task usually reaches barriers {late_by} ms after the first ({habit})"),
         many => format!(
             "{many} tasks reach nearly every barrier late, the latest usually {late_by} ms after the first ({habit})"
         ),
-    };
-    let summary_without_tasks = match heartbeats_of_late_tasks(seen, &ids) {
-        Some(hint) => format!("{summary_without_tasks}; {hint}"),
-        None => summary_without_tasks,
-    };
-    let title = format_count_with_noun(ids.len(), "task is late", "tasks are late") + " at every barrier";
-    Some(
-        Detection::new(summary_without_tasks, seen.seen_at, ids)
-            .with_title(title)
-            .with_evidence("score of the latest", score, StragglerView::CHRONIC_SCORE)
-            .with_evidence(
-                "its usual lateness, in seconds",
-                micros_to_seconds(lateness_us),
-                micros_to_seconds(StragglerView::SIGNIFICANT_LATENESS_US),
-            )
-            .with_evidence(
-                "more than at its best, in seconds",
-                micros_to_seconds(worst.lateness_above_best_us()),
-                micros_to_seconds(StragglerView::SIGNIFICANT_LATENESS_US),
-            )
-            .with_evidence(
-                "recent barriers at which it was last, as a part",
-                worst.recent_last_arrival_fraction(),
-                0.0,
-            ),
-    )
+    }
+}
+
+fn evidence_of_habit(worst: &StragglerView) -> Vec<EvidenceRow> {
+    let significant = micros_to_seconds(StragglerView::SIGNIFICANT_LATENESS_US);
+    vec![
+        ("score of the latest", worst.score, StragglerView::CHRONIC_SCORE),
+        ("its usual lateness, in seconds", micros_to_seconds(worst.lateness_us), significant),
+        ("more than at its best, in seconds", micros_to_seconds(worst.lateness_above_best_us()), significant),
+        ("recent barriers at which it was last, as a part", worst.recent_last_arrival_fraction(), 0.0),
+    ]
+}
+
+fn evidence_of_late_arrivals(count: usize, late_by_us: u64) -> Vec<EvidenceRow> {
+    let significant = micros_to_seconds(StragglerView::SIGNIFICANT_LATENESS_US);
+    vec![
+        ("barriers of the last nine at which it was late", count as f64, LATE_LATELY as f64),
+        ("its mean lateness at them, in seconds", micros_to_seconds(late_by_us), significant),
+    ]
 }
 
 /// Returns what the heartbeats of the late tasks say about the cause, in a clause; `None` if too few have come.

@@ -35,6 +35,7 @@ mod heartbeat_gaps;
 mod journal_not_written;
 mod metrics;
 mod missing_at_registration;
+mod recent_lateness;
 mod repeated_run_failures;
 mod restart_storm;
 mod stalled_task;
@@ -49,6 +50,7 @@ pub use automatic_exclusion::AutomaticExclusion;
 pub use detector::{Detection, Detector, DetectorInput, Evidence, Severity};
 pub use finding_store::{Finding, FindingStore, FindingTransition};
 pub use metrics::FindingMetrics;
+pub use recent_lateness::{LateArrivals, RecentLateness, count_late_arrivals};
 
 use crate::coordination::{FindingChange, JobId, JobObservation, TaskId};
 use crate::engine::Engine;

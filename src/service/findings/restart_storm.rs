@@ -30,6 +30,7 @@ fn detect(DetectorInput { job: seen, .. }: DetectorInput<'_>) -> Option<Detectio
     let started = seen.started_at?;
     let lately = |task: &&TaskObservation| {
         task.past_lives > 0
+            && !task.excluded
             && task.registered_at > started
             && seen.seen_at.since(task.registered_at) <= WINDOW
     };
@@ -53,8 +54,18 @@ fn detect(DetectorInput { job: seen, .. }: DetectorInput<'_>) -> Option<Detectio
         ),
     };
     let number = |n: usize| f64::from(u32::try_from(n).unwrap_or(u32::MAX));
+    let detection = Detection::new(summary_without_tasks, since, ids);
+    // None of them has restarted again.
+    let detection = match most {
+        1 => detection.with_title(format_count_with_noun(
+            back.len(),
+            "task has restarted",
+            "tasks have restarted",
+        )),
+        _ => detection,
+    };
     Some(
-        Detection::new(summary_without_tasks, since, ids)
+        detection
             .with_evidence("tasks that restarted within ten minutes", number(back.len()), number(many))
             .with_evidence("restarts of one of them", number(most), number(LIVES_MIN)),
     )

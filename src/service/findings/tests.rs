@@ -9,9 +9,9 @@ use std::time::Duration;
 use super::finding_store::TASKS_NAMED;
 use super::*;
 use crate::coordination::{
-    BarrierKind, BarrierObservation, BarrierOutcome, BarrierRecord, BoundUsage, GapHistogram, HostAssignment,
-    HostCounts, JobName, PastRunObservation, RunNumber, RunOutcome, RunState, StragglerView, TaskCounts,
-    TaskObservation, TaskPhase, Timestamp, WaitingCallCounts,
+    BarrierArrival, BarrierKind, BarrierObservation, BarrierOutcome, BarrierRecord, BoundUsage, GapHistogram,
+    HostAssignment, HostCounts, JobName, PastRunObservation, RunNumber, RunOutcome, RunState, StragglerView,
+    TaskCounts, TaskObservation, TaskPhase, Timestamp, WaitingCallCounts,
 };
 
 const NOW: Timestamp = Timestamp(10_000_000_000);
@@ -229,6 +229,63 @@ fn a_chronic_straggler_is_found_and_a_negligible_delay_is_not() {
         seen.tasks[task].straggling.as_mut().unwrap().taken_part = 15;
     }
     assert!(detected_finding_ids(&seen).is_empty(), "it is too early to tell");
+}
+
+/// Returns the record of a barrier at which each of eight tasks arrived so many milliseconds after the first.
+fn barrier_record_of_arrivals(after_ms: [u64; 8]) -> BarrierRecord {
+    let began = seconds_ago(500);
+    let at = |ms: u64| Timestamp(began.0 + ms * 1000);
+    let last = after_ms.into_iter().max().unwrap_or_default();
+    let mut latest: Vec<BarrierArrival> =
+        (0..8).zip(after_ms).map(|(task, ms)| BarrierArrival { task: TaskId(task), at: at(ms) }).collect();
+    latest.sort_by_key(|arrival| std::cmp::Reverse(arrival.at));
+    BarrierRecord {
+        began,
+        ended: at(last),
+        skew_us: last * 1000,
+        waited_us: after_ms.iter().map(|ms| (last - ms) * 1000).sum(),
+        latest,
+        ..barrier_record_of_duration(0)
+    }
+}
+
+#[test]
+fn tasks_that_are_late_at_eight_of_nine_barriers_are_found_before_their_scores_tell() {
+    let late = barrier_record_of_arrivals([0, 3, 7, 1, 1050, 1000, 2, 4]);
+    let mut seen = healthy_job();
+    seen.recent = vec![late.clone(); 7];
+    assert!(detected_finding_ids(&seen).is_empty(), "it is too early to tell");
+    seen.recent = vec![late.clone(); 8];
+    let found = expect_only_finding(&seen, "chronic-straggler");
+    assert_eq!(found.tasks, [TaskId(4), TaskId(5)]);
+    assert!(
+        found.summary_without_tasks.starts_with("2 tasks were late at 8 of the last 8 barriers, by 1050 ms"),
+        "{}",
+        found.summary_without_tasks
+    );
+    // Who is excluded holds up nobody.
+    seen.tasks[4].excluded = true;
+    assert_eq!(expect_only_finding(&seen, "chronic-straggler").tasks, [TaskId(5)]);
+    seen.tasks[4].excluded = false;
+    seen.recent.insert(4, barrier_record_of_arrivals([5, 4, 3, 2, 1, 0, 0, 0]));
+    assert_eq!(
+        expect_only_finding(&seen, "chronic-straggler").tasks,
+        [TaskId(4), TaskId(5)],
+        "one exception"
+    );
+    for (arrivals, why) in [
+        ([0, 3, 7, 1, 6, 5, 2, 4], "nobody was late at one of them"),
+        ([0, 3, 7, 1, 6, 45, 2, 4], "it costs nothing"),
+        ([0, 200, 400, 600, 700, 900, 1000, 100], "there is no group from which it stands out"),
+        ([0, 3, 7, 1, 1000, 5, 2, 900], "another task was late at one of them"),
+    ] {
+        seen.recent[3] = barrier_record_of_arrivals(arrivals);
+        let ids = detected_finding_ids(&seen);
+        let expected = if arrivals[4] == 1000 { vec!["chronic-straggler"] } else { Vec::new() };
+        assert_eq!(ids, expected, "{why}");
+    }
+    seen.recent = vec![BarrierRecord { arrived: 2, ..late }; 8];
+    assert!(detected_finding_ids(&seen).is_empty(), "of two tasks one is always later");
 }
 
 #[test]

@@ -6,6 +6,7 @@ use std::time::Duration;
 use muster::http::api::{TaskTransfersPage, TransfersPage};
 use serde_json::Value;
 
+use super::pictures::PictureFigures;
 use super::programs::RandomProgram;
 use crate::harness::{muster, run};
 
@@ -47,6 +48,7 @@ pub struct DisplayedFigures {
     pub fleet_page: String,
     pub timeline_page: String,
     pub task_pages: BTreeMap<i32, String>,
+    pub pictures: PictureFigures,
 }
 
 impl DisplayedFigures {
@@ -111,6 +113,7 @@ impl DisplayedFigures {
                 timeline_page: page("/timeline"),
                 task_pages: shown.map(|task| (task, page(&format!("/tasks/{task}")))).collect(),
                 task_transfers: reported,
+                pictures: PictureFigures::read(program),
             };
             let after = stable_values(program);
             if before == after {
@@ -145,14 +148,14 @@ impl DisplayedFigures {
 }
 
 /// Returns the values of a job that do not change while nothing happens.
-fn stable_values(program: &RandomProgram<'_>) -> [Value; 5] {
-    let views = ["", "/findings", "/transfers?seconds=600", "/transfers/tasks"].map(|rest| {
+fn stable_values(program: &RandomProgram<'_>) -> [Value; 6] {
+    let views = ["", "/findings", "/transfers?seconds=600", "/transfers/tasks", "/activity"].map(|rest| {
         let mut view = program.get_job_json(rest);
         view["seen_at"] = Value::Null;
         view
     });
-    let [job, findings, transfers, tasks] = views;
-    [job, findings, transfers, tasks, newest_event(program).into()]
+    let [job, findings, transfers, tasks, activity] = views;
+    [job, findings, transfers, tasks, activity, newest_event(program).into()]
 }
 
 fn transfers(program: &RandomProgram<'_>, query: &str) -> TransfersPage {

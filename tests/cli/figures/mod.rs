@@ -9,9 +9,11 @@
 //! | `programs.rs`, `reports.rs` | the random programs, and their transfer reports |
 //! | `displayed_figures.rs` | reads all four places |
 //! | `jobs.rs`, `transfers.rs` | compares the figures of a job, and of its transfers |
+//! | `pictures.rs` | compares the pictures, the ended runs and the comparison of two runs |
 
 mod displayed_figures;
 mod jobs;
+mod pictures;
 mod programs;
 mod reports;
 mod transfers;
@@ -91,6 +93,7 @@ fn pages_rest_the_command_line_and_metrics_say_the_same() {
         }
         jobs::compare_job_figures(&program, &seen, &mut ledger);
         transfers::compare_transfer_figures(&program, &seen, &mut ledger);
+        pictures::compare_pictures(&program, &seen, &mut ledger);
         let (transfers, tasks) = (&seen.transfers.summary, &seen.task_transfers.tasks);
         for (kind, count) in [
             ("tasks that report", transfers.reporting as u64),
@@ -102,7 +105,10 @@ fn pages_rest_the_command_line_and_metrics_say_the_same() {
             ("failures", transfers.failures.len() as u64),
             ("events of failures", seen.transfer_events.len() as u64),
             ("clocks", transfers.clock.iter().count() as u64),
-        ] {
+        ]
+        .into_iter()
+        .chain(seen.pictures.counts())
+        {
             *seen_reports.entry(kind).or_default() += count;
         }
         for state in STATES {
@@ -115,7 +121,7 @@ fn pages_rest_the_command_line_and_metrics_say_the_same() {
         // The comparison must not pass for lack of data: every state occurred, and every figure was compared.
         assert!(seen_states.values().all(|count| *count > 0), "{seen_states:?}");
         assert!(seen_reports.values().all(|count| *count > 0), "{seen_reports:?}");
-        assert!(ledger.compared.len() >= 70, "{}: {:?}", ledger.compared.len(), ledger.compared);
+        assert!(ledger.compared.len() >= 95, "{}: {:?}", ledger.compared.len(), ledger.compared);
         assert!(ledger.compared.contains_key("length of an ended run"), "{:?}", ledger.compared);
     }
 }

@@ -6,6 +6,8 @@ use std::time::Duration;
 use muster::proto::muster::v1::TransferReport;
 use muster::proto::muster::v1::transfers_client::TransfersClient;
 use muster::proto::xla::coordination as wire;
+use muster::proto::xla::{DeviceProto, LocalTopologyProto};
+use prost::Message as _;
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
@@ -14,6 +16,8 @@ use wire::coordination_service_client::CoordinationServiceClient;
 
 use super::reports::advance_report;
 use crate::harness::{MusterServer, wait_until};
+
+const TASKS_OF_HOST: i32 = 3;
 
 /// The process of one task.
 struct TaskProcess {
@@ -59,7 +63,11 @@ impl<'a> RandomProgram<'a> {
         let mut random = fastrand::Rng::with_seed(seed);
         let job = format!("job{seed}");
         // Some jobs are large, because large jobs are shown differently.
-        let tasks = if random.u8(..5) == 0 { 40 } else { random.i32(2..6) };
+        let tasks = match random.u8(..10) {
+            0 => 140,
+            1 | 2 => 40,
+            _ => random.i32(2..6),
+        };
         let grace = ["0s", "10m"][random.usize(..2)];
         let settings = json!({
             "tasks": tasks,
@@ -129,7 +137,9 @@ impl<'a> RandomProgram<'a> {
         let origin = format!("http://{}.test", self.job).parse().expect("an authority");
         let endpoint = Endpoint::from_shared(format!("http://{}", self.server.grpc)).expect("an address");
         let entered = self.runtime.enter();
-        let channel = endpoint.origin(origin).connect_lazy();
+        // Three tasks are on each host.
+        let host = u8::try_from(task / TASKS_OF_HOST + 1).expect("there are few hosts");
+        let channel = endpoint.origin(origin).local_address(Some([127, 0, 9, host].into())).connect_lazy();
         drop(entered);
         let process = TaskProcess {
             channel,
@@ -206,7 +216,16 @@ impl<'a> RandomProgram<'a> {
                 });
                 "asks who lives"
             }
-            52..66 => {
+            52..57 => {
+                let (key, value) = published_devices(task);
+                self.start_call(task, |mut client, incarnations| async move {
+                    let kv = Some(wire::KeyValueEntry { key, value: value.into() });
+                    let request = wire::InsertKeyValueRequest { incarnations, kv, allow_overwrite: true };
+                    let _ = client.insert_key_value(request).await;
+                });
+                "publishes its devices"
+            }
+            57..66 => {
                 let key = format!("dir{}/key{}", self.random.u8(..3), self.random.u8(..4));
                 let value = vec![b'v'; self.random.usize(..3000)];
                 self.start_call(task, |mut client, incarnations| async move {
@@ -343,4 +362,21 @@ impl<'a> RandomProgram<'a> {
             self.answered.push(self.runtime.block_on(call).expect("it ends"));
         }
     }
+}
+
+/// Returns the key and the value by which JAX publishes the two devices of a task.
+fn published_devices(task: i32) -> (String, Vec<u8>) {
+    let device = |local: i32| DeviceProto {
+        local_device_ordinal: local,
+        global_device_id: task * 2 + local,
+        name: format!("device {local}"),
+        ..DeviceProto::default()
+    };
+    let topology = LocalTopologyProto {
+        process_id: task,
+        boot_id: format!("boot-{}", task / TASKS_OF_HOST),
+        devices: vec![device(0), device(1)],
+        ..LocalTopologyProto::default()
+    };
+    (format!("cuda:local_topology/cuda/{task}"), topology.encode_to_vec())
 }

@@ -27,6 +27,8 @@ use super::{ComparedFigures, ComparisonContext};
 const LISTED: usize = 40;
 /// The number of tasks up to which a page has a matrix.
 const MATRIX: usize = 16;
+/// The number of tasks up to which each has a row in the picture of pairs.
+const OWN_ROWS: usize = 64;
 /// The number of newest failures that a page lists for each reason.
 const NEWEST: usize = 3;
 

@@ -166,13 +166,12 @@ impl Comparison<'_> {
         self.compare_listed_pairs(&of_one.pairs, html_section(page, "pairs"));
     }
 
-    /// Compares the table of the picture of pairs, in which each task has a row of its own.
+    /// Compares the table of the picture of pairs, in which each task or each host has a row of its own.
     fn compare_cells_of_map(&mut self, pairs: &[PairView], cells: &[BTreeMap<String, String>]) {
         let mut with_pairs = 0;
         for cell in cells {
-            let [from, to] = ["From", "To"].map(|head| cell[head].trim_start_matches("task ").to_owned());
-            let of_cell =
-                || pairs.iter().filter(|pair| pair.from.to_string() == from && pair.to.to_string() == to);
+            let [from, to] = ["From", "To"].map(|head| tasks_of_row(&cell[head]));
+            let of_cell = || pairs.iter().filter(|pair| from.contains(&pair.from) && to.contains(&pair.to));
             // A cell of failures alone has no pair.
             with_pairs += usize::from(of_cell().next().is_some());
             let moved = saturating_sum(of_cell().map(|pair| bytes_of_pair(pair)[2]));
@@ -181,11 +180,28 @@ impl Comparison<'_> {
             let on_page = ["Moved", "Rate"].map(|head| cell[head].clone());
             self.assert_same("cell of the picture of pairs", &[("REST", in_rest), ("page", on_page)]);
         }
-        let drawn: BTreeSet<_> = pairs.iter().map(|pair| (pair.from, pair.to)).collect();
+        let rows: Vec<BTreeSet<TaskId>> = self.rows_of_map();
+        let row = |task: TaskId| rows.iter().position(|row| row.contains(&task));
+        let drawn: BTreeSet<_> = pairs.iter().map(|pair| (row(pair.from), row(pair.to))).collect();
         if cells.len() < LISTED {
             let shown = if self.view.tasks <= MATRIX { 0 } else { drawn.len() };
             self.assert_same("cells of the picture of pairs", &[("REST", shown), ("page", with_pairs)]);
         }
+    }
+
+    /// Returns the tasks of each row of the picture: tasks, or hosts and tasks on no known host.
+    fn rows_of_map(&self) -> Vec<BTreeSet<TaskId>> {
+        let all = (0..self.program.tasks).map(TaskId);
+        if self.view.tasks <= OWN_ROWS {
+            return all.map(|task| BTreeSet::from([task])).collect();
+        }
+        let hosts = self.seen.hosts["hosts"].as_array().expect("a list");
+        let task = |id: &Value| TaskId(i32::try_from(id.as_i64().expect("a number")).expect("a task"));
+        let tasks = |host: &Value| host["tasks"].as_array().into_iter().flatten().map(task).collect();
+        let of_hosts: Vec<BTreeSet<TaskId>> = hosts.iter().map(tasks).collect();
+        let alone = all.filter(|task| of_hosts.iter().all(|host| !host.contains(task)));
+        let alone: Vec<_> = alone.map(|task| BTreeSet::from([task])).collect();
+        [of_hosts, alone].concat()
     }
 
     fn compare_listed_pairs(&mut self, pairs: &[PairView], html: &str) {
@@ -283,4 +299,16 @@ impl Comparison<'_> {
             near("rates of pairs", task.sent_rate, saturating_sum(pairs.map(|pair| pair.rate)));
         }
     }
+}
+
+/// Returns the tasks that the description of a row names: `task 3`, or `node-7 (tasks 0–2, 5)`.
+fn tasks_of_row(description: &str) -> BTreeSet<TaskId> {
+    let (_, numbers) = description.rsplit_once("task").expect("its tasks");
+    let numbers = numbers.trim_start_matches('s').trim_end_matches(')');
+    let range = |text: &str| {
+        let (first, last) = text.split_once('–').unwrap_or((text, text));
+        let [first, last] = [first, last].map(|number| number.trim().parse::<i32>().expect("a number"));
+        first..=last
+    };
+    numbers.split(',').flat_map(range).map(TaskId).collect()
 }
