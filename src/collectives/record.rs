@@ -55,11 +55,9 @@ impl Record {
         task: Option<u32>,
     ) -> Result<Self, RecordError> {
         let layout = memory.layout()?;
-        let since_epoch =
-            std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         layout.version.store(LAYOUT_VERSION, Relaxed);
         layout.pid.store(std::process::id(), Relaxed);
-        layout.started_unix_us.store(u64::try_from(since_epoch.as_micros()).unwrap_or(0), Relaxed);
+        layout.started_unix_us.store(unix_micros(), Relaxed);
         layout.started_ns.store(monotonic_nanos(), Relaxed);
         layout.task.store(task.and_then(|task| i32::try_from(task).ok()).unwrap_or(-1), Relaxed);
         write_name(&layout.job, job.unwrap_or_default().as_bytes());
@@ -212,11 +210,17 @@ impl Record {
     #[inline]
     fn find(&self, handle: OperationHandle) -> Option<(&CommunicatorSlot, &OperationEntry)> {
         let (index, is_point_to_point, ordinal) = handle.parts();
-        debug_assert!(COMMUNICATORS_MAX <= 256, "a handle has 8 bits for the slot");
+        const { assert!(COMMUNICATORS_MAX <= 256, "a handle has 8 bits for the slot") };
         let slot = self.layout().communicators.get(index)?;
         let entry = entry_of(slot, is_point_to_point, ordinal.checked_sub(1)?);
         entry.has_ordinal(ordinal).then_some((slot, entry))
     }
+}
+
+/// Returns the microseconds since the Unix epoch.
+fn unix_micros() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+    u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000 + now.tv_nsec.unsigned_abs() / 1000
 }
 
 /// Returns the entry in which the operation with this number is, was or will be.
