@@ -19,6 +19,8 @@ use crate::engine::Engine;
 use crate::service::stacks::TaskRange;
 use crate::text::{format_bytes, format_count_with_noun};
 
+/// The wait from which a clique is said to wait. GPUs that advance wait for one another all the time, each time for a moment.
+const SHOWN_AFTER: Duration = Duration::from_secs(1);
 /// The number of ranks that a text names.
 const RANKS_NAMED: usize = 8;
 
@@ -269,8 +271,11 @@ fn judge<'a>(
     now: Timestamp,
 ) -> Vec<JudgedClique<'a>> {
     let cliques = of_job.cliques(now, silent_after);
-    let waits: Vec<Option<CliqueWait>> =
-        cliques.iter().map(|clique| find_wait(clique.ranks, &clique.rank_reports())).collect();
+    let is_shown = |wait: &CliqueWait| wait.lasted(now) >= SHOWN_AFTER;
+    let waits: Vec<Option<CliqueWait>> = cliques
+        .iter()
+        .map(|clique| find_wait(clique.ranks, &clique.rank_reports()).filter(is_shown))
+        .collect();
     let waiting: Vec<WaitingClique> = cliques
         .iter()
         .zip(&waits)
@@ -280,6 +285,7 @@ fn judge<'a>(
                 wait.ranks.iter().map(|rank| names.participant(clique, *rank)).collect();
             let others = clique.members.keys().filter(|rank| !wait.ranks.contains(rank));
             Some(WaitingClique {
+                lasted: wait.lasted(now),
                 waiting: others.map(|rank| names.participant(clique, *rank)).collect(),
                 waited_for,
             })
@@ -297,7 +303,7 @@ fn judge<'a>(
     // Those that wait come first, and of them the causes and the longest waits.
     judged.sort_by_key(|judged| {
         let wait = judged.wait.as_ref();
-        let place = wait.map(|(wait, role)| (*role == WaitRole::Consequence, wait.since));
+        let place = wait.map(|(wait, role)| (*role == WaitRole::Consequence, Reverse(wait.lasted(now))));
         (place.is_none(), place, Reverse(judged.clique.ranks), judged.clique.hash)
     });
     judged

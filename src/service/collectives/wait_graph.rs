@@ -4,6 +4,7 @@
 //! from the other clique. Begin at [`find_causes`].
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -23,11 +24,16 @@ pub enum WaitRole {
 /// A clique that waits, by participants: tasks or processes, as numbers of the caller.
 #[derive(Debug, Clone, Default)]
 pub(super) struct WaitingClique {
+    /// For how long it has waited.
+    pub lasted: Duration,
     pub waiting: BTreeSet<u64>,
     pub waited_for: BTreeSet<u64>,
 }
 
 /// Returns the role of each clique.
+///
+/// A clique follows only from one that has waited for at least half as long: a task that advances in its other cliques waits there
+/// again and again, each time for a moment.
 pub(super) fn find_causes(cliques: &[WaitingClique]) -> Vec<WaitRole> {
     // The cliques in which a participant waits.
     let mut waits_in: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
@@ -42,7 +48,8 @@ pub(super) fn find_causes(cliques: &[WaitingClique]) -> Vec<WaitRole> {
         .map(|(index, clique)| {
             let elsewhere = |participant: &u64| -> Vec<usize> {
                 let found = waits_in.get(participant).into_iter().flatten();
-                found.copied().filter(|other| *other != index).collect()
+                let is_as_old = |other: &usize| cliques[*other].lasted * 2 >= clique.lasted;
+                found.copied().filter(|other| *other != index && is_as_old(other)).collect()
             };
             let of_each: Vec<Vec<usize>> = clique.waited_for.iter().map(elsewhere).collect();
             // One participant that waits nowhere else is cause enough.
@@ -79,6 +86,7 @@ mod tests {
 
     fn waiting(waiting: &[u64], waited_for: &[u64]) -> WaitingClique {
         WaitingClique {
+            lasted: Duration::from_secs(10),
             waiting: waiting.iter().copied().collect(),
             waited_for: waited_for.iter().copied().collect(),
         }
@@ -96,5 +104,8 @@ mod tests {
         assert_eq!(find_causes(&[waiting(&[1], &[2]), waiting(&[3], &[1, 4])]), [Cause, Cause]);
         assert_eq!(find_causes(&[waiting(&[1, 2], &[])]), [Cause], "no rank differs from the others");
         assert_eq!(find_causes(&[]), []);
+        // 2 advances in another clique, in which it waits for a moment.
+        let moment = WaitingClique { lasted: Duration::from_secs(1), ..waiting(&[2, 3], &[]) };
+        assert_eq!(find_causes(&[waiting(&[1], &[2]), moment]), [Cause, Cause]);
     }
 }
