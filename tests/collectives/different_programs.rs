@@ -64,10 +64,19 @@ fn programs_that_go_on_differ_where_they_differed_first() {
     }
     let finding = job.wait_for_stuck(began);
     assert_eq!(finding["tasks"], json!([2]), "{finding}");
-    let first = |view: &Value| view["cliques"][0]["wait"]["number"] == 3;
+    // Ranks report earlier collectives bit by bit.
+    let first = |view: &Value| {
+        let wait = &view["cliques"][0]["wait"];
+        assert_eq!(wait["waited_for"], json!([2]), "{view}");
+        wait["number"] == 3
+    };
     let view = job.wait_for_collectives("the first difference is found", first);
     let wait = &view["cliques"][0]["wait"];
     assert_eq!(wait["kind"], "different-program", "{view}");
     assert_eq!(wait["collective"]["function"], "AllReduce", "{view}");
     assert_eq!(wait["instead"]["function"], "ReduceScatter", "{view}");
+    assert!(
+        job.stuck_events().iter().all(|event| event["tasks"] == json!([2])),
+        "no other task was ever named"
+    );
 }

@@ -37,8 +37,10 @@ pub const TASKS_VARIABLE: &str = "TEST_TASKS";
 
 /// The limit of a wait for another task.
 const PEER_LIMIT: Duration = Duration::from_secs(60);
-/// The longest pause of `irregular`, and the largest count.
-const PAUSE_MAX_MS: u64 = 1_500;
+/// The longest pause of `irregular`: with the time between two reports, it is longer than the threshold of the tests, and alone
+/// it is shorter, also on a loaded machine.
+const PAUSE_MAX_MS: u64 = 1_300;
+/// The largest count.
 const COUNT_MAX: u64 = 4_096;
 
 #[test]
@@ -181,8 +183,9 @@ impl Rank {
                     clique.synchronize();
                 }
             }
+            // No rank falls behind by more than one pause.
+            cliques.iter().for_each(Communicator::synchronize);
         }
-        cliques.iter().for_each(Communicator::synchronize);
     }
 }
 

@@ -127,35 +127,35 @@ fn collectives_by_number<'a>(
 }
 
 fn find_different_program(reports: &BTreeMap<u32, RankReport<'_>>) -> Option<CliqueWait> {
-    for (number, at_number) in collectives_by_number(reports) {
-        let mut chains: BTreeMap<u64, usize> = BTreeMap::new();
-        for (_, operation) in &at_number {
-            *chains.entry(operation.chain).or_default() += 1;
-        }
-        if chains.len() < 2 {
-            continue;
-        }
-        // Most ranks are right, and of two halves the one with the first rank.
-        let size = |chain: u64| chains.get(&chain).copied().unwrap_or_default();
-        let most = at_number.iter().map(|(_, operation)| size(operation.chain)).max()?;
-        let (_, usual) = at_number.iter().find(|(_, operation)| size(operation.chain) == most)?;
-        let others: Vec<_> =
-            at_number.iter().filter(|(_, operation)| operation.chain != usual.chain).collect();
-        let is_other_here = |other: &Collective| *other != usual.operation;
-        return Some(CliqueWait {
-            kind: WaitKind::DifferentProgram,
-            number,
-            operation: Some(usual.operation),
-            ranks: others.iter().map(|(rank, _)| *rank).collect(),
-            // Nothing that ranks do later makes their programs agree.
-            known_until: None,
-            // If the collectives at this number are equal, an earlier one differs, of which nothing is known any more.
-            instead: others.iter().map(|(_, operation)| operation.operation).find(is_other_here),
-            since: latest_change(reports)?,
-            is_timed: usual.is_timed,
-        });
+    let by_number = collectives_by_number(reports);
+    let differ = |at_number: &[(u32, &ReportedCollective)]| {
+        at_number.iter().any(|(_, operation)| operation.chain != at_number[0].1.chain)
+    };
+    // Ranks do not report an earlier collective all at once. What two of them say of it does not tell which one is right.
+    let most_heard = by_number.values().filter(|it| differ(it)).map(Vec::len).max()?;
+    let (number, at_number) = by_number.into_iter().find(|(_, it)| it.len() == most_heard && differ(it))?;
+    let mut chains: BTreeMap<u64, usize> = BTreeMap::new();
+    for (_, operation) in &at_number {
+        *chains.entry(operation.chain).or_default() += 1;
     }
-    None
+    // Most ranks are right, and of two halves the one with the first rank.
+    let size = |chain: u64| chains.get(&chain).copied().unwrap_or_default();
+    let most = at_number.iter().map(|(_, operation)| size(operation.chain)).max()?;
+    let (_, usual) = at_number.iter().find(|(_, operation)| size(operation.chain) == most)?;
+    let others: Vec<_> = at_number.iter().filter(|(_, operation)| operation.chain != usual.chain).collect();
+    let is_other_here = |other: &Collective| *other != usual.operation;
+    Some(CliqueWait {
+        kind: WaitKind::DifferentProgram,
+        number,
+        operation: Some(usual.operation),
+        ranks: others.iter().map(|(rank, _)| *rank).collect(),
+        // Nothing that ranks do later makes their programs agree.
+        known_until: None,
+        // If the collectives at this number are equal, an earlier one differs, of which nothing is known any more.
+        instead: others.iter().map(|(_, operation)| operation.operation).find(is_other_here),
+        since: latest_change(reports)?,
+        is_timed: usual.is_timed,
+    })
 }
 
 /// Returns the time of the latest change of any rank that is heard.

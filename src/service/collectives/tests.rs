@@ -53,6 +53,8 @@ struct RankFixture {
     /// When it was heard, if it is not silent.
     heard_at: Timestamp,
     is_silent: bool,
+    /// The number of its latest collectives that it reports.
+    reported: usize,
 }
 
 impl CliqueFixture {
@@ -66,6 +68,7 @@ impl CliqueFixture {
             at: ago(60),
             heard_at: NOW,
             is_silent: false,
+            reported: 10,
         };
         Self { ranks: (0..ranks).map(|_| rank()).collect() }
     }
@@ -128,7 +131,7 @@ impl RankFixture {
             collectives: operations.len() as u64,
             functions: Vec::new(),
             // Reports have the latest ones.
-            operations: operations.into_iter().rev().take(10).rev().collect(),
+            operations: operations.into_iter().rev().take(self.reported).rev().collect(),
         }
     }
 }
@@ -192,6 +195,25 @@ fn a_wait_lasts_until_the_last_report_of_a_rank_that_is_waited_for() {
     clique.ranks[2].heard_at = ago(4);
     let wait = clique.wait().unwrap();
     assert_eq!((wait.kind, wait.lasted(NOW)), (WaitKind::NotBegun, Duration::from_secs(8)));
+}
+
+#[test]
+fn programs_are_compared_where_most_ranks_are_heard() {
+    let mut clique = CliqueFixture::level(4, 20, false);
+    clique.call([0, 1, 3], all_reduce(1), 12);
+    clique.call([2], all_reduce(2), 12);
+    (0..30).for_each(|_| clique.call(0..4, all_reduce(3), 11));
+    let different = |number| Some((WaitKind::DifferentProgram, number, vec![2], false));
+    assert_eq!(summary(clique.wait()), different(41), "the first that is reported");
+    // Ranks 2 and 3 have reported the collective that differs, and the others not yet.
+    for rank in [2, 3] {
+        clique.ranks[rank].reported = 40;
+    }
+    assert_eq!(summary(clique.wait()), different(41));
+    for rank in [0, 1] {
+        clique.ranks[rank].reported = 40;
+    }
+    assert_eq!(summary(clique.wait()), different(20));
 }
 
 #[test]
