@@ -91,9 +91,13 @@ export const walk = async (browser, paths) => {
       const beyond = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
       if (beyond > 1) wrong(`${path} is ${beyond} px wider than the ${scheme} window`);
       const sent = await answer.text();
-      // A live update may have come in.
+      // A live update may have come in; one of a large job may be some seconds older than the page.
       let differ = await factsOfScripts(page, sent);
-      for (let again = 0; again < 3 && differ; again += 1) differ = await factsOfScripts(page, await (await page.goto(url + path, { waitUntil: 'load' })).text());
+      for (let again = 0; again < 3 && differ; again += 1) {
+        const newer = await (await page.goto(url + path, { waitUntil: 'load' })).text();
+        await page.waitForTimeout(3000);
+        differ = await factsOfScripts(page, newer);
+      }
       if (differ) wrong(`${path}: ${differ}`);
       await accessible(page);
       sizes.push(Buffer.byteLength(sent));
