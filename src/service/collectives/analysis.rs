@@ -267,15 +267,20 @@ fn find_wait_for_calls(reports: &BTreeMap<u32, RankReport<'_>>, back: u64) -> Op
         // lost; then the others advance.
         since = since.max(latest_change(reports)?);
     }
+    let known_until = last_heard(reports, &ranks);
+    let is_timed = operation.is_some_and(|operation| operation.is_timed);
+    // If a GPU is stuck, programs run ahead of it to different numbers, and most of them are behind the furthest. Then the calls
+    // alone do not tell who holds up the others.
+    let is_told_by_calls = is_timed || is_silent || ranks.len() * 2 <= reports.len();
     Some(CliqueWait {
         kind: if is_silent { WaitKind::NotHeard } else { WaitKind::NotCalled },
         number: back,
         operation: operation.map(|operation| operation.operation),
         instead: None,
         since,
-        known_until: last_heard(reports, &ranks),
-        ranks,
-        is_timed: operation.is_some_and(|operation| operation.is_timed),
+        known_until,
+        ranks: if is_told_by_calls { ranks } else { Vec::new() },
+        is_timed,
     })
 }
 

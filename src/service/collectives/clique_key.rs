@@ -11,8 +11,8 @@ use muster_collectives::{UNIQUE_ID_BYTES, communicator_hash};
 
 use crate::coordination::{JobReader, RunNumber, TaskId};
 
-/// What the keys begin with, by platform.
-const PREFIXES: [&[u8]; 2] = [b"cuda:root_process: ", b"rocm:root_process: "];
+/// The platforms whose devices form cliques.
+const PLATFORMS: [&str; 2] = ["cuda", "rocm"];
 /// The maximum number of cliques of a job that are read.
 const CLIQUES_MAX: usize = 4096;
 /// The number of keys that are read at once.
@@ -55,17 +55,21 @@ impl CliqueIndex {
 
     /// Reads the cliques of the present run.
     pub fn refresh(&mut self, job: &JobReader<'_>, run: RunNumber) {
-        let tasks: BTreeMap<i32, TaskId> =
-            job.devices().iter().map(|device| (device.global_id, device.task)).collect();
+        let all_devices = job.devices();
         self.run = Some(run);
         self.by_hash.clear();
-        for prefix in PREFIXES {
-            let mut after = prefix.to_vec();
+        for platform in PLATFORMS {
+            // A task has devices of several platforms, each of which numbers its own.
+            let of_platform = all_devices.iter().filter(|device| device.platform == platform);
+            let tasks: BTreeMap<i32, TaskId> =
+                of_platform.map(|device| (device.global_id, device.task)).collect();
+            let prefix = format!("{platform}:root_process: ").into_bytes();
+            let mut after = prefix.clone();
             'pages: loop {
                 let page = job.list_keys(b"", &after, true, PAGE);
                 let is_last = page.len() < PAGE;
                 for entry in page {
-                    if !entry.key.starts_with(prefix) || self.by_hash.len() >= CLIQUES_MAX {
+                    if !entry.key.starts_with(&prefix) || self.by_hash.len() >= CLIQUES_MAX {
                         break 'pages;
                     }
                     after = entry.key.to_vec();

@@ -217,6 +217,16 @@ fn programs_are_compared_where_most_ranks_are_heard() {
 }
 
 #[test]
+fn without_times_most_ranks_are_not_blamed_for_a_gpu_that_is_stuck() {
+    let mut clique = CliqueFixture::level(4, 20, false);
+    clique.call(0..4, all_reduce(1), 12);
+    clique.call([1], all_reduce(2), 11);
+    assert_eq!(summary(clique.wait()), Some((WaitKind::NotCalled, 21, vec![], false)));
+    clique.call([0, 2], all_reduce(2), 11);
+    assert_eq!(summary(clique.wait()), Some((WaitKind::NotCalled, 21, vec![3], false)));
+}
+
+#[test]
 fn a_gpu_that_has_not_begun_is_named_and_not_the_program_that_ran_ahead_least() {
     let mut clique = CliqueFixture::level(4, 20, true);
     // All have called number 20, and run ahead to different numbers.

@@ -348,6 +348,10 @@ fn wait_view(
             format!("all ranks have begun {place}, and none has ended it")
         }
         WaitKind::NotEnded => format!("{who} {have} begun {place} and not ended it, and others have"),
+        WaitKind::NotCalled if wait.ranks.is_empty() => format!(
+            "the ranks have called different numbers of collectives, at least up to {place}, and none goes on; \
+             which one holds up the others is not known without times on the GPU"
+        ),
         WaitKind::NotCalled => {
             let likely = if wait.is_timed { "" } else { " (by calls alone: times on the GPU are not known)" };
             format!("{who} {have} not called {place}; {others}{likely}")
