@@ -7,7 +7,6 @@
 use std::ffi::{c_int, c_void};
 use std::hint::black_box;
 use std::ptr::null_mut;
-use std::time::Instant;
 
 use muster_nccl_profiler::abi::{
     COLLECTIVE, CollectiveEvent, EventDescriptor, EventOfKind, KERNEL_CHANNEL, KERNEL_CHANNEL_ENDED,
@@ -60,7 +59,7 @@ fn run_collective(context: *mut c_void, number: u64, channels: u8, is_timed: boo
 
 /// Returns the nanoseconds of one call.
 fn measure(mut call: impl FnMut(u64)) -> f64 {
-    let began = Instant::now();
+    let began = muster::clock::monotonic();
     (0..COLLECTIVES).for_each(&mut call);
     began.elapsed().as_nanos() as f64 / COLLECTIVES as f64
 }
