@@ -56,7 +56,7 @@ fn without_times_nothing_is_said_of_a_held_gpu() {
     assert_eq!((&view["waiting_count"], &view["timed_processes"]), (&json!(0), &json!(0)), "{view}");
     assert_eq!(job.stuck_events(), Vec::<Value>::new());
 
-    // A program that goes on is ahead of those that wait for their GPUs. These are named, and that it is not certain.
+    // A program that goes on is ahead of those that wait for their GPUs. Most are behind, so nobody is blamed.
     let began = TestInstant::now();
     job.tell(&[0, 1, 3], "sync 0");
     job.run(&[2], "call 0 AllReduce 1000 2");
@@ -64,9 +64,9 @@ fn without_times_nothing_is_said_of_a_held_gpu() {
     let view = job.collectives();
     let wait = &view["cliques"][0]["wait"];
     assert_eq!((&wait["kind"], &wait["certain"]), (&json!("not-called"), &json!(false)), "{view}");
-    assert_eq!(wait["waited_for"], json!([0, 1, 3]), "{view}");
+    assert_eq!((&wait["waited_for"], &finding["tasks"]), (&json!([]), &json!([])), "{view}");
     let summary = finding["summary"].as_str().expect("a text");
-    assert!(summary.contains("by calls alone"), "{summary}");
+    assert!(summary.contains("is not known without times on the GPU"), "{summary}");
 }
 
 #[test]
