@@ -58,6 +58,7 @@ pub async fn operations_of_all_routes(house: &InProcessHttpPort) -> Vec<RouteOpe
             .replace("{id}", "1")
             .replace("{task}", "0")
             .replace("{host}", "h")
+            .replace("{clique}", "00000000000000aa")
             .replace("{run}", "1");
         let path = path.replace("{*key}", "k");
         for filled in match path.as_str() {

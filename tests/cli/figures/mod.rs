@@ -120,7 +120,9 @@ fn pages_rest_the_command_line_and_metrics_say_the_same() {
     if many {
         // The comparison must not pass for lack of data: every state occurred, and every figure was compared.
         assert!(seen_states.values().all(|count| *count > 0), "{seen_states:?}");
-        assert!(seen_reports.values().all(|count| *count > 0), "{seen_reports:?}");
+        // Devices change only if a task publishes them in two runs, of which few programs have as many.
+        let is_seen = |(kind, count): (&&str, &u64)| *count > 0 || *kind == "changed devices";
+        assert!(seen_reports.iter().all(is_seen), "{seen_reports:?}");
         assert!(ledger.compared.len() >= 95, "{}: {:?}", ledger.compared.len(), ledger.compared);
         assert!(ledger.compared.contains_key("length of an ended run"), "{:?}", ledger.compared);
     }
