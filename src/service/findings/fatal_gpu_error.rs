@@ -12,7 +12,7 @@ pub(super) static DETECTOR: Detector = Detector {
     means: "A process has told that the driver has lost one of its GPUs: an ECC error, an illegal address, a lost link. Nothing runs \
             on it until the process starts again, and the collectives of all others wait for it.",
     advice: "Exclude the task: then the others learn that it is gone, and JAX aborts their collectives \
-             (XLA_PYTHON_CLIENT_ABORT_COLLECTIVES_ON_FAILURE=1). The setting auto-exclude can do that. Then look at the kernel's log \
+             (`XLA_PYTHON_CLIENT_ABORT_COLLECTIVES_ON_FAILURE=1`). The setting auto-exclude can do that. Then look at the kernel's log \
              of the host (Xid) and at `nvidia-smi -q`; a GPU with ECC errors needs a reset.",
     detect,
 };
