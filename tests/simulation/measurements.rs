@@ -254,9 +254,9 @@ fn a_task_that_waits_for_a_key_says_for_which_and_since_when() {
 }
 
 #[test]
-fn a_habit_is_found_after_sixteen_rounds() {
+fn a_habit_is_found_after_eight_rounds() {
     let mut job = SimulatedJob::fate_sharing(4);
-    for counter in 0..16 {
+    for counter in 0..8 {
         assert!(ids_of_findings(&job).is_empty(), "after {counter} rounds");
         job.run_barrier_round(counter, &[(3, 2)]);
     }
