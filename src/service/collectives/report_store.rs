@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use muster_collectives::CollectiveFunction;
@@ -26,6 +26,8 @@ const CONTEXT: u64 = 8;
 const WANTED_AFTER: Duration = Duration::from_secs(1);
 /// The shortest time between two looks for cliques that wait.
 const JUDGE_INTERVAL: Duration = Duration::from_millis(500);
+/// The number of processes up to which this interval holds.
+const PROCESSES_PER_INTERVAL: usize = 1000;
 
 /// The collectives that the next report of a process should have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,10 +79,11 @@ pub(super) struct FunctionCounts {
 }
 
 /// The reports of a job.
-#[derive(Debug, Default)]
+/// A copy shares the reports, so that they are analysed without the lock.
+#[derive(Debug, Default, Clone)]
 pub(super) struct JobCollectives {
-    pub processes: BTreeMap<u64, ProcessReport>,
-    pub index: CliqueIndex,
+    pub processes: BTreeMap<u64, Arc<ProcessReport>>,
+    pub index: Arc<CliqueIndex>,
     indexed_at: Option<Timestamp>,
     pub functions: BTreeMap<CollectiveFunction, FunctionCounts>,
     /// Until when NCCL is asked for times.
@@ -169,7 +172,7 @@ impl JobCollectives {
                 counts.gpu_ns = counts.gpu_ns.saturating_add(more(row.gpu_ns, former.map(|old| old.gpu_ns)));
             }
         }
-        let mut windows = self.remove(report.process).map(|known| known.windows).unwrap_or_default();
+        let mut windows = self.remove(report.process).map(|known| known.windows.clone()).unwrap_or_default();
         let totals: BTreeMap<(u64, u32), (u64, u64)> = report
             .communicators
             .iter()
@@ -190,10 +193,12 @@ impl JobCollectives {
         }
         let bytes = memory_of(&report);
         self.bytes += bytes;
-        self.processes.insert(report.process, ProcessReport { report, heard_at: now, windows, bytes });
+        let process = report.process;
+        let stored = ProcessReport { report, heard_at: now, windows, bytes };
+        self.processes.insert(process, Arc::new(stored));
     }
 
-    fn remove(&mut self, process: u64) -> Option<ProcessReport> {
+    fn remove(&mut self, process: u64) -> Option<Arc<ProcessReport>> {
         let removed = self.processes.remove(&process)?;
         self.bytes -= removed.bytes;
         Some(removed)
@@ -227,7 +232,9 @@ impl JobCollectives {
 
     /// Finds the cliques that wait, at most once a second.
     fn judge(&mut self, stuck_after: Duration, silent_after: Duration, now: Timestamp) {
-        if self.judged_at.is_some_and(|at| now.since(at) < JUDGE_INTERVAL) {
+        // In large jobs it takes longer, and is done less often.
+        let times = u32::try_from(self.processes.len() / PROCESSES_PER_INTERVAL + 1).unwrap_or(u32::MAX);
+        if self.judged_at.is_some_and(|at| now.since(at) < JUDGE_INTERVAL * times) {
             return;
         }
         let find = |clique: &ReportedClique<'_>| {
@@ -260,7 +267,7 @@ impl JobCollectives {
         if self.indexed_at.is_some_and(|at| now.since(at) < INDEX_INTERVAL) {
             return;
         }
-        let is_unknown = |process: &ProcessReport| {
+        let is_unknown = |process: &Arc<ProcessReport>| {
             process.report.communicators.iter().any(|it| self.index.get(it.hash).is_none())
         };
         let has_unknown = self.processes.values().any(is_unknown);
@@ -269,7 +276,7 @@ impl JobCollectives {
             let Some(reader) = core.job(job) else { return };
             let run = reader.summary().run;
             if has_unknown || !self.index.is_of_run(run) {
-                self.index.refresh(&reader, run);
+                Arc::make_mut(&mut self.index).refresh(&reader, run);
             }
         });
     }
@@ -359,8 +366,8 @@ impl CollectiveReports {
         })
     }
 
-    /// Calls `look` with the reports of a job, after it has read the cliques of the key-value store; `None` if no process of it
-    /// has reported.
+    /// Calls `look` with a copy of the reports of a job, after it has read the cliques of the key-value store; `None` if no
+    /// process of it has reported.
     pub(super) fn look<T>(
         &self,
         engine: &Engine,
@@ -371,7 +378,9 @@ impl CollectiveReports {
         let mut jobs = self.lock_jobs();
         let of_job = jobs.get_mut(&job).filter(|of_job| !of_job.processes.is_empty())?;
         of_job.refresh_index(engine, job, now);
-        Some(look(of_job, now))
+        let copy = of_job.clone();
+        drop(jobs);
+        Some(look(&copy, now))
     }
 
     /// Returns the totals of every function of a job, and the numbers of accepted and refused reports.

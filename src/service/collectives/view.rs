@@ -225,7 +225,7 @@ struct TaskNames<'a> {
 
 impl<'a> TaskNames<'a> {
     fn new(of_job: &'a JobCollectives) -> Self {
-        let task_of = |(process, known): (&u64, &super::report_store::ProcessReport)| {
+        let task_of = |(process, known): (&u64, &std::sync::Arc<super::report_store::ProcessReport>)| {
             let by_clique = known.report.communicators.iter().find_map(|it| {
                 of_job.index.get(it.hash).and_then(|key| key.tasks.get(it.rank as usize).copied().flatten())
             });
@@ -440,6 +440,11 @@ fn member_views(
     clique.members.iter().filter_map(view).collect()
 }
 
+fn slow_rank_view(names: &TaskNames<'_>, clique: &ReportedClique<'_>) -> Option<SlowRankView> {
+    let slow = find_slow_rank(&names.of_job.windows_of(clique))?;
+    Some(SlowRankView { rank: slow.rank, task: names.task(clique, slow.rank), lateness_s: slow.lateness_s })
+}
+
 fn clique_view(
     names: &TaskNames<'_>,
     judged: &JudgedClique<'_>,
@@ -449,7 +454,6 @@ fn clique_view(
     let clique = &judged.clique;
     let communicators = || clique.members.values().map(|(_, report)| report.communicator);
     let wait = judged.wait.as_ref().map(|wait| wait_view(names, clique, wait, now));
-    let slow = find_slow_rank(&names.of_job.windows_of(clique));
     let front = communicators().map(|it| it.collectives).max().unwrap_or_default();
     let waited_for = wait.as_ref().map_or(&[][..], |wait| &wait.waited_for);
     let members = if with_members { member_views(names, clique, front, waited_for) } else { Vec::new() };
@@ -467,11 +471,7 @@ fn clique_view(
         front,
         back: communicators().map(|it| it.collectives).min().unwrap_or_default(),
         changed_at: communicators().map(|it| it.changed_at).max().unwrap_or_default(),
-        slow: slow.map(|slow| SlowRankView {
-            rank: slow.rank,
-            task: names.task(clique, slow.rank),
-            lateness_s: slow.lateness_s,
-        }),
+        slow: slow_rank_view(names, clique),
         functions: function_views(clique),
         members,
         wait,
@@ -548,7 +548,14 @@ impl CollectiveReports {
     /// Returns the slow ranks of all cliques of a job: the task, if it is known, with the lateness in seconds.
     #[must_use]
     pub fn slow_ranks(&self, engine: &Engine, job: JobId, tasks: usize) -> Vec<(String, SlowRankView)> {
-        let view = self.view(engine, job, tasks);
-        view.cliques.into_iter().filter_map(|clique| Some((clique.clique, clique.slow?))).collect()
+        let slow = self.look(engine, job, |of_job, now| {
+            let names = TaskNames::new(of_job);
+            let cliques = of_job.cliques(now, silent_after(tasks));
+            let find = |clique: &ReportedClique<'_>| {
+                Some((format!("{:016x}", clique.hash), slow_rank_view(&names, clique)?))
+            };
+            cliques.iter().filter_map(find).collect::<Vec<_>>()
+        });
+        slow.unwrap_or_default()
     }
 }
