@@ -42,6 +42,55 @@ pub mod muster {
     }
 }
 
+/// A field of an encoded message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MessageField<'a> {
+    /// Its number in the message.
+    pub tag: u32,
+    /// The contents of a text, of bytes or of a nested message; `None` for a number.
+    pub contents: Option<&'a [u8]>,
+}
+
+/// The fields of an encoded message, in their order. Receivers count rows with it before they allocate memory for them. The
+/// first error is the last item.
+#[derive(Debug, Clone)]
+pub struct MessageFields<'a>(&'a [u8]);
+
+impl<'a> MessageFields<'a> {
+    /// Returns the fields of a message.
+    #[must_use]
+    pub fn new(message: &'a [u8]) -> Self {
+        Self(message)
+    }
+
+    fn read_field(&mut self) -> Result<MessageField<'a>, DecodeError> {
+        let (tag, wire_type) = encoding::decode_key(&mut self.0)?;
+        let whole = self.0;
+        encoding::skip_field(wire_type, tag, &mut self.0, DecodeContext::default())?;
+        if wire_type != WireType::LengthDelimited {
+            return Ok(MessageField { tag, contents: None });
+        }
+        let mut contents = &whole[..whole.len() - self.0.len()];
+        encoding::decode_varint(&mut contents)?;
+        Ok(MessageField { tag, contents: Some(contents) })
+    }
+}
+
+impl<'a> Iterator for MessageFields<'a> {
+    type Item = Result<MessageField<'a>, DecodeError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.0.is_empty() {
+            return None;
+        }
+        let field = self.read_field();
+        if field.is_err() {
+            self.0 = &[];
+        }
+        Some(field)
+    }
+}
+
 /// The bounds of one report of transfers: workers leave out more, and the service refuses it.
 pub mod report_limits {
     /// The pairs of tasks.
@@ -128,5 +177,33 @@ impl Message for CoordinatedTask {
 
     fn clear(&mut self) {
         *self = Self::default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_are_read_in_their_order_up_to_the_first_error() {
+        let thread = muster::v1::StackThread { name: "a".into(), main: true, ..Default::default() };
+        let answer = muster::v1::StackAnswer {
+            request: 300,
+            incarnation: 5,
+            threads: vec![thread],
+            ..Default::default()
+        };
+        let bytes = answer.encode_to_vec();
+        let fields: Vec<MessageField<'_>> = MessageFields::new(&bytes).map(Result::unwrap).collect();
+        let number = |tag| MessageField { tag, contents: None };
+        let nested = MessageField { tag: 4, contents: Some(&[0x0A, 1, b'a', 0x10, 1][..]) };
+        assert_eq!(fields, [number(1), number(3), nested]);
+        for cut in 1..bytes.len() {
+            let read: Vec<_> = MessageFields::new(&bytes[..cut]).collect();
+            assert!(read.iter().rev().skip(1).all(Result::is_ok), "{cut}");
+            let is_whole = [3, 12].contains(&cut);
+            assert_eq!(read.iter().all(Result::is_ok), is_whole, "{cut}");
+        }
+        assert_eq!(MessageFields::new(&[]).count(), 0);
     }
 }

@@ -149,6 +149,13 @@ pub fn format_approximate_duration(duration: Duration) -> String {
     }
 }
 
+/// Formats seconds as [`format_approximate_duration`] does. Seconds that are no duration, as another program may send them, count
+/// as 0.
+#[must_use]
+pub fn format_approximate_seconds(seconds: f64) -> String {
+    format_approximate_duration(Duration::try_from_secs_f64(seconds).unwrap_or_default())
+}
+
 /// Formats a duration in microseconds that may be short: in µs, ms or s, with up to three digits, from ten
 /// seconds on as [`format_approximate_duration`].
 #[must_use]

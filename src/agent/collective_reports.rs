@@ -14,17 +14,13 @@ use super::channel;
 use super::cluster_env::{ClusterEnv, ClusterFlags, environment_variables};
 use super::config::AgentTlsFiles;
 use super::error::AgentError;
+use super::transfer_reports::{CALL_TIMEOUT, UNSUPPORTED_PAUSE, asked_report_interval};
 use crate::clock;
 use crate::proto::muster::v1 as pb;
 use crate::proto::muster::v1::collectives_client::CollectivesClient;
 
-/// The bounds of the interval that the service may set.
-const INTERVAL_BOUNDS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(60));
 /// The pause after a report that was not taken: at first, and at most.
 const RETRY_PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
-/// The pause before the next attempt at a service that takes no reports.
-const UNSUPPORTED_PAUSE: Duration = Duration::from_secs(60);
-const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 /// The number of collectives that the service gets of those that it asked for.
 const WANTED_COLLECTIVES: usize = 16;
 
@@ -59,7 +55,7 @@ impl CollectiveReporter {
                 .map_err(|error| AgentError::Settings(error.to_string())),
         };
         let (service, task) = found?;
-        let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+        let variable = |name: &str| variables.get(name).cloned().filter(|value| !value.is_empty());
         let tls = variable("MUSTER_CA").map(|ca| AgentTlsFiles {
             ca: ca.into(),
             own: variable("MUSTER_CERT")
@@ -101,8 +97,7 @@ impl CollectiveReporter {
                     set_timing(answer.timing);
                     self.wanted = answer.wanted;
                     retry = RETRY_PAUSE.0;
-                    let asked = Duration::from_millis(u64::from(answer.interval_ms));
-                    asked.clamp(INTERVAL_BOUNDS.0, INTERVAL_BOUNDS.1)
+                    asked_report_interval(answer.interval_ms)
                 }
                 Err(Code::Unimplemented) => UNSUPPORTED_PAUSE,
                 Err(_) => {
@@ -152,7 +147,7 @@ impl CollectiveReporter {
             pid: snapshot.pid,
             host: self.host.clone(),
             task: self.task,
-            timing: snapshot.is_timed(),
+            timing: snapshot.is_timed,
             communicators_not_recorded: snapshot.communicators_not_recorded,
             communicators: communicators.collect(),
         }

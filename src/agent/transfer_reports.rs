@@ -21,10 +21,16 @@ const INTERVAL: Duration = Duration::from_secs(1);
 /// The bounds of the interval that the service may set.
 const INTERVAL_BOUNDS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(60));
 /// The pause before the next attempt at a service that accepts no reports.
-const UNSUPPORTED_PAUSE: Duration = Duration::from_secs(60);
+pub(super) const UNSUPPORTED_PAUSE: Duration = Duration::from_secs(60);
 /// The timeout of the last report.
 const FINAL_REPORT_TIMEOUT: Duration = Duration::from_secs(1);
-const CALL_TIMEOUT: Duration = Duration::from_secs(5);
+/// The timeout of a report.
+pub(super) const CALL_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Returns the pause before the next report of any kind that the service asks for, within bounds.
+pub(super) fn asked_report_interval(interval_ms: u32) -> Duration {
+    Duration::from_millis(u64::from(interval_ms)).clamp(INTERVAL_BOUNDS.0, INTERVAL_BOUNDS.1)
+}
 
 /// Reports until the worker ends.
 pub(super) async fn report_periodically(host: Arc<EngineHost>, channel: Channel) {
@@ -65,8 +71,7 @@ async fn send_report(host: &EngineHost, channel: Channel) -> Duration {
                 }
             });
             stack_answers::answer_request(host, stacks_channel, answer.stacks_request).await;
-            let wanted = u64::from(answer.interval_ms);
-            return Duration::from_millis(wanted).clamp(INTERVAL_BOUNDS.0, INTERVAL_BOUNDS.1);
+            return asked_report_interval(answer.interval_ms);
         }
         Ok(Err(status)) if status.code() == Code::Unimplemented => return UNSUPPORTED_PAUSE,
         Ok(Err(status)) => status.to_string(),

@@ -7,7 +7,6 @@ mod records;
 
 use std::fmt::Write as _;
 use std::process::ExitCode;
-use std::time::Duration;
 
 use anyhow::Result;
 use clap::Args;
@@ -15,7 +14,7 @@ use clap::Args;
 use super::output::TerminalText;
 use super::server_args::{JobArg, ServerArgs, block_on_requests, format_time_millis};
 use crate::service::collectives::{CliqueFunctionView, CliqueView, CollectiveView, CollectivesView};
-use crate::text::{format_approximate_duration, format_bytes, format_count_with_noun};
+use crate::text::{format_approximate_seconds, format_bytes, format_count_with_noun};
 
 /// Show the collectives of a job: how far each clique has come, and which tasks hold it up
 ///
@@ -124,13 +123,12 @@ fn collectives_text(all: &CollectivesView) -> String {
 fn state_text(clique: &CliqueView) -> String {
     match (&clique.wait, &clique.slow) {
         (Some(wait), _) => {
-            let waited = format_approximate_duration(Duration::from_secs_f64(wait.waited_s.max(0.0)));
-            format!("waits for {waited}: {}", wait.summary)
+            format!("waits for {}: {}", format_approximate_seconds(wait.waited_s), wait.summary)
         }
         (None, Some(slow)) => {
             let who =
                 slow.task.map_or_else(|| format!("rank {}", slow.rank), |task| format!("task {}", task.0));
-            let late = format_approximate_duration(Duration::from_secs_f64(slow.lateness_s.max(0.0)));
+            let late = format_approximate_seconds(slow.lateness_s);
             format!("advances; the others wait about {late} for {who} in a collective")
         }
         (None, None) => "advances".to_owned(),

@@ -23,9 +23,34 @@ pub fn communicator_hash(unique_id: &[u8; UNIQUE_ID_BYTES]) -> u64 {
     hash
 }
 
+/// Returns the name of the clique of communicators with this hash, as 16 hexadecimal digits.
+#[must_use]
+pub fn clique_name(hash: u64) -> String {
+    format!("{hash:016x}")
+}
+
+/// Returns the hash in the name of a clique; `None` if it is no such name.
+#[must_use]
+pub fn parse_clique_name(name: &str) -> Option<u64> {
+    let hash = u64::from_str_radix(name, 16).ok()?;
+    (clique_name(hash) == name).then_some(hash)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_name_is_that_of_one_hash() {
+        for hash in [0, 0xABCD, u64::MAX] {
+            assert_eq!(parse_clique_name(&clique_name(hash)), Some(hash));
+        }
+        for other in
+            ["", "abcd", "+00000000000abcd", "000000000000ABCD", "00000000000000abcd", "000000000000abcg"]
+        {
+            assert_eq!(parse_clique_name(other), None, "{other}");
+        }
+    }
 
     #[test]
     fn the_hash_is_nccls() {

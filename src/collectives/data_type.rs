@@ -70,6 +70,12 @@ impl DataType {
         }
     }
 
+    /// Returns the type whose [`DataType::name`] this is.
+    #[must_use]
+    pub fn from_jax_name(name: &str) -> Self {
+        Self::ALL.into_iter().find(|data_type| data_type.name() == name).unwrap_or(Self::Other)
+    }
+
     /// Returns the type of a number; an unknown one is [`DataType::Other`].
     #[must_use]
     #[inline]
@@ -126,7 +132,9 @@ mod tests {
             let found = DataType::from_name(name.as_bytes());
             assert_eq!((found, found.bytes()), (data_type, bytes));
             assert_eq!(DataType::from_number(found as u8), found);
+            assert_eq!(DataType::from_jax_name(found.name()), found);
         }
         assert_eq!(DataType::from_number(99), DataType::Other);
+        assert_eq!(DataType::from_jax_name("float31"), DataType::Other);
     }
 }

@@ -31,8 +31,8 @@ pub(crate) struct RecordLayout {
     pub started_ns: AtomicU64,
     /// The number of the task, if the environment tells it; else -1.
     pub task: AtomicI32,
-    /// The events that the process asks of NCCL, as NCCL numbers them.
-    pub event_mask: AtomicI32,
+    /// 1 while the process asks NCCL for the times on the GPU.
+    pub is_timed: AtomicU32,
     /// The number of communicators that had no slot.
     pub communicators_not_recorded: AtomicU64,
     pub job: [AtomicU8; NAME_BYTES],
@@ -77,5 +77,4 @@ pub(crate) struct FunctionSlot {
     /// The bytes of those whose time on the GPU is known, and this time in nanoseconds.
     pub timed_bytes: AtomicU64,
     pub gpu_ns: AtomicU64,
-    pub changed_ns: AtomicU64,
 }

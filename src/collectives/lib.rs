@@ -33,7 +33,7 @@ mod record_file;
 mod snapshot;
 
 pub use collective_function::CollectiveFunction;
-pub use communicator_hash::{UNIQUE_ID_BYTES, communicator_hash};
+pub use communicator_hash::{UNIQUE_ID_BYTES, clique_name, communicator_hash, parse_clique_name};
 pub use data_type::DataType;
 pub use layout::{COMMUNICATORS_MAX, LAYOUT_VERSION};
 pub use operation_ring::{COLLECTIVES_KEPT, Collective, OperationHandle};

@@ -4,8 +4,8 @@
 
 use std::sync::Mutex;
 use std::sync::PoisonError;
+use std::sync::atomic::AtomicU8;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicI32, AtomicU8};
 
 use crate::layout::{
     COMMUNICATORS_MAX, CommunicatorSlot, FunctionSlot, LAYOUT_VERSION, MAGIC, NAME_BYTES, RecordLayout,
@@ -70,10 +70,9 @@ impl Record {
         self.memory.layout_of_own()
     }
 
-    /// Returns the events that the process asks of NCCL, as NCCL numbers them.
-    #[must_use]
-    pub fn event_mask(&self) -> &AtomicI32 {
-        &self.layout().event_mask
+    /// Records whether the process asks NCCL for the times on the GPU.
+    pub fn set_timed(&self, is_timed: bool) {
+        self.layout().is_timed.store(u32::from(is_timed), Relaxed);
     }
 
     /// Gives a communicator a slot, and returns its index; `None` if all slots have communicators that have not ended.
@@ -91,8 +90,8 @@ impl Record {
             layout.communicators_not_recorded.fetch_add(1, Relaxed);
             return None;
         };
-        let generation = slot.generation.load(Relaxed);
-        slot.generation.store(generation.wrapping_add(1) | 1, Release);
+        let changing = slot.generation.load(Relaxed).wrapping_add(1) | 1;
+        slot.generation.store(changing, Release);
         std::sync::atomic::fence(AcqRel);
         let now = monotonic_nanos();
         slot.hash.store(new.hash, Relaxed);
@@ -106,8 +105,8 @@ impl Record {
         slot.point_to_point.store(0, Relaxed);
         write_name(&slot.name, new.name);
         for function in &slot.functions {
-            let FunctionSlot { enqueued, begun, ended, bytes, timed_bytes, gpu_ns, changed_ns } = function;
-            for number in [enqueued, begun, ended, bytes, timed_bytes, gpu_ns, changed_ns] {
+            let FunctionSlot { enqueued, begun, ended, bytes, timed_bytes, gpu_ns } = function;
+            for number in [enqueued, begun, ended, bytes, timed_bytes, gpu_ns] {
                 number.store(0, Relaxed);
             }
         }
@@ -118,7 +117,7 @@ impl Record {
             }
         }
         slot.is_ended.store(0, Relaxed);
-        slot.generation.store((generation.wrapping_add(1) | 1).wrapping_add(1).max(2), Release);
+        slot.generation.store(changing.wrapping_add(1).max(2), Release);
         Some(index)
     }
 
@@ -151,7 +150,6 @@ impl Record {
             None => function.enqueued.fetch_add(1, Relaxed),
         };
         function.bytes.fetch_add(operation.bytes(), Relaxed);
-        function.changed_ns.store(now, Relaxed);
         let is_point_to_point = operation.function.is_point_to_point();
         let (number, chain) = if is_point_to_point {
             (slot.point_to_point.fetch_add(1, Relaxed), 0)
@@ -182,7 +180,6 @@ impl Record {
         entry.gpu_began.store(gpu_time, Relaxed);
         entry.begun_ns.store(now, Relaxed);
         function.begun.fetch_max(entry.function_number.load(Relaxed) + 1, Relaxed);
-        function.changed_ns.store(now, Relaxed);
         slot.changed_ns.store(now, Release);
     }
 
@@ -203,7 +200,6 @@ impl Record {
         }
         entry.ended_ns.store(now, Relaxed);
         function.ended.fetch_max(entry.function_number.load(Relaxed) + 1, Relaxed);
-        function.changed_ns.store(now, Relaxed);
         slot.changed_ns.store(now, Release);
     }
 

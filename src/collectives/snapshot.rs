@@ -24,22 +24,12 @@ pub struct RecordSnapshot {
     pub job: Option<String>,
     /// See `job`.
     pub task: Option<u32>,
-    /// The events that the process asks of NCCL.
-    pub event_mask: i32,
+    /// Whether the process asks NCCL for the times on the GPU.
+    pub is_timed: bool,
     /// The number of communicators that had no room in the record.
     pub communicators_not_recorded: u64,
     /// The communicators, in the order in which they were opened.
     pub communicators: Vec<CommunicatorSnapshot>,
-}
-
-impl RecordSnapshot {
-    /// Returns whether the process asks NCCL for the times on the GPU.
-    #[must_use]
-    pub fn is_timed(&self) -> bool {
-        /// The bit of NCCL's mask.
-        const KERNEL_CHANNEL: i32 = 1 << 6;
-        self.event_mask & KERNEL_CHANNEL != 0
-    }
 }
 
 /// A communicator of the process. Ages count back from the moment of the snapshot.
@@ -149,7 +139,7 @@ pub(crate) fn read_record(layout: &RecordLayout, now_ns: u64) -> RecordSnapshot 
         started_unix_us: layout.started_unix_us.load(Relaxed),
         job: Some(read_name(&layout.job)).filter(|job| !job.is_empty()),
         task: u32::try_from(layout.task.load(Relaxed)).ok(),
-        event_mask: layout.event_mask.load(Relaxed),
+        is_timed: layout.is_timed.load(Relaxed) != 0,
         communicators_not_recorded: layout.communicators_not_recorded.load(Relaxed),
         communicators,
     }

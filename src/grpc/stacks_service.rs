@@ -3,12 +3,11 @@
 //! `service/stacks/` has the rules. An answer is routed to its job like every other call. Begin at
 //! [`accept_stack_answer`].
 
-use prost::bytes::Buf as _;
-use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
 use prost::{DecodeError, Message as _};
 
 use crate::coordination::{Code, Failure, JobId, TaskId, TaskIncarnation};
 use crate::engine::Engine;
+use crate::proto::MessageFields;
 use crate::proto::muster::v1 as pb;
 use crate::service::stacks::{
     FRAMES_MAX, InvalidStackAnswer, StackAnswerRefusal, StackCollector, StackFrame, THREADS_MAX, ThreadStack,
@@ -47,34 +46,19 @@ fn task_id(task: u32) -> TaskId {
     TaskId(i32::try_from(task).unwrap_or(-1))
 }
 
-/// Counts the threads before memory is allocated for them: an empty one takes two bytes of a message.
-fn count_fields(mut message: &[u8], wanted: u32) -> Result<usize, DecodeError> {
-    let mut count = 0;
-    while message.has_remaining() {
-        let (tag, kind) = decode_key(&mut message)?;
-        count += usize::from(tag == wanted);
-        skip_field(kind, tag, &mut message, DecodeContext::default())?;
-    }
-    Ok(count)
-}
-
-/// Returns the number of threads, and the number of frames of the thread that has most.
-fn count_threads_and_frames(mut message: &[u8]) -> Result<(usize, usize), DecodeError> {
+/// Returns the number of threads, and the number of frames of the thread that has most. They are counted before memory is
+/// allocated for them: an empty thread takes two bytes of a message.
+fn count_threads_and_frames(message: &[u8]) -> Result<(usize, usize), DecodeError> {
     let (mut threads, mut most_frames) = (0, 0);
-    while message.has_remaining() {
-        let (tag, kind) = decode_key(&mut message)?;
-        if tag != THREADS_TAG || kind != WireType::LengthDelimited {
-            skip_field(kind, tag, &mut message, DecodeContext::default())?;
-            continue;
-        }
-        let length = usize::try_from(decode_varint(&mut message)?).unwrap_or(usize::MAX);
-        let Some((thread, rest)) = message.split_at_checked(length) else {
-            // The decoder refuses it too, with its own words.
-            return Ok((threads, most_frames));
-        };
+    for field in MessageFields::new(message) {
+        let field = field?;
+        let Some(thread) = field.contents.filter(|_| field.tag == THREADS_TAG) else { continue };
         threads += 1;
-        most_frames = most_frames.max(count_fields(thread, FRAMES_TAG)?);
-        message = rest;
+        let mut frames = 0;
+        for field in MessageFields::new(thread) {
+            frames += usize::from(field?.tag == FRAMES_TAG);
+        }
+        most_frames = most_frames.max(frames);
     }
     Ok((threads, most_frames))
 }

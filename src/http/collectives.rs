@@ -4,6 +4,7 @@
 
 use axum::Json;
 use axum::extract::State;
+use muster_collectives::parse_clique_name;
 
 use super::extractors::{ItemInJobPath, JobPath, QueryParams};
 use super::pagination::{page_query, paginate};
@@ -46,16 +47,10 @@ pub(super) async fn show_clique(
     job: JobPath,
     ItemInJobPath(name): ItemInJobPath<String>,
 ) -> Result<Json<CliqueView>, Problem> {
-    find_clique(&site, &job, &name).map(Json)
-}
-
-/// Returns the clique with this name.
-pub(super) fn find_clique(site: &AppState, job: &JobPath, name: &str) -> Result<CliqueView, Problem> {
-    let tasks = site.read_job(job, |look| look.task_count())?;
-    let is_hash = name.len() == 16 && name.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'));
-    let hash = if is_hash { u64::from_str_radix(name, 16).ok() } else { None };
+    let tasks = site.read_job(&job, |look| look.task_count())?;
+    let hash = parse_clique_name(&name);
     let found = hash.and_then(|hash| site.collectives.clique(&site.engine, job.id, tasks, hash));
-    found.ok_or_else(|| {
+    found.map(Json).ok_or_else(|| {
         let text = format!("no process of job {} reports a clique {name:?}", job.name);
         Problem::not_found("no-such-clique", text)
     })

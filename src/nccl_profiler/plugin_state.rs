@@ -142,11 +142,12 @@ impl PluginState {
     }
 
     fn write_mask(&self, own: &EventMask) {
-        let times = if self.is_timed() { KERNEL_CHANNEL } else { 0 };
+        let is_timed = self.is_timed();
+        let times = if is_timed { KERNEL_CHANNEL } else { 0 };
         // The bits are small.
         let mask = (COLLECTIVE | POINT_TO_POINT | times) as c_int;
         if let Some(record) = &self.record {
-            record.event_mask().store(mask, Relaxed);
+            record.set_timed(is_timed);
         }
         if own.address != 0 {
             // SAFETY: NCCL passed the address of a number that lives as long as it has communicators, and has some now. NCCL

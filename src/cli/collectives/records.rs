@@ -5,14 +5,14 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use muster_collectives::{
-    CommunicatorSnapshot, OperationSnapshot, RecordFolder, RecordSnapshot, StoredRecord,
+    CommunicatorSnapshot, OperationSnapshot, RecordFolder, RecordSnapshot, StoredRecord, clique_name,
 };
 use serde::Serialize;
 
 use crate::cli::output::{TerminalText, print_error};
 use crate::cli::server_args::{ServerArgs, format_time};
 use crate::coordination::Timestamp;
-use crate::text::{format_approximate_duration, format_bytes};
+use crate::text::{format_approximate_seconds, format_bytes};
 
 /// The record of a process.
 #[derive(Debug, Serialize)]
@@ -80,7 +80,7 @@ impl RecordOfProcess {
             started_at: Timestamp(*started_unix_us),
             job: job.clone(),
             task: *task,
-            timed: stored.snapshot.is_timed(),
+            timed: stored.snapshot.is_timed,
             communicators_not_recorded: *communicators_not_recorded,
             communicators: stored.snapshot.communicators.iter().map(RecordOfCommunicator::new).collect(),
         }
@@ -99,7 +99,7 @@ impl RecordOfCommunicator {
             gpu_s: totals.gpu_ns as f64 / 1e9,
         });
         Self {
-            clique: format!("{:016x}", communicator.hash),
+            clique: clique_name(communicator.hash),
             name: communicator.name.clone(),
             rank: communicator.rank,
             ranks: communicator.ranks,
@@ -130,10 +130,7 @@ impl RecordOfCollective {
     }
 
     fn text(&self) -> String {
-        let ago = |seconds: f64| {
-            let age = std::time::Duration::try_from_secs_f64(seconds).unwrap_or_default();
-            format_approximate_duration(age)
-        };
+        let ago = format_approximate_seconds;
         let state = match (self.begun_s_ago, self.ended_s_ago) {
             (_, Some(ended)) => format!("ended {} ago", ago(ended)),
             (Some(begun), None) => format!("begun {} ago", ago(begun)),

@@ -5,6 +5,7 @@
 use askama::Template;
 use axum::extract::State;
 use axum::response::Response;
+use muster_collectives::parse_clique_name;
 
 use super::fragment::Fragment;
 use super::frame::{NavEntry, PageFrame, PageUser, render_page};
@@ -17,7 +18,7 @@ use crate::http::extractors::{JobPath, QueryParams};
 use crate::http::{AppState, Problem};
 use crate::service::collectives::{CliqueMemberView, CliqueView, CollectiveView, CollectivesView, WaitRole};
 use crate::service::stacks::TaskRange;
-use crate::text::{format_approximate_duration, format_bytes, format_count_with_noun};
+use crate::text::{format_approximate_seconds, format_bytes, format_count_with_noun};
 
 /// The maximum number of cliques in the table.
 const CLIQUES_SHOWN: usize = 100;
@@ -41,7 +42,7 @@ fn ranges_text(ranges: &[TaskRange]) -> String {
 }
 
 fn seconds_text(seconds: &f64) -> String {
-    format_approximate_duration(std::time::Duration::try_from_secs_f64(*seconds).unwrap_or_default())
+    format_approximate_seconds(*seconds)
 }
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a figure for people")]
@@ -175,22 +176,27 @@ struct CliqueFragment<'a> {
     rows: Vec<&'a CliqueMemberView>,
 }
 
+/// Returns the name of the clique whose ranks are shown. Without a choice it is the first one: that with the longest wait.
+fn wanted_clique<'a>(view: &'a CollectivesView, query: &'a CollectivesPageQuery) -> &'a str {
+    match &*query.clique {
+        "" => view.cliques.first().map_or("", |clique| &*clique.clique),
+        chosen => chosen,
+    }
+}
+
 /// Returns the fragments of the page.
 pub(super) fn render_fragments(
     site: &AppState,
     snapshot: &JobSnapshot,
     query: &CollectivesPageQuery,
 ) -> Result<Vec<Fragment>, Problem> {
-    let (job, tasks) = (&snapshot.view.name, snapshot.task_count());
-    let view = site.collectives.view(&site.engine, snapshot.id, tasks);
+    let job = &snapshot.view.name;
+    let (view, clique) =
+        site.collectives.view_with_clique(&site.engine, snapshot.id, snapshot.task_count(), |view| {
+            parse_clique_name(wanted_clique(view, query))
+        });
     let rows = &view.cliques[..view.cliques.len().min(CLIQUES_SHOWN)];
-    // Without a choice, the first one is shown: that with the longest wait.
-    let wanted = match &*query.clique {
-        "" => view.cliques.first().map_or("", |clique| &*clique.clique),
-        chosen => chosen,
-    };
-    let hash = u64::from_str_radix(wanted, 16).ok();
-    let clique = hash.and_then(|hash| site.collectives.clique(&site.engine, snapshot.id, tasks, hash));
+    let wanted = wanted_clique(&view, query);
     let list = CollectivesFragment { job, view: &view, rows, selected: wanted };
     let empty = FrontPicture { width: 1, columns: Vec::new(), ranks_per_column: 1 };
     let picture = clique.as_ref().map_or(empty, |clique| FrontPicture::new(job, clique));

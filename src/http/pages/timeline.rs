@@ -42,7 +42,7 @@ struct TimelineRow<'a> {
 
 impl<'a> TimelineRow<'a> {
     fn new(snapshot: &JobSnapshot, entry: &'a TimelineEntry) -> Self {
-        // Who looks for the host of a failure is not told the hosts of everything else.
+        // A reader looks for the host of a failure, and not for the hosts of everything else.
         let is_trouble = matches!(entry.tone, TimelineTone::Warning | TimelineTone::Bad);
         let is_known = entry.run == snapshot.view.run.number && entry.tasks.len() <= HOST_TASKS_MAX;
         let hosts = if is_trouble && is_known { host_names(snapshot, &entry.tasks) } else { Vec::new() };

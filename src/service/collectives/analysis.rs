@@ -27,6 +27,7 @@ use crate::coordination::Timestamp;
 /// One rank of a clique.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RankReport<'a> {
+    pub process: u64,
     pub communicator: &'a ReportedCommunicator,
     /// When its process was heard last.
     pub heard_at: Timestamp,
@@ -302,9 +303,10 @@ pub(super) struct SlowRank {
     pub lateness_s: f64,
 }
 
-/// The fewest collectives of which a rank is judged, and the least lateness.
+/// The fewest collectives of which a rank is judged.
 const JUDGED_MIN: u64 = 20;
-const LATENESS_MIN_S: f64 = 0.001;
+/// The least lateness of a slow rank in a collective, in seconds.
+pub const SLOW_RANK_LATENESS_MIN_S: f64 = 0.001;
 
 /// Returns the rank for which the others wait, if there is one. In a collective, a GPU waits for the last one to begin. So the rank
 /// that is always last is the one whose own time in collectives is short, while all others' times are long.
@@ -320,6 +322,6 @@ pub(super) fn find_slow_rank(windows: &[RankWindow]) -> Option<SlowRank> {
     // All others are long: so the second shortest is.
     let (shortest, second) = (mean_s(judged[0]), mean_s(judged[1]));
     let lateness_s = second - shortest;
-    (shortest < second / 2.0 && lateness_s >= LATENESS_MIN_S)
+    (shortest < second / 2.0 && lateness_s >= SLOW_RANK_LATENESS_MIN_S)
         .then_some(SlowRank { rank: judged[0].rank, lateness_s })
 }

@@ -24,7 +24,8 @@ pub(crate) fn check_collectives_report(input: &[u8]) {
         for text in [&communicator.name, &report.host] {
             assert!(!text.contains(is_hidden_character), "{text:?} is not safe to show");
         }
-        let rank = RankReport { communicator, heard_at: now, is_silent: communicator.hash % 2 == 1 };
+        let is_silent = communicator.hash % 2 == 1;
+        let rank = RankReport { process: report.process, communicator, heard_at: now, is_silent };
         ranks.insert(communicator.rank, rank);
     }
     let Some(most) = report.communicators.iter().map(|it| it.ranks).max() else { return };

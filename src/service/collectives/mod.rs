@@ -11,6 +11,7 @@
 //! | `report_store.rs` | the reports of all jobs, within bounds |
 //! | `analysis.rs` | the state of a clique: which ranks hold it up, and how |
 //! | `wait_graph.rs` | of several cliques that wait, the tasks that are the cause |
+//! | `judged_cliques.rs` | all cliques of a job at one moment, those that wait first |
 //! | `view.rs` | the views that pages, REST, findings and the command line share |
 //! | `metrics.rs` | the reports as metrics |
 //!
@@ -26,6 +27,7 @@ mod analysis;
 mod clique_key;
 #[cfg(any(test, feature = "fuzzing"))]
 mod fuzzing;
+mod judged_cliques;
 mod metrics;
 mod parse;
 mod report_store;
@@ -36,7 +38,7 @@ mod wait_graph;
 
 use std::time::Duration;
 
-pub use analysis::WaitKind;
+pub use analysis::{SLOW_RANK_LATENESS_MIN_S, WaitKind};
 pub use clique_key::CliqueDevices;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use fuzzing::check_collectives_report;
@@ -44,8 +46,8 @@ pub use metrics::CollectiveMetrics;
 pub use parse::CollectiveReportError;
 pub use report_store::{CollectiveAnswer, CollectiveReports, WantedCollectives};
 pub use view::{
-    CliqueFunctionView, CliqueMemberView, CliqueView, CliqueWaitView, CollectiveView, CollectivesView,
-    SlowRankView, StuckCliqueView,
+    CliqueFunctionView, CliqueMemberView, CliqueView, CliqueWaitView, CollectiveTroubles, CollectiveView,
+    CollectivesView, SlowRankView, StuckCliqueView,
 };
 pub use wait_graph::WaitRole;
 

@@ -5,12 +5,11 @@
 use std::time::Duration;
 
 use muster_collectives::{Collective, CollectiveFunction, DataType};
-use prost::bytes::Buf as _;
-use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
-use prost::{DecodeError, Message as _};
+use prost::Message as _;
 
 use super::{COMMUNICATORS_MAX, FUNCTIONS_MAX, OPERATIONS_MAX, RANKS_MAX, REPORT_BYTES_MAX};
 use crate::coordination::{Code, Failure, Timestamp};
+use crate::proto::MessageFields;
 use crate::proto::muster::v1 as pb;
 use crate::text::{escape_to_one_line, truncate_text};
 
@@ -151,51 +150,32 @@ impl ProcessCollectives {
 /// Refuses lists that are too long before memory is allocated for them: an empty row takes two bytes of a message.
 fn check_list_lengths(message: &[u8]) -> Result<(), CollectiveReportError> {
     let mut communicators = 0;
-    for_each_message(message, COMMUNICATORS_TAG, &mut |communicator| {
+    for communicator in nested_messages(message, COMMUNICATORS_TAG) {
+        let communicator = communicator?;
         communicators += 1;
-        let (mut functions, mut operations) = (0, 0);
-        for_each_message(communicator, FUNCTIONS_TAG, &mut |_| {
-            functions += 1;
-            Ok(())
-        })?;
-        for_each_message(communicator, OPERATIONS_TAG, &mut |_| {
-            operations += 1;
-            Ok(())
-        })?;
+        let count = |tag| nested_messages(communicator, tag).try_fold(0, |count, row| row.map(|_| count + 1));
         for (length, what, most) in [
             (communicators, "communicators", COMMUNICATORS_MAX),
-            (functions, "functions of a communicator", FUNCTIONS_MAX),
-            (operations, "collectives of a communicator", OPERATIONS_MAX),
+            (count(FUNCTIONS_TAG)?, "functions of a communicator", FUNCTIONS_MAX),
+            (count(OPERATIONS_TAG)?, "collectives of a communicator", OPERATIONS_MAX),
         ] {
             if length > most {
                 return Err(CollectiveReportError::TooMany { what, most });
             }
         }
-        Ok(())
-    })
-}
-
-/// Calls `visit` with each nested message that has this number.
-fn for_each_message(
-    mut message: &[u8],
-    wanted: u32,
-    visit: &mut dyn FnMut(&[u8]) -> Result<(), CollectiveReportError>,
-) -> Result<(), CollectiveReportError> {
-    let unreadable = |error: DecodeError| CollectiveReportError::Unreadable(error.to_string());
-    while message.has_remaining() {
-        let (tag, kind) = decode_key(&mut message).map_err(unreadable)?;
-        if tag != wanted || kind != WireType::LengthDelimited {
-            skip_field(kind, tag, &mut message, DecodeContext::default()).map_err(unreadable)?;
-            continue;
-        }
-        let length = usize::try_from(decode_varint(&mut message).map_err(unreadable)?).unwrap_or(usize::MAX);
-        let Some((nested, rest)) = message.split_at_checked(length) else {
-            return Err(CollectiveReportError::Unreadable("it ends within a list".to_owned()));
-        };
-        visit(nested)?;
-        message = rest;
     }
     Ok(())
+}
+
+/// Returns the nested messages with this number.
+fn nested_messages(
+    message: &[u8],
+    wanted: u32,
+) -> impl Iterator<Item = Result<&[u8], CollectiveReportError>> {
+    MessageFields::new(message).filter_map(move |field| match field {
+        Ok(field) => field.contents.filter(|_| field.tag == wanted).map(Ok),
+        Err(error) => Some(Err(CollectiveReportError::Unreadable(error.to_string()))),
+    })
 }
 
 fn parse_communicator(
@@ -235,7 +215,7 @@ fn parse_collective(row: &pb::CollectiveReport, now: Timestamp) -> ReportedColle
         number: row.number,
         operation: Collective {
             function: CollectiveFunction::from_name(row.function.as_bytes()),
-            data_type: data_type_of(&row.data_type),
+            data_type: DataType::from_jax_name(&row.data_type),
             count: row.count,
             root: row.root,
             channels: 1,
@@ -246,15 +226,6 @@ fn parse_collective(row: &pb::CollectiveReport, now: Timestamp) -> ReportedColle
         begun_at: row.begun_us.map(|age| before(now, age)),
         ended_at: row.ended_us.map(|age| before(now, age)),
     }
-}
-
-/// Returns the type with the name that JAX gives it.
-fn data_type_of(name: &str) -> DataType {
-    (0..=u8::MAX)
-        .map(DataType::from_number)
-        .take_while(|data_type| *data_type != DataType::Other)
-        .find(|data_type| data_type.name() == name)
-        .unwrap_or(DataType::Other)
 }
 
 fn before(now: Timestamp, age_us: u64) -> Timestamp {

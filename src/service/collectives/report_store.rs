@@ -78,8 +78,7 @@ pub(super) struct FunctionCounts {
     pub gpu_ns: u64,
 }
 
-/// The reports of a job.
-/// A copy shares the reports, so that they are analysed without the lock.
+/// The reports of a job. A copy shares the reports, so that they are analysed without the lock.
 #[derive(Debug, Default, Clone)]
 pub(super) struct JobCollectives {
     pub processes: BTreeMap<u64, Arc<ProcessReport>>,
@@ -103,13 +102,7 @@ pub(super) struct ReportedClique<'a> {
     pub hash: u64,
     /// The number of ranks that its members say.
     pub ranks: u32,
-    pub members: BTreeMap<u32, (u64, RankReport<'a>)>,
-}
-
-impl ReportedClique<'_> {
-    pub fn rank_reports(&self) -> BTreeMap<u32, RankReport<'_>> {
-        self.members.iter().map(|(rank, (_, report))| (*rank, *report)).collect()
-    }
+    pub members: BTreeMap<u32, RankReport<'a>>,
 }
 
 impl JobCollectives {
@@ -129,21 +122,22 @@ impl JobCollectives {
                 if clique.ranks != ranks {
                     continue;
                 }
-                let report = RankReport { communicator, heard_at: found.heard_at, is_silent };
-                let is_newer = |known: &(u64, RankReport<'_>)| known.1.heard_at < report.heard_at;
+                let report =
+                    RankReport { process: *process, communicator, heard_at: found.heard_at, is_silent };
+                let is_newer = |known: &RankReport<'_>| known.heard_at < report.heard_at;
                 if clique.members.get(&rank).is_none_or(is_newer) {
-                    clique.members.insert(rank, (*process, report));
+                    clique.members.insert(rank, report);
                 }
             }
         }
-        let is_heard = |clique: &ReportedClique<'_>| clique.members.values().any(|(_, it)| !it.is_silent);
+        let is_heard = |clique: &ReportedClique<'_>| clique.members.values().any(|it| !it.is_silent);
         cliques.into_values().filter(is_heard).collect()
     }
 
     /// Returns what each rank of a clique did over the last whole window.
     pub fn windows_of(&self, clique: &ReportedClique<'_>) -> Vec<RankWindow> {
-        let of_member = |(rank, (process, _)): (&u32, &(u64, RankReport<'_>))| {
-            let start = self.processes.get(process)?.windows.get(&(clique.hash, *rank))?;
+        let of_member = |(rank, report): (&u32, &RankReport<'_>)| {
+            let start = self.processes.get(&report.process)?.windows.get(&(clique.hash, *rank))?;
             start.last.map(|(collectives, gpu_ns)| RankWindow { rank: *rank, collectives, gpu_ns })
         };
         let windows: Vec<RankWindow> = clique.members.iter().filter_map(of_member).collect();
@@ -238,7 +232,7 @@ impl JobCollectives {
             return;
         }
         let find = |clique: &ReportedClique<'_>| {
-            let wait = find_wait(clique.ranks, &clique.rank_reports())?;
+            let wait = find_wait(clique.ranks, &clique.members)?;
             Some((clique.hash, (wait.number, wait.lasted(now))))
         };
         self.waits = self.cliques(now, silent_after).iter().filter_map(find).collect();

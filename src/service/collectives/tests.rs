@@ -93,7 +93,10 @@ impl CliqueFixture {
             .zip(&self.ranks)
             .map(|(communicator, rank)| {
                 let heard_at = if rank.is_silent { ago(40) } else { rank.heard_at };
-                (communicator.rank, RankReport { communicator, heard_at, is_silent: rank.is_silent })
+                (
+                    communicator.rank,
+                    RankReport { process: 0, communicator, heard_at, is_silent: rank.is_silent },
+                )
             })
             .collect();
         find_wait(ranks, &reports)
@@ -453,11 +456,11 @@ fn the_view_names_the_task_that_has_not_called() {
     assert_eq!(clique.members[0].host, "node | 7");
     assert_eq!(fixture.reports.clique(&fixture.engine, fixture.job, 2, 0xABCE), None);
     assert!(
-        fixture.reports.stuck_cliques(&fixture.engine, fixture.job, 2).is_empty(),
+        fixture.reports.find_troubles(&fixture.engine, fixture.job, 2).stuck.is_empty(),
         "30 s have not passed"
     );
     fixture.reports.set_stuck_after(Duration::from_secs(2));
-    let stuck = fixture.reports.stuck_cliques(&fixture.engine, fixture.job, 2);
+    let stuck = fixture.reports.find_troubles(&fixture.engine, fixture.job, 2).stuck;
     assert_eq!(stuck.iter().map(|it| &it.tasks[..]).collect::<Vec<_>>(), [[TaskId(1)]]);
     // The wait is old enough now that ranks are asked for more, and NCCL for times.
     std::thread::sleep(Duration::from_millis(600));

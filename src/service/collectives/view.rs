@@ -1,26 +1,24 @@
 //! The views of collectives that pages, REST, findings and the command line share.
 //!
-//! Begin at [`CollectiveReports::view`] and [`CollectiveReports::stuck_cliques`].
+//! Each of them reads the reports of a job once. Begin at [`CollectiveReports::view`] and
+//! [`CollectiveReports::find_troubles`].
 
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-use muster_collectives::{Collective, CollectiveFunction};
+use muster_collectives::{Collective, CollectiveFunction, clique_name};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::analysis::{CliqueWait, WaitKind, find_slow_rank, find_wait};
-use super::clique_key::CliqueDevices;
-use super::report_store::{CollectiveReports, JobCollectives, ReportedClique, silent_after};
-use super::wait_graph::{WaitRole, WaitingClique, find_causes};
+use super::analysis::{CliqueWait, RankReport, WaitKind, find_slow_rank};
+use super::judged_cliques::{JudgedClique, TaskNames, judge};
+use super::report_store::{CollectiveReports, ReportedClique, silent_after};
+use super::wait_graph::WaitRole;
 use crate::coordination::{JobId, TaskId, Timestamp};
 use crate::engine::Engine;
 use crate::service::stacks::TaskRange;
 use crate::text::{format_bytes, format_count_with_noun};
 
-/// The wait from which a clique is said to wait. GPUs that advance wait for one another all the time, each time for a moment.
-const SHOWN_AFTER: Duration = Duration::from_secs(1);
 /// The number of ranks that a text names.
 const RANKS_NAMED: usize = 8;
 
@@ -217,96 +215,13 @@ pub struct StuckCliqueView {
     pub others: usize,
 }
 
-/// Which tasks the processes and ranks are.
-struct TaskNames<'a> {
-    of_job: &'a JobCollectives,
-    by_process: BTreeMap<u64, TaskId>,
-}
-
-impl<'a> TaskNames<'a> {
-    fn new(of_job: &'a JobCollectives) -> Self {
-        let task_of = |(process, known): (&u64, &std::sync::Arc<super::report_store::ProcessReport>)| {
-            let by_clique = known.report.communicators.iter().find_map(|it| {
-                of_job.index.get(it.hash).and_then(|key| key.tasks.get(it.rank as usize).copied().flatten())
-            });
-            let told = known.report.task.and_then(|task| i32::try_from(task).ok()).map(TaskId);
-            by_clique.or(told).map(|task| (*process, task))
-        };
-        Self { of_job, by_process: of_job.processes.iter().filter_map(task_of).collect() }
-    }
-
-    fn key(&self, clique: &ReportedClique<'_>) -> Option<&'a CliqueDevices> {
-        self.of_job.index.get(clique.hash).filter(|key| key.devices.len() == clique.ranks as usize)
-    }
-
-    fn task(&self, clique: &ReportedClique<'_>, rank: u32) -> Option<TaskId> {
-        let by_key = self.key(clique).and_then(|key| key.tasks.get(rank as usize).copied().flatten());
-        by_key.or_else(|| {
-            let (process, _) = clique.members.get(&rank)?;
-            self.by_process.get(process).copied()
-        })
-    }
-
-    /// Returns a number for the task of a rank, or else for its process, or for the rank alone.
-    fn participant(&self, clique: &ReportedClique<'_>, rank: u32) -> u64 {
-        const OF_RANK: u64 = 1 << 63;
-        match (self.task(clique, rank), clique.members.get(&rank)) {
-            (Some(task), _) => u64::from(task.0.unsigned_abs()),
-            (None, Some((process, _))) => 1 << 62 | process >> 2,
-            (None, None) => OF_RANK | clique.hash << 20 >> 2 | u64::from(rank),
-        }
-    }
-}
-
-/// A clique with its wait.
-struct JudgedClique<'a> {
-    clique: ReportedClique<'a>,
-    wait: Option<(CliqueWait, WaitRole)>,
-}
-
-fn judge<'a>(
-    of_job: &'a JobCollectives,
-    names: &TaskNames<'_>,
-    silent_after: Duration,
-    now: Timestamp,
-) -> Vec<JudgedClique<'a>> {
-    let cliques = of_job.cliques(now, silent_after);
-    let is_shown = |wait: &CliqueWait| wait.lasted(now) >= SHOWN_AFTER;
-    let waits: Vec<Option<CliqueWait>> = cliques
-        .iter()
-        .map(|clique| find_wait(clique.ranks, &clique.rank_reports()).filter(is_shown))
-        .collect();
-    let waiting: Vec<WaitingClique> = cliques
-        .iter()
-        .zip(&waits)
-        .filter_map(|(clique, wait)| {
-            let wait = wait.as_ref()?;
-            let waited_for: BTreeSet<u64> =
-                wait.ranks.iter().map(|rank| names.participant(clique, *rank)).collect();
-            let others = clique.members.keys().filter(|rank| !wait.ranks.contains(rank));
-            Some(WaitingClique {
-                lasted: wait.lasted(now),
-                waiting: others.map(|rank| names.participant(clique, *rank)).collect(),
-                waited_for,
-            })
-        })
-        .collect();
-    let mut roles = find_causes(&waiting).into_iter();
-    let mut judged: Vec<JudgedClique<'_>> = cliques
-        .into_iter()
-        .zip(waits)
-        .map(|(clique, wait)| {
-            let wait = wait.and_then(|wait| Some((wait, roles.next()?)));
-            JudgedClique { clique, wait }
-        })
-        .collect();
-    // Those that wait come first, and of them the causes and the longest waits.
-    judged.sort_by_key(|judged| {
-        let wait = judged.wait.as_ref();
-        let place = wait.map(|(wait, role)| (*role == WaitRole::Consequence, Reverse(wait.lasted(now))));
-        (place.is_none(), place, Reverse(judged.clique.ranks), judged.clique.hash)
-    });
-    judged
+/// What should be told of the collectives of a job, all of it at one moment.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct CollectiveTroubles {
+    /// The cliques that wait too long and do not follow from others, the longest wait first.
+    pub stuck: Vec<StuckCliqueView>,
+    /// The ranks for which the others wait in most collectives, with their cliques.
+    pub slow: Vec<(String, SlowRankView)>,
 }
 
 fn task_ranges(tasks: impl Iterator<Item = Option<TaskId>>) -> Vec<TaskRange> {
@@ -394,7 +309,7 @@ fn describe_ranks(names: &TaskNames<'_>, clique: &ReportedClique<'_>, ranks: &[u
 #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
 fn function_views(clique: &ReportedClique<'_>) -> Vec<CliqueFunctionView> {
     let of_function = |function: CollectiveFunction| {
-        let rows = clique.members.values().flat_map(|(_, report)| &report.communicator.functions);
+        let rows = clique.members.values().flat_map(|report| &report.communicator.functions);
         let rows: Vec<_> = rows.filter(|row| row.function == function).collect();
         let most = rows.iter().max_by_key(|row| row.enqueued)?;
         let gpu_s = rows.iter().map(|row| row.gpu_ns as f64 / 1e9).sum::<f64>();
@@ -417,8 +332,8 @@ fn member_views(
     waited_for: &[u32],
 ) -> Vec<CliqueMemberView> {
     let key = names.key(clique);
-    let view = |(rank, (process, report)): (&u32, &(u64, super::analysis::RankReport<'_>))| {
-        let process = names.of_job.processes.get(process)?;
+    let view = |(rank, report): (&u32, &RankReport<'_>)| {
+        let process = names.of_job.processes.get(&report.process)?;
         let communicator = report.communicator;
         let latest = communicator.operations.last();
         let latest = latest.filter(|latest| latest.number + 1 == communicator.collectives);
@@ -452,14 +367,14 @@ fn clique_view(
     now: Timestamp,
 ) -> CliqueView {
     let clique = &judged.clique;
-    let communicators = || clique.members.values().map(|(_, report)| report.communicator);
+    let communicators = || clique.members.values().map(|report| report.communicator);
     let wait = judged.wait.as_ref().map(|wait| wait_view(names, clique, wait, now));
     let front = communicators().map(|it| it.collectives).max().unwrap_or_default();
     let waited_for = wait.as_ref().map_or(&[][..], |wait| &wait.waited_for);
     let members = if with_members { member_views(names, clique, front, waited_for) } else { Vec::new() };
     CliqueView {
         number,
-        clique: format!("{:016x}", clique.hash),
+        clique: clique_name(clique.hash),
         name: communicators().find(|it| !it.name.is_empty()).map(|it| it.name.clone()).unwrap_or_default(),
         ranks: clique.ranks,
         reported: clique.members.len(),
@@ -478,84 +393,125 @@ fn clique_view(
     }
 }
 
+/// The reports of a job at a moment, with what follows from them.
+struct JudgedJob<'a> {
+    names: TaskNames<'a>,
+    /// Those that wait first.
+    cliques: Vec<JudgedClique<'a>>,
+    silent_after: Duration,
+    now: Timestamp,
+}
+
+impl JudgedJob<'_> {
+    fn clique_views(&self) -> Vec<CliqueView> {
+        (1..)
+            .zip(&self.cliques)
+            .map(|(number, judged)| clique_view(&self.names, judged, (number, false), self.now))
+            .collect()
+    }
+
+    /// Returns a clique with its ranks; `None` if no process reports it any more.
+    fn clique_view_with_members(&self, hash: u64) -> Option<CliqueView> {
+        let (number, judged) = (1..).zip(&self.cliques).find(|(_, judged)| judged.clique.hash == hash)?;
+        Some(clique_view(&self.names, judged, (number, true), self.now))
+    }
+
+    fn waiting_count(&self) -> usize {
+        self.cliques.iter().filter(|judged| judged.wait.is_some()).count()
+    }
+
+    fn view(&self, stuck_after: Duration) -> CollectivesView {
+        let processes = self.names.of_job.processes.values();
+        let heard = || processes.clone().filter(|it| self.now.since(it.heard_at) <= self.silent_after);
+        CollectivesView {
+            processes: heard().count(),
+            timed_processes: heard().filter(|it| it.report.is_timed).count(),
+            communicators_not_recorded: heard().map(|it| it.report.communicators_not_recorded).sum(),
+            stuck_after_s: stuck_after.as_secs_f64(),
+            clique_count: self.cliques.len(),
+            waiting_count: self.waiting_count(),
+            cliques: self.clique_views(),
+            next: None,
+        }
+    }
+
+    fn troubles(&self, stuck_after: Duration) -> CollectiveTroubles {
+        let stuck = self.cliques.iter().filter_map(|judged| {
+            let wait = judged.wait.as_ref().filter(|(wait, role)| {
+                *role != WaitRole::Consequence && wait.lasted(self.now) >= stuck_after
+            })?;
+            let wait = wait_view(&self.names, &judged.clique, wait, self.now);
+            Some(StuckCliqueView {
+                clique: clique_name(judged.clique.hash),
+                tasks: TaskRange::tasks(&wait.tasks).collect(),
+                wait,
+                others: self.waiting_count() - 1,
+            })
+        });
+        let slow = self.cliques.iter().filter_map(|judged| {
+            Some((clique_name(judged.clique.hash), slow_rank_view(&self.names, &judged.clique)?))
+        });
+        CollectiveTroubles { stuck: stuck.collect(), slow: slow.collect() }
+    }
+}
+
 impl CollectiveReports {
+    /// Calls `look` with the reports of a job, judged once; `None` if no process of it has reported.
+    fn look_at_judged_job<T>(
+        &self,
+        engine: &Engine,
+        job: JobId,
+        tasks: usize,
+        look: impl FnOnce(&JudgedJob<'_>) -> T,
+    ) -> Option<T> {
+        self.look(engine, job, |of_job, now| {
+            let (names, silent_after) = (TaskNames::new(of_job), silent_after(tasks));
+            let cliques = judge(of_job, &names, silent_after, now);
+            look(&JudgedJob { names, cliques, silent_after, now })
+        })
+    }
+
     /// Returns the collectives of a job, with all its cliques: those that wait first.
     #[must_use]
     pub fn view(&self, engine: &Engine, job: JobId, tasks: usize) -> CollectivesView {
-        let stuck_after_s = self.stuck_after().as_secs_f64();
-        let view = self.look(engine, job, |of_job, now| {
-            let names = TaskNames::new(of_job);
-            let silent_after = silent_after(tasks);
-            let judged = judge(of_job, &names, silent_after, now);
-            let heard = || of_job.processes.values().filter(|it| now.since(it.heard_at) <= silent_after);
-            CollectivesView {
-                processes: heard().count(),
-                timed_processes: heard().filter(|it| it.report.is_timed).count(),
-                communicators_not_recorded: heard().map(|it| it.report.communicators_not_recorded).sum(),
-                stuck_after_s,
-                clique_count: judged.len(),
-                waiting_count: judged.iter().filter(|judged| judged.wait.is_some()).count(),
-                cliques: (1..)
-                    .zip(&judged)
-                    .map(|(at, judged)| clique_view(&names, judged, (at, false), now))
-                    .collect(),
-                next: None,
-            }
+        let stuck_after = self.stuck_after();
+        let view = self.look_at_judged_job(engine, job, tasks, |judged| judged.view(stuck_after));
+        view.unwrap_or_else(|| empty_view(stuck_after))
+    }
+
+    /// Returns the same, and the clique that `choose` names with its ranks; both at one moment.
+    #[must_use]
+    pub fn view_with_clique(
+        &self,
+        engine: &Engine,
+        job: JobId,
+        tasks: usize,
+        choose: impl FnOnce(&CollectivesView) -> Option<u64>,
+    ) -> (CollectivesView, Option<CliqueView>) {
+        let stuck_after = self.stuck_after();
+        let found = self.look_at_judged_job(engine, job, tasks, |judged| {
+            let view = judged.view(stuck_after);
+            let clique = choose(&view).and_then(|hash| judged.clique_view_with_members(hash));
+            (view, clique)
         });
-        view.unwrap_or_else(|| CollectivesView { stuck_after_s, ..CollectivesView::default() })
+        found.unwrap_or_else(|| (empty_view(stuck_after), None))
     }
 
     /// Returns one clique with its ranks; `None` if no process reports it any more.
     #[must_use]
     pub fn clique(&self, engine: &Engine, job: JobId, tasks: usize, hash: u64) -> Option<CliqueView> {
-        let found = self.look(engine, job, |of_job, now| {
-            let names = TaskNames::new(of_job);
-            let judged = judge(of_job, &names, silent_after(tasks), now);
-            let found = (1..).zip(&judged).find(|(_, judged)| judged.clique.hash == hash);
-            found.map(|(number, judged)| clique_view(&names, judged, (number, true), now))
-        });
-        found.flatten()
+        self.look_at_judged_job(engine, job, tasks, |judged| judged.clique_view_with_members(hash)).flatten()
     }
 
-    /// Returns the cliques that wait too long and do not follow from others, the longest wait first.
+    /// Returns what should be told of the collectives of a job.
     #[must_use]
-    pub fn stuck_cliques(&self, engine: &Engine, job: JobId, tasks: usize) -> Vec<StuckCliqueView> {
+    pub fn find_troubles(&self, engine: &Engine, job: JobId, tasks: usize) -> CollectiveTroubles {
         let stuck_after = self.stuck_after();
-        let stuck = self.look(engine, job, |of_job, now| {
-            let names = TaskNames::new(of_job);
-            let judged = judge(of_job, &names, silent_after(tasks), now);
-            let waiting = judged.iter().filter(|judged| judged.wait.is_some()).count();
-            let is_stuck = |judged: &&JudgedClique<'_>| {
-                let is_long = |(wait, role): &(CliqueWait, WaitRole)| {
-                    *role != WaitRole::Consequence && wait.lasted(now) >= stuck_after
-                };
-                judged.wait.as_ref().is_some_and(is_long)
-            };
-            let stuck = judged.iter().filter(is_stuck).filter_map(|judged| {
-                let wait = wait_view(&names, &judged.clique, judged.wait.as_ref()?, now);
-                Some(StuckCliqueView {
-                    clique: format!("{:016x}", judged.clique.hash),
-                    tasks: TaskRange::tasks(&wait.tasks).collect(),
-                    wait,
-                    others: waiting - 1,
-                })
-            });
-            stuck.collect::<Vec<_>>()
-        });
-        stuck.unwrap_or_default()
+        let found = self.look_at_judged_job(engine, job, tasks, |judged| judged.troubles(stuck_after));
+        found.unwrap_or_default()
     }
+}
 
-    /// Returns the slow ranks of all cliques of a job: the task, if it is known, with the lateness in seconds.
-    #[must_use]
-    pub fn slow_ranks(&self, engine: &Engine, job: JobId, tasks: usize) -> Vec<(String, SlowRankView)> {
-        let slow = self.look(engine, job, |of_job, now| {
-            let names = TaskNames::new(of_job);
-            let cliques = of_job.cliques(now, silent_after(tasks));
-            let find = |clique: &ReportedClique<'_>| {
-                Some((format!("{:016x}", clique.hash), slow_rank_view(&names, clique)?))
-            };
-            cliques.iter().filter_map(find).collect::<Vec<_>>()
-        });
-        slow.unwrap_or_default()
-    }
+fn empty_view(stuck_after: Duration) -> CollectivesView {
+    CollectivesView { stuck_after_s: stuck_after.as_secs_f64(), ..CollectivesView::default() }
 }

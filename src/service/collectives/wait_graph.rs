@@ -9,6 +9,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::coordination::TaskId;
+
 /// The place of a clique among those that wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
@@ -21,13 +23,26 @@ pub enum WaitRole {
     Cycle,
 }
 
-/// A clique that waits, by participants: tasks or processes, as numbers of the caller.
+/// Somebody who waits in cliques: known by the most that is known of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Participant {
+    Task(TaskId),
+    /// A process of an unknown task, by the number under which it reports.
+    Process(u64),
+    /// A rank of which nothing was ever heard.
+    Rank {
+        clique: u64,
+        rank: u32,
+    },
+}
+
+/// A clique that waits.
 #[derive(Debug, Clone, Default)]
 pub(super) struct WaitingClique {
     /// For how long it has waited.
     pub lasted: Duration,
-    pub waiting: BTreeSet<u64>,
-    pub waited_for: BTreeSet<u64>,
+    pub waiting: BTreeSet<Participant>,
+    pub waited_for: BTreeSet<Participant>,
 }
 
 /// Returns the role of each clique.
@@ -36,7 +51,7 @@ pub(super) struct WaitingClique {
 /// again and again, each time for a moment.
 pub(super) fn find_causes(cliques: &[WaitingClique]) -> Vec<WaitRole> {
     // The cliques in which a participant waits.
-    let mut waits_in: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
+    let mut waits_in: BTreeMap<Participant, Vec<usize>> = BTreeMap::new();
     for (index, clique) in cliques.iter().enumerate() {
         for participant in &clique.waiting {
             waits_in.entry(*participant).or_default().push(index);
@@ -46,7 +61,7 @@ pub(super) fn find_causes(cliques: &[WaitingClique]) -> Vec<WaitRole> {
         .iter()
         .enumerate()
         .map(|(index, clique)| {
-            let elsewhere = |participant: &u64| -> Vec<usize> {
+            let elsewhere = |participant: &Participant| -> Vec<usize> {
                 let found = waits_in.get(participant).into_iter().flatten();
                 let is_as_old = |other: &usize| cliques[*other].lasted * 2 >= clique.lasted;
                 found.copied().filter(|other| *other != index && is_as_old(other)).collect()
@@ -87,8 +102,8 @@ mod tests {
     fn waiting(waiting: &[u64], waited_for: &[u64]) -> WaitingClique {
         WaitingClique {
             lasted: Duration::from_secs(10),
-            waiting: waiting.iter().copied().collect(),
-            waited_for: waited_for.iter().copied().collect(),
+            waiting: waiting.iter().copied().map(Participant::Process).collect(),
+            waited_for: waited_for.iter().copied().map(Participant::Process).collect(),
         }
     }
 

@@ -4,11 +4,8 @@
 
 use super::detector::{Detection, Detector, DetectorInput, Severity};
 use crate::coordination::RunState;
-use crate::service::collectives::SlowRankView;
-use crate::text::format_approximate_duration;
-
-/// The least lateness that is told, in seconds.
-const LATENESS_MIN_S: f64 = 0.001;
+use crate::service::collectives::{SLOW_RANK_LATENESS_MIN_S, SlowRankView};
+use crate::text::format_approximate_seconds;
 
 pub(super) static DETECTOR: Detector = Detector {
     id: "collective-slow-rank",
@@ -29,12 +26,15 @@ fn detect(DetectorInput { job, slow_ranks, .. }: DetectorInput<'_>) -> Option<De
         one.1.lateness_s.total_cmp(&other.1.lateness_s)
     };
     let (clique, slow) = slow_ranks.iter().max_by(latest)?;
-    let lateness = std::time::Duration::from_secs_f64(slow.lateness_s);
     let summary = format!(
         "in clique {clique}, the others wait about {} for rank {} in a collective",
-        format_approximate_duration(lateness),
+        format_approximate_seconds(slow.lateness_s),
         slow.rank
     );
     let found = Detection::new(summary, job.seen_at, slow.task.into_iter().collect());
-    Some(found.with_evidence("lateness in a collective, in seconds", slow.lateness_s, LATENESS_MIN_S))
+    Some(found.with_evidence(
+        "lateness in a collective, in seconds",
+        slow.lateness_s,
+        SLOW_RANK_LATENESS_MIN_S,
+    ))
 }

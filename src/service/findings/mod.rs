@@ -54,7 +54,7 @@ pub use recent_lateness::{LateArrivals, RecentLateness, count_late_arrivals};
 
 use crate::coordination::{FindingChange, JobId, JobObservation, TaskId};
 use crate::engine::Engine;
-use crate::service::collectives::{CollectiveReports, SlowRankView, StuckCliqueView};
+use crate::service::collectives::{CollectiveReports, CollectiveTroubles};
 use crate::service::reports::{ClockReading, TransferReportStore};
 
 /// All detectors.
@@ -100,18 +100,15 @@ pub struct WorkerReports {
 /// What reports say about one job.
 struct JobReportSummary {
     clocks: Vec<(TaskId, ClockReading)>,
-    stuck_cliques: Vec<StuckCliqueView>,
-    slow_ranks: Vec<(String, SlowRankView)>,
+    collectives: CollectiveTroubles,
     journal_trouble: Option<String>,
 }
 
 impl JobReportSummary {
     fn new(engine: &Engine, reports: &WorkerReports, seen: &JobObservation) -> Self {
-        let tasks = seen.tasks.len();
         Self {
             clocks: worker_clocks(engine, &reports.transfers, seen),
-            stuck_cliques: reports.collectives.stuck_cliques(engine, seen.job, tasks),
-            slow_ranks: reports.collectives.slow_ranks(engine, seen.job, tasks),
+            collectives: reports.collectives.find_troubles(engine, seen.job, seen.tasks.len()),
             journal_trouble: journal_trouble(engine),
         }
     }
@@ -120,8 +117,8 @@ impl JobReportSummary {
         DetectorInput {
             job,
             clocks: &self.clocks,
-            stuck_cliques: &self.stuck_cliques,
-            slow_ranks: &self.slow_ranks,
+            stuck_cliques: &self.collectives.stuck,
+            slow_ranks: &self.collectives.slow,
             journal_trouble: self.journal_trouble.as_deref(),
         }
     }

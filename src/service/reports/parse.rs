@@ -5,13 +5,12 @@
 use std::collections::BTreeMap;
 
 use prost::Message as _;
-use prost::bytes::Buf as _;
-use prost::encoding::{DecodeContext, decode_key, skip_field};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::vocabulary::{ReportedTransport, TransferCounter, TransferOutcome};
 use crate::coordination::{Code, Failure, InvalidJobName, JobName, TaskId, TaskIncarnation, Timestamp};
+use crate::proto::MessageFields;
 use crate::proto::muster::v1 as wire;
 pub use crate::proto::report_limits::{CONNECTIONS_MAX, FAILURES_MAX, PAIRS_MAX};
 use crate::text::{escape_to_one_line, truncate_text};
@@ -325,18 +324,16 @@ pub(super) struct CheckedReport {
 }
 
 /// Counts the rows before memory is allocated for them: an empty row takes two bytes of a message.
-fn check_row_counts(mut bytes: &[u8]) -> Result<(), ReportError> {
-    let unreadable = |error: prost::DecodeError| ReportError::Unreadable(error.to_string());
+fn check_row_counts(bytes: &[u8]) -> Result<(), ReportError> {
     let mut counts = [0_usize; LISTS.len()];
-    while bytes.has_remaining() {
-        let (tag, kind) = decode_key(&mut bytes).map_err(unreadable)?;
+    for field in MessageFields::new(bytes) {
+        let field = field.map_err(|error| ReportError::Unreadable(error.to_string()))?;
         for (count, (of, what, most)) in counts.iter_mut().zip(LISTS) {
-            *count += usize::from(of == tag);
+            *count += usize::from(of == field.tag);
             if *count > most {
                 return Err(ReportError::TooMany { what, most });
             }
         }
-        skip_field(kind, tag, &mut bytes, DecodeContext::default()).map_err(unreadable)?;
     }
     Ok(())
 }

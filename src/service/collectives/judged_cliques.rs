@@ -1,0 +1,105 @@
+//! The cliques of a job at one moment: which of them wait, why, and for which tasks. Begin at [`judge`].
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::analysis::{CliqueWait, find_wait};
+use super::clique_key::CliqueDevices;
+use super::report_store::{JobCollectives, ProcessReport, ReportedClique};
+use super::wait_graph::{Participant, WaitRole, WaitingClique, find_causes};
+use crate::coordination::{TaskId, Timestamp};
+
+/// The wait from which a clique is said to wait. GPUs that advance wait for one another all the time, each time for a moment.
+const SHOWN_AFTER: Duration = Duration::from_secs(1);
+
+/// Which tasks the processes and ranks are.
+pub(super) struct TaskNames<'a> {
+    pub of_job: &'a JobCollectives,
+    by_process: BTreeMap<u64, TaskId>,
+}
+
+impl<'a> TaskNames<'a> {
+    pub fn new(of_job: &'a JobCollectives) -> Self {
+        let task_of = |(process, known): (&u64, &Arc<ProcessReport>)| {
+            let by_clique = known.report.communicators.iter().find_map(|it| {
+                of_job.index.get(it.hash).and_then(|key| key.tasks.get(it.rank as usize).copied().flatten())
+            });
+            let told = known.report.task.and_then(|task| i32::try_from(task).ok()).map(TaskId);
+            by_clique.or(told).map(|task| (*process, task))
+        };
+        Self { of_job, by_process: of_job.processes.iter().filter_map(task_of).collect() }
+    }
+
+    /// Returns the devices of a clique, if its key is known and has as many of them.
+    pub fn key(&self, clique: &ReportedClique<'_>) -> Option<&'a CliqueDevices> {
+        self.of_job.index.get(clique.hash).filter(|key| key.devices.len() == clique.ranks as usize)
+    }
+
+    /// Returns the task of a rank, if it is known.
+    pub fn task(&self, clique: &ReportedClique<'_>, rank: u32) -> Option<TaskId> {
+        let by_key = self.key(clique).and_then(|key| key.tasks.get(rank as usize).copied().flatten());
+        by_key.or_else(|| {
+            let report = clique.members.get(&rank)?;
+            self.by_process.get(&report.process).copied()
+        })
+    }
+
+    fn participant(&self, clique: &ReportedClique<'_>, rank: u32) -> Participant {
+        match (self.task(clique, rank), clique.members.get(&rank)) {
+            (Some(task), _) => Participant::Task(task),
+            (None, Some(report)) => Participant::Process(report.process),
+            (None, None) => Participant::Rank { clique: clique.hash, rank },
+        }
+    }
+}
+
+/// A clique with its wait.
+pub(super) struct JudgedClique<'a> {
+    pub clique: ReportedClique<'a>,
+    pub wait: Option<(CliqueWait, WaitRole)>,
+}
+
+/// Returns the cliques of a job with their waits: those that wait first, and of them the causes and the longest waits.
+pub(super) fn judge<'a>(
+    of_job: &'a JobCollectives,
+    names: &TaskNames<'_>,
+    silent_after: Duration,
+    now: Timestamp,
+) -> Vec<JudgedClique<'a>> {
+    let cliques = of_job.cliques(now, silent_after);
+    let is_shown = |wait: &CliqueWait| wait.lasted(now) >= SHOWN_AFTER;
+    let waits: Vec<Option<CliqueWait>> =
+        cliques.iter().map(|clique| find_wait(clique.ranks, &clique.members).filter(is_shown)).collect();
+    let waiting: Vec<WaitingClique> = cliques
+        .iter()
+        .zip(&waits)
+        .filter_map(|(clique, wait)| {
+            let wait = wait.as_ref()?;
+            let waited_for: BTreeSet<Participant> =
+                wait.ranks.iter().map(|rank| names.participant(clique, *rank)).collect();
+            let others = clique.members.keys().filter(|rank| !wait.ranks.contains(rank));
+            Some(WaitingClique {
+                lasted: wait.lasted(now),
+                waiting: others.map(|rank| names.participant(clique, *rank)).collect(),
+                waited_for,
+            })
+        })
+        .collect();
+    let mut roles = find_causes(&waiting).into_iter();
+    let mut judged: Vec<JudgedClique<'_>> = cliques
+        .into_iter()
+        .zip(waits)
+        .map(|(clique, wait)| {
+            let wait = wait.and_then(|wait| Some((wait, roles.next()?)));
+            JudgedClique { clique, wait }
+        })
+        .collect();
+    judged.sort_by_key(|judged| {
+        let wait = judged.wait.as_ref();
+        let place = wait.map(|(wait, role)| (*role == WaitRole::Consequence, Reverse(wait.lasted(now))));
+        (place.is_none(), place, Reverse(judged.clique.ranks), judged.clique.hash)
+    });
+    judged
+}
