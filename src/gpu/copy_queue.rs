@@ -1,0 +1,290 @@
+//! Ordered copies between page-locked memory and a device, and the thread that reports their ends.
+//!
+//! The streams of a device and the thread start with its first copy. Begin at [`Gpu::copy`].
+#![allow(unsafe_code, reason = "calls the driver")]
+
+use std::collections::VecDeque;
+use std::ffi::c_int;
+use std::ptr::NonNull;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use cudarc::driver::sys::CUstream;
+
+use super::device::{DEVICES_MAX, Gpu};
+use super::driver::call;
+use super::error::GpuError;
+use super::event::{GpuEvent, is_ready};
+
+/// `CU_STREAM_NON_BLOCKING`: the default stream does not order it.
+const NON_BLOCKING: u32 = 1;
+/// The rounds in which the reporting thread looks again at once. A copy of a few MiB ends within them.
+const ROUNDS_AWAKE: u32 = 64;
+/// The pause between two looks after that.
+const PAUSE: Duration = Duration::from_micros(20);
+/// The events that are kept for reuse.
+const FREE_EVENTS_MAX: usize = 64;
+
+/// Where copies go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CopyDirection {
+    /// From the device to the host.
+    ToHost,
+    /// From the host to the device.
+    ToDevice,
+}
+
+/// One copy of contiguous bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Copy {
+    /// The address in page-locked host memory.
+    pub host: NonNull<u8>,
+    /// The address in device memory.
+    pub device: u64,
+    /// The number of bytes.
+    pub len: usize,
+}
+
+type CopyListener = Box<dyn FnOnce(Result<(), GpuError>) + Send>;
+
+/// A request whose copies are in a stream.
+struct PendingCopies {
+    /// Recorded behind the copies. None if the driver refused that: then they end with all work of the stream.
+    event: Option<GpuEvent>,
+    /// The error of a later copy of the same request.
+    outcome: Result<(), GpuError>,
+    then: CopyListener,
+}
+
+#[derive(Default)]
+struct QueueState {
+    /// By direction, in the order of the stream.
+    pending: [VecDeque<PendingCopies>; 2],
+    free_events: Vec<GpuEvent>,
+}
+
+/// The two streams of a device, and the copies in them.
+struct CopyQueues {
+    gpu: Gpu,
+    /// By direction.
+    streams: [Stream; 2],
+    state: Mutex<QueueState>,
+    submitted: Condvar,
+}
+
+/// A stream, which is never destroyed.
+#[derive(Clone, Copy)]
+struct Stream(CUstream);
+
+// SAFETY: the driver accepts a stream from any thread.
+unsafe impl Send for Stream {}
+// SAFETY: as above.
+unsafe impl Sync for Stream {}
+
+/// The queues of each device, by its number.
+static QUEUES: [OnceLock<Arc<CopyQueues>>; DEVICES_MAX] = [const { OnceLock::new() }; DEVICES_MAX];
+
+impl Gpu {
+    /// Copies, and calls `then` on another thread when all bytes are in place, or with the error. The copies begin once
+    /// the work before the latest record of each event of `after` is done. The call itself waits for nothing.
+    ///
+    /// # Errors
+    /// Returns the error of the driver if no copy was asked of the device: then `then` is dropped uncalled.
+    ///
+    /// # Safety
+    /// Until `then` is called, the memory of both sides must stay allocated, nothing else may write the bytes that are
+    /// read, and nothing else may use the bytes that are written. Host addresses are page-locked memory. Device
+    /// addresses belong to this device.
+    pub unsafe fn copy(
+        &self,
+        direction: CopyDirection,
+        copies: &[Copy],
+        after: &[Arc<GpuEvent>],
+        then: impl FnOnce(Result<(), GpuError>) + Send + 'static,
+    ) -> Result<(), GpuError> {
+        // SAFETY: the caller guarantees the memory.
+        unsafe { CopyQueues::of(self)?.submit(direction, copies, after, Box::new(then)) }
+    }
+}
+
+impl CopyQueues {
+    /// Returns the queues of a device. The first call starts them.
+    fn of(gpu: &Gpu) -> Result<&'static Self, GpuError> {
+        static STARTING: Mutex<()> = Mutex::new(());
+        let place = &QUEUES[gpu.ordinal() as usize];
+        if let Some(queues) = place.get() {
+            return Ok(queues);
+        }
+        let _starting = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(queues) = place.get() {
+            return Ok(queues);
+        }
+        let started = Self::start(gpu).inspect_err(|error| gpu.note_error(error))?;
+        Ok(place.get_or_init(|| started))
+    }
+
+    /// Creates the streams, and starts the thread. It runs as long as the process.
+    fn start(gpu: &Gpu) -> Result<Arc<Self>, GpuError> {
+        let streams = [new_stream(gpu)?, new_stream(gpu)?];
+        let (state, submitted) = (Mutex::default(), Condvar::new());
+        let queues = Arc::new(Self { gpu: gpu.clone(), streams, state, submitted });
+        let reporting = Arc::clone(&queues);
+        std::thread::Builder::new()
+            .name(format!("muster-gpu-{}", gpu.ordinal()))
+            .spawn(move || reporting.report_ends())
+            .map_err(|error| GpuError { call: "pthread_create", code: 0, name: error.to_string() })?;
+        Ok(queues)
+    }
+
+    /// As [`Gpu::copy`].
+    ///
+    /// # Safety
+    /// As of [`Gpu::copy`].
+    unsafe fn submit(
+        &self,
+        direction: CopyDirection,
+        copies: &[Copy],
+        after: &[Arc<GpuEvent>],
+        then: CopyListener,
+    ) -> Result<(), GpuError> {
+        let noted = |error: GpuError| {
+            self.gpu.note_error(&error);
+            error
+        };
+        let stream = self.streams[direction as usize].0;
+        let _context = self.gpu.enter().map_err(noted)?;
+        // The lock keeps the order of the list that of the stream.
+        let mut state = self.lock_state();
+        let event = match state.free_events.pop() {
+            Some(event) => event,
+            None => GpuEvent::new(&self.gpu).map_err(noted)?,
+        };
+        let mut begun = 0;
+        // SAFETY: the stream is never destroyed, and the caller guarantees the memory.
+        let outcome =
+            after.iter().try_for_each(|event| unsafe { event.order_before(stream) }).and_then(|()| {
+                copies.iter().try_for_each(|copy| {
+                    // SAFETY: as above.
+                    unsafe { self.enqueue(direction, stream, copy) }.inspect(|()| begun += 1)
+                })
+            });
+        if begun == 0
+            && let Err(error) = outcome
+        {
+            return Err(noted(error));
+        }
+        // Behind the copies that are in the stream, also if a later one failed.
+        // SAFETY: the stream is never destroyed.
+        let recorded = unsafe { event.record(stream) };
+        let outcome = outcome.and(recorded.clone()).map_err(noted);
+        let event = recorded.is_ok().then_some(event);
+        state.pending[direction as usize].push_back(PendingCopies { event, outcome, then });
+        drop(state);
+        self.submitted.notify_one();
+        Ok(())
+    }
+
+    fn lock_state(&self) -> MutexGuard<'_, QueueState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Asks the device for a copy.
+    ///
+    /// # Safety
+    /// As of [`Gpu::copy`].
+    unsafe fn enqueue(
+        &self,
+        direction: CopyDirection,
+        stream: CUstream,
+        copy: &Copy,
+    ) -> Result<(), GpuError> {
+        let (host, driver) = (copy.host.as_ptr(), self.gpu.driver());
+        // SAFETY: the caller guarantees the memory.
+        unsafe {
+            match direction {
+                CopyDirection::ToHost => {
+                    call!(driver, cuMemcpyDtoHAsync_v2(host.cast(), copy.device, copy.len, stream))
+                }
+                CopyDirection::ToDevice => {
+                    call!(driver, cuMemcpyHtoDAsync_v2(copy.device, host.cast(), copy.len, stream))
+                }
+            }
+        }
+    }
+
+    /// Reports the ends of copies, for ever.
+    fn report_ends(&self) {
+        let mut idle_rounds = 0;
+        loop {
+            let mut ended = Vec::new();
+            let mut state = self.lock_state();
+            while state.pending.iter().all(VecDeque::is_empty) {
+                idle_rounds = 0;
+                state = self.submitted.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
+            for direction in 0..state.pending.len() {
+                self.take_ended(&mut state, direction, &mut ended);
+            }
+            drop(state);
+            if ended.is_empty() {
+                idle_rounds += 1;
+                if idle_rounds < ROUNDS_AWAKE {
+                    std::thread::yield_now()
+                } else {
+                    std::thread::sleep(PAUSE)
+                }
+                continue;
+            }
+            idle_rounds = 0;
+            for (then, outcome) in ended {
+                then(outcome);
+            }
+        }
+    }
+
+    /// Takes the requests of a direction that have ended. They end in order.
+    fn take_ended(
+        &self,
+        state: &mut QueueState,
+        direction: usize,
+        ended: &mut Vec<(CopyListener, Result<(), GpuError>)>,
+    ) {
+        while let Some(first) = state.pending[direction].front() {
+            let happened = match &first.event {
+                Some(event) => event.has_happened(),
+                None => self.is_stream_idle(direction),
+            };
+            if happened == Ok(false) {
+                return;
+            }
+            let Some(PendingCopies { event, outcome, then }) = state.pending[direction].pop_front() else {
+                return;
+            };
+            if let Err(error) = &happened {
+                self.gpu.note_error(error);
+            } else if state.free_events.len() < FREE_EVENTS_MAX {
+                state.free_events.extend(event);
+            }
+            ended.push((then, happened.and(outcome)));
+        }
+    }
+
+    fn is_stream_idle(&self, direction: usize) -> Result<bool, GpuError> {
+        let _context = self.gpu.enter()?;
+        // SAFETY: the stream is never destroyed.
+        is_ready(unsafe { call!(self.gpu.driver(), cuStreamQuery(self.streams[direction].0)) })
+    }
+}
+
+/// Creates a stream of the highest priority.
+fn new_stream(gpu: &Gpu) -> Result<Stream, GpuError> {
+    let (mut least, mut greatest): (c_int, c_int) = (0, 0);
+    let mut stream = std::ptr::null_mut();
+    let _context = gpu.enter()?;
+    // SAFETY: the calls write numbers and a handle.
+    unsafe {
+        call!(gpu.driver(), cuCtxGetStreamPriorityRange(&raw mut least, &raw mut greatest))?;
+        call!(gpu.driver(), cuStreamCreateWithPriority(&raw mut stream, NON_BLOCKING, greatest))?;
+    }
+    Ok(Stream(stream))
+}

@@ -1,0 +1,184 @@
+//! Copies: contents, order, and what an error ends.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use cudarc::driver::sys;
+use muster_gpu::{
+    Copy, CopyDirection, DeviceMemory, Gpu, GpuError, GpuEvent, PageLocked, device_memory_bytes,
+};
+use simulated_gpu::{Counter, Setting, SimulatedGpu};
+
+use crate::isolation::{run_isolated, wait_until};
+
+type Outcome = Result<(), GpuError>;
+
+/// Asks for copies of memory that lives until the end of the test.
+fn copy(gpu: &Gpu, direction: CopyDirection, copies: &[Copy], after: &[Arc<GpuEvent>]) -> Receiver<Outcome> {
+    let (tell, told) = channel();
+    // SAFETY: each test keeps its memory until it has the outcome.
+    unsafe { gpu.copy(direction, copies, after, move |outcome| tell.send(outcome).unwrap()) }.unwrap();
+    told
+}
+
+fn wait(told: &Receiver<Outcome>) -> Outcome {
+    told.recv_timeout(Duration::from_secs(30)).expect("the end of a copy is reported")
+}
+
+fn whole(host: &PageLocked, device: &DeviceMemory) -> Copy {
+    Copy { host: host.base(), device: device.address(), len: host.len().min(device.len()) }
+}
+
+fn bytes_of(memory: &PageLocked) -> &mut [u8] {
+    // SAFETY: the memory is as long, and tests use it by one thread when no copy is under way.
+    unsafe { std::slice::from_raw_parts_mut(memory.base().as_ptr(), memory.len()) }
+}
+
+#[test]
+fn random_pieces_arrive_where_they_belong_and_no_copy_blocks() {
+    run_isolated(&[], || {
+        let simulated = SimulatedGpu::load();
+        let gpu = Gpu::open(0).unwrap();
+        fastrand::seed(7);
+        let len = 1 << 16;
+        let [from, to] = [(); 2].map(|()| PageLocked::allocate(&gpu, len).unwrap());
+        let memory = DeviceMemory::allocate(&gpu, len).unwrap();
+        assert_eq!(device_memory_bytes(), len as u64);
+        bytes_of(&from).fill_with(|| fastrand::u8(..));
+        for _ in 0..50 {
+            // The host's bytes, in pieces that are shuffled on the device, and back.
+            let mut cuts: Vec<usize> = (0..fastrand::usize(0..20)).map(|_| fastrand::usize(..len)).collect();
+            cuts.extend([0, len]);
+            cuts.sort_unstable();
+            let mut pieces: Vec<(usize, usize)> =
+                cuts.windows(2).map(|cut| (cut[0], cut[1] - cut[0])).collect();
+            fastrand::shuffle(&mut pieces);
+            let mut at = 0;
+            let mut plan = Vec::new();
+            for (start, len) in pieces {
+                plan.push((start, memory.address() + at as u64, len));
+                at += len;
+            }
+            let copies = |host: &PageLocked| -> Vec<Copy> {
+                let piece = |(start, device, len): &(usize, u64, usize)| {
+                    // SAFETY: the piece is within the memory.
+                    Copy { host: unsafe { host.base().add(*start) }, device: *device, len: *len }
+                };
+                plan.iter().map(piece).collect()
+            };
+            bytes_of(&to).fill(0);
+            assert_eq!(wait(&copy(&gpu, CopyDirection::ToDevice, &copies(&from), &[])), Ok(()));
+            assert_eq!(wait(&copy(&gpu, CopyDirection::ToHost, &copies(&to), &[])), Ok(()));
+            assert!(bytes_of(&from) == bytes_of(&to));
+        }
+        assert_eq!(simulated.count(Counter::PageableCopies), 0);
+        assert!(simulated.count(Counter::Events) <= 4, "events are used again");
+        drop((from, to, memory));
+        let left = [Counter::Allocations, Counter::PinnedRanges].map(|counter| simulated.count(counter));
+        assert_eq!((left, device_memory_bytes()), ([0, 0], 0));
+    });
+}
+
+#[test]
+fn a_copy_waits_for_the_events_before_it() {
+    run_isolated(&[], || {
+        SimulatedGpu::load();
+        let gpu = Gpu::open(0).unwrap();
+        let [gate, to] = [(); 2].map(|()| PageLocked::allocate(&gpu, 4096).unwrap());
+        let memory = DeviceMemory::allocate(&gpu, 4096).unwrap();
+        bytes_of(&gate).fill(0);
+        let mut context = std::ptr::null_mut();
+        // A program's own stream, which fills the memory once a word is set.
+        // SAFETY: the memory lives until the end of the test.
+        let event = unsafe {
+            sys::cuDevicePrimaryCtxRetain(&raw mut context, 0).result().unwrap();
+            sys::cuCtxSetCurrent(context).result().unwrap();
+            let mut stream = std::ptr::null_mut();
+            sys::cuStreamCreate(&raw mut stream, 1).result().unwrap();
+            sys::cuStreamWaitValue32_v2(stream, gate.base().as_ptr() as u64, 1, 0).result().unwrap();
+            sys::cuMemsetD8Async(memory.address(), 7, 4096, stream).result().unwrap();
+            Arc::new(GpuEvent::recorded_on(&gpu, stream.cast()).unwrap())
+        };
+        assert_eq!(event.has_happened(), Ok(false));
+        let copied = copy(&gpu, CopyDirection::ToHost, &[whole(&to, &memory)], &[Arc::clone(&event)]);
+        assert!(copied.recv_timeout(Duration::from_millis(20)).is_err(), "it waits");
+        bytes_of(&gate)[0] = 1;
+        assert_eq!(wait(&copied), Ok(()));
+        assert!(bytes_of(&to).iter().all(|byte| *byte == 7));
+        assert_eq!(event.has_happened(), Ok(true));
+    });
+}
+
+#[test]
+fn the_context_of_the_program_stays_current() {
+    run_isolated(&[("SIMULATED_GPU", "devices=2")], || {
+        SimulatedGpu::load();
+        let [first, second] = [0, 1].map(|ordinal| Gpu::open(ordinal).unwrap());
+        let current = || {
+            let mut context = std::ptr::null_mut();
+            // SAFETY: the call writes a handle.
+            unsafe { sys::cuCtxGetCurrent(&raw mut context).result().unwrap() };
+            context
+        };
+        assert!(current().is_null(), "no call leaves a context behind");
+        let mut own = std::ptr::null_mut();
+        // SAFETY: the context is never released.
+        unsafe {
+            sys::cuDevicePrimaryCtxRetain(&raw mut own, 0).result().unwrap();
+            sys::cuCtxSetCurrent(own).result().unwrap();
+        }
+        for gpu in [&first, &second] {
+            let host = PageLocked::allocate(gpu, 100).unwrap();
+            let memory = DeviceMemory::allocate(gpu, 100).unwrap();
+            assert_eq!(wait(&copy(gpu, CopyDirection::ToDevice, &[whole(&host, &memory)], &[])), Ok(()));
+            assert_eq!(current(), own);
+        }
+        let memory = DeviceMemory::allocate(&second, 100).unwrap();
+        // SAFETY: the memory outlives the value.
+        let other = unsafe { DeviceMemory::of_program(&first, memory.address(), 100, Box::new(())) };
+        let text = other.unwrap_err().to_string();
+        assert!(text.contains("memory of GPU 1, not of GPU 0"), "{text}");
+        assert_eq!(current(), own);
+    });
+}
+
+#[test]
+fn missing_memory_fails_its_own_call_only() {
+    run_isolated(&[("SIMULATED_GPU", "memory=1M;host_alloc_fails=1")], || {
+        SimulatedGpu::load();
+        let gpu = Gpu::open(0).unwrap();
+        assert!(PageLocked::allocate(&gpu, 100).unwrap_err().is_out_of_memory());
+        assert!(DeviceMemory::allocate(&gpu, 2 << 20).unwrap_err().is_out_of_memory());
+        let (host, memory) =
+            (PageLocked::allocate(&gpu, 100).unwrap(), DeviceMemory::allocate(&gpu, 100).unwrap());
+        assert_eq!(wait(&copy(&gpu, CopyDirection::ToDevice, &[whole(&host, &memory)], &[])), Ok(()));
+        assert_eq!(gpu.loss(), None);
+    });
+}
+
+#[test]
+fn a_memory_error_fails_every_copy_and_is_the_loss_of_the_device() {
+    run_isolated(&[], || {
+        let simulated = SimulatedGpu::load();
+        let gpu = Gpu::open(0).unwrap();
+        let (host, memory) =
+            (PageLocked::allocate(&gpu, 100).unwrap(), DeviceMemory::allocate(&gpu, 100).unwrap());
+        simulated.set(Setting::HoldCopies, 1);
+        simulated.set(Setting::EccAfter, 2);
+        let copies = [whole(&host, &memory); 3].map(|whole| {
+            [CopyDirection::ToDevice, CopyDirection::ToHost].map(|to| copy(&gpu, to, &[whole], &[]))
+        });
+        assert_eq!(gpu.loss(), None);
+        simulated.set(Setting::HoldCopies, 0);
+        let outcomes: Vec<Outcome> = copies.iter().flatten().map(wait).collect();
+        let failed = outcomes.iter().filter(|outcome| outcome.is_err()).count();
+        assert!(failed >= 5, "{outcomes:?}");
+        wait_until("the loss is recorded", || gpu.loss().is_some());
+        let loss = gpu.loss().unwrap();
+        assert_eq!((loss.code, loss.is_sticky(), loss.is_out_of_memory()), (214, true, false), "{loss}");
+        // SAFETY: nothing is copied.
+        let later = unsafe { gpu.copy(CopyDirection::ToHost, &[whole(&host, &memory)], &[], |_| ()) };
+        assert_eq!(later.unwrap_err().code, 214);
+    });
+}
