@@ -1,4 +1,5 @@
-//! Ordered copies between page-locked memory and a device, and the thread that reports their ends.
+//! Ordered copies between page-locked memory and a device, and the thread that reports the ends of copies and the events
+//! that have happened.
 //!
 //! The streams of a device and the thread start with its first copy. Begin at [`Gpu::copy`].
 #![allow(unsafe_code, reason = "calls the driver")]
@@ -20,8 +21,9 @@ use super::event::{GpuEvent, is_ready};
 const NON_BLOCKING: u32 = 1;
 /// The rounds in which the reporting thread looks again at once. A copy of a few MiB ends within them.
 const ROUNDS_AWAKE: u32 = 64;
-/// The pause between two looks after that.
-const PAUSE: Duration = Duration::from_micros(20);
+/// The shortest and the longest pause between two looks after that.
+const PAUSE_MIN: Duration = Duration::from_micros(20);
+const PAUSE_MAX: Duration = Duration::from_micros(500);
 /// The events that are kept for reuse.
 const FREE_EVENTS_MAX: usize = 64;
 
@@ -45,7 +47,7 @@ pub struct Copy {
     pub len: usize,
 }
 
-type CopyListener = Box<dyn FnOnce(Result<(), GpuError>) + Send>;
+type EndListener = Box<dyn FnOnce(Result<(), GpuError>) + Send>;
 
 /// A request whose copies are in a stream.
 struct PendingCopies {
@@ -53,13 +55,15 @@ struct PendingCopies {
     event: Option<GpuEvent>,
     /// The error of a later copy of the same request.
     outcome: Result<(), GpuError>,
-    then: CopyListener,
+    then: EndListener,
 }
 
 #[derive(Default)]
 struct QueueState {
     /// By direction, in the order of the stream.
     pending: [VecDeque<PendingCopies>; 2],
+    /// Events of streams of the program, in no order.
+    awaited: Vec<(GpuEvent, EndListener)>,
     free_events: Vec<GpuEvent>,
 }
 
@@ -85,8 +89,8 @@ unsafe impl Sync for Stream {}
 static QUEUES: [OnceLock<Arc<CopyQueues>>; DEVICES_MAX] = [const { OnceLock::new() }; DEVICES_MAX];
 
 impl Gpu {
-    /// Copies, and calls `then` on another thread when all bytes are in place, or with the error. The copies begin once
-    /// the work before the latest record of each event of `after` is done. The call itself waits for nothing.
+    /// Copies, and calls `then` on another thread when all bytes are in place, or with the error. The call itself waits for
+    /// nothing.
     ///
     /// # Errors
     /// Returns the error of the driver if no copy was asked of the device: then `then` is dropped uncalled.
@@ -99,11 +103,26 @@ impl Gpu {
         &self,
         direction: CopyDirection,
         copies: &[Copy],
-        after: &[Arc<GpuEvent>],
         then: impl FnOnce(Result<(), GpuError>) + Send + 'static,
     ) -> Result<(), GpuError> {
         // SAFETY: the caller guarantees the memory.
-        unsafe { CopyQueues::of(self)?.submit(direction, copies, after, Box::new(then)) }
+        unsafe { CopyQueues::of(self)?.submit(direction, copies, Box::new(then)) }
+    }
+
+    /// Calls `then` on another thread once the work before the latest record of an event of this device is done, or with the
+    /// error of the work.
+    ///
+    /// # Errors
+    /// Returns the error of the driver if the event cannot be watched: then `then` is dropped uncalled.
+    pub fn call_when_happened(
+        &self,
+        event: GpuEvent,
+        then: impl FnOnce(Result<(), GpuError>) + Send + 'static,
+    ) -> Result<(), GpuError> {
+        let queues = CopyQueues::of(self)?;
+        queues.lock_state().awaited.push((event, Box::new(then)));
+        queues.submitted.notify_one();
+        Ok(())
     }
 }
 
@@ -144,8 +163,7 @@ impl CopyQueues {
         &self,
         direction: CopyDirection,
         copies: &[Copy],
-        after: &[Arc<GpuEvent>],
-        then: CopyListener,
+        then: EndListener,
     ) -> Result<(), GpuError> {
         let noted = |error: GpuError| {
             self.gpu.note_error(&error);
@@ -160,14 +178,10 @@ impl CopyQueues {
             None => GpuEvent::new(&self.gpu).map_err(noted)?,
         };
         let mut begun = 0;
-        // SAFETY: the stream is never destroyed, and the caller guarantees the memory.
-        let outcome =
-            after.iter().try_for_each(|event| unsafe { event.order_before(stream) }).and_then(|()| {
-                copies.iter().try_for_each(|copy| {
-                    // SAFETY: as above.
-                    unsafe { self.enqueue(direction, stream, copy) }.inspect(|()| begun += 1)
-                })
-            });
+        let outcome = copies.iter().try_for_each(|copy| {
+            // SAFETY: the stream is never destroyed, and the caller guarantees the memory.
+            unsafe { self.enqueue(direction, stream, copy) }.inspect(|()| begun += 1)
+        });
         if begun == 0
             && let Err(error) = outcome
         {
@@ -218,23 +232,19 @@ impl CopyQueues {
         loop {
             let mut ended = Vec::new();
             let mut state = self.lock_state();
-            while state.pending.iter().all(VecDeque::is_empty) {
+            while state.awaited.is_empty() && state.pending.iter().all(VecDeque::is_empty) {
                 idle_rounds = 0;
                 state = self.submitted.wait(state).unwrap_or_else(PoisonError::into_inner);
             }
             for direction in 0..state.pending.len() {
                 self.take_ended(&mut state, direction, &mut ended);
             }
-            drop(state);
+            self.take_happened(&mut state, &mut ended);
             if ended.is_empty() {
-                idle_rounds += 1;
-                if idle_rounds < ROUNDS_AWAKE {
-                    std::thread::yield_now()
-                } else {
-                    std::thread::sleep(PAUSE)
-                }
+                idle_rounds = self.wait_for_next_round(state, idle_rounds + 1);
                 continue;
             }
+            drop(state);
             idle_rounds = 0;
             for (then, outcome) in ended {
                 then(outcome);
@@ -242,12 +252,27 @@ impl CopyQueues {
         }
     }
 
+    /// Waits a moment before the next look: the longer nothing has ended, the longer. Returns the number of such rounds, which
+    /// begins anew with a new request.
+    fn wait_for_next_round(&self, state: MutexGuard<'_, QueueState>, idle_rounds: u32) -> u32 {
+        let Some(asleep) = idle_rounds.checked_sub(ROUNDS_AWAKE) else {
+            drop(state);
+            std::thread::yield_now();
+            return idle_rounds;
+        };
+        let pause = PAUSE_MAX.min(PAUSE_MIN * (1 + asleep / 64));
+        let (state, timeout) =
+            self.submitted.wait_timeout(state, pause).unwrap_or_else(PoisonError::into_inner);
+        drop(state);
+        if timeout.timed_out() { idle_rounds } else { 0 }
+    }
+
     /// Takes the requests of a direction that have ended. They end in order.
     fn take_ended(
         &self,
         state: &mut QueueState,
         direction: usize,
-        ended: &mut Vec<(CopyListener, Result<(), GpuError>)>,
+        ended: &mut Vec<(EndListener, Result<(), GpuError>)>,
     ) {
         while let Some(first) = state.pending[direction].front() {
             let happened = match &first.event {
@@ -266,6 +291,23 @@ impl CopyQueues {
                 state.free_events.extend(event);
             }
             ended.push((then, happened.and(outcome)));
+        }
+    }
+
+    /// Takes the events that have happened.
+    fn take_happened(&self, state: &mut QueueState, ended: &mut Vec<(EndListener, Result<(), GpuError>)>) {
+        let mut at = 0;
+        while at < state.awaited.len() {
+            let happened = state.awaited[at].0.has_happened();
+            if happened == Ok(false) {
+                at += 1;
+                continue;
+            }
+            if let Err(error) = &happened {
+                self.gpu.note_error(error);
+            }
+            let (_, then) = state.awaited.swap_remove(at);
+            ended.push((then, happened.map(drop)));
         }
     }
 

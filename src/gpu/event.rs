@@ -1,7 +1,7 @@
-//! Events: points in a stream that other streams wait for.
+//! Events: points in a stream.
 //!
 //! An event that was *recorded* stands for the work of its stream up to that call. It has *happened* when this work is
-//! done. A stream that waits for it needs only the record: the driver orders the rest. Begin at [`GpuEvent`].
+//! done. Begin at [`GpuEvent`].
 #![allow(unsafe_code, reason = "calls the driver")]
 
 use std::ffi::c_int;
@@ -30,7 +30,7 @@ unsafe impl Send for GpuEvent {}
 unsafe impl Sync for GpuEvent {}
 
 impl GpuEvent {
-    /// Creates an event that was never recorded: a wait for it waits for nothing.
+    /// Creates an event that was never recorded: it counts as happened.
     pub(crate) fn new(gpu: &Gpu) -> Result<Self, GpuError> {
         let mut event = std::ptr::null_mut();
         let _context = gpu.enter()?;
@@ -62,15 +62,6 @@ impl GpuEvent {
         let _context = self.gpu.enter()?;
         // SAFETY: the caller guarantees the stream.
         unsafe { call!(self.gpu.driver(), cuEventRecord(self.event, stream)) }
-    }
-
-    /// Makes the later work of a stream wait for the latest record of the event.
-    ///
-    /// # Safety
-    /// The stream must not be destroyed.
-    pub(crate) unsafe fn order_before(&self, stream: CUstream) -> Result<(), GpuError> {
-        // SAFETY: the caller guarantees the stream.
-        unsafe { call!(self.gpu.driver(), cuStreamWaitEvent(stream, self.event, 0)) }
     }
 
     /// Returns whether the work before the latest record is done.

@@ -9,9 +9,12 @@ mod cluster;
 mod contents;
 mod end_of_connection;
 mod events;
+mod gpu_memory;
 #[path = "../harness/mod.rs"]
 mod harness;
 mod hostile;
+#[path = "../support/isolated_test.rs"]
+mod isolated_test;
 mod measures;
 mod network;
 mod order;

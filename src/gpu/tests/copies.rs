@@ -1,6 +1,5 @@
 //! Copies: contents, order, and what an error ends.
 
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
@@ -10,15 +9,15 @@ use muster_gpu::{
 };
 use simulated_gpu::{Counter, Setting, SimulatedGpu};
 
-use crate::isolation::{run_isolated, wait_until};
+use crate::isolated_test::run_isolated;
 
 type Outcome = Result<(), GpuError>;
 
 /// Asks for copies of memory that lives until the end of the test.
-fn copy(gpu: &Gpu, direction: CopyDirection, copies: &[Copy], after: &[Arc<GpuEvent>]) -> Receiver<Outcome> {
+fn copy(gpu: &Gpu, direction: CopyDirection, copies: &[Copy]) -> Receiver<Outcome> {
     let (tell, told) = channel();
     // SAFETY: each test keeps its memory until it has the outcome.
-    unsafe { gpu.copy(direction, copies, after, move |outcome| tell.send(outcome).unwrap()) }.unwrap();
+    unsafe { gpu.copy(direction, copies, move |outcome| tell.send(outcome).unwrap()) }.unwrap();
     told
 }
 
@@ -68,8 +67,8 @@ fn random_pieces_arrive_where_they_belong_and_no_copy_blocks() {
                 plan.iter().map(piece).collect()
             };
             bytes_of(&to).fill(0);
-            assert_eq!(wait(&copy(&gpu, CopyDirection::ToDevice, &copies(&from), &[])), Ok(()));
-            assert_eq!(wait(&copy(&gpu, CopyDirection::ToHost, &copies(&to), &[])), Ok(()));
+            assert_eq!(wait(&copy(&gpu, CopyDirection::ToDevice, &copies(&from))), Ok(()));
+            assert_eq!(wait(&copy(&gpu, CopyDirection::ToHost, &copies(&to))), Ok(()));
             assert!(bytes_of(&from) == bytes_of(&to));
         }
         assert_eq!(simulated.count(Counter::PageableCopies), 0);
@@ -81,7 +80,7 @@ fn random_pieces_arrive_where_they_belong_and_no_copy_blocks() {
 }
 
 #[test]
-fn a_copy_waits_for_the_events_before_it() {
+fn an_event_of_the_program_is_awaited() {
     run_isolated(&[], || {
         SimulatedGpu::load();
         let gpu = Gpu::open(0).unwrap();
@@ -98,15 +97,19 @@ fn a_copy_waits_for_the_events_before_it() {
             sys::cuStreamCreate(&raw mut stream, 1).result().unwrap();
             sys::cuStreamWaitValue32_v2(stream, gate.base().as_ptr() as u64, 1, 0).result().unwrap();
             sys::cuMemsetD8Async(memory.address(), 7, 4096, stream).result().unwrap();
-            Arc::new(GpuEvent::recorded_on(&gpu, stream.cast()).unwrap())
+            GpuEvent::recorded_on(&gpu, stream.cast()).unwrap()
         };
         assert_eq!(event.has_happened(), Ok(false));
-        let copied = copy(&gpu, CopyDirection::ToHost, &[whole(&to, &memory)], &[Arc::clone(&event)]);
-        assert!(copied.recv_timeout(Duration::from_millis(20)).is_err(), "it waits");
+        let (tell, happened) = channel();
+        gpu.call_when_happened(event, move |outcome| tell.send(outcome).unwrap()).unwrap();
+        assert!(happened.recv_timeout(Duration::from_millis(20)).is_err(), "it waits");
+        // Copies of others go on meanwhile.
+        let other = DeviceMemory::allocate(&gpu, 4096).unwrap();
+        assert_eq!(wait(&copy(&gpu, CopyDirection::ToDevice, &[whole(&to, &other)])), Ok(()));
         bytes_of(&gate)[0] = 1;
-        assert_eq!(wait(&copied), Ok(()));
+        assert_eq!(wait(&happened), Ok(()));
+        assert_eq!(wait(&copy(&gpu, CopyDirection::ToHost, &[whole(&to, &memory)])), Ok(()));
         assert!(bytes_of(&to).iter().all(|byte| *byte == 7));
-        assert_eq!(event.has_happened(), Ok(true));
     });
 }
 
@@ -131,7 +134,7 @@ fn the_context_of_the_program_stays_current() {
         for gpu in [&first, &second] {
             let host = PageLocked::allocate(gpu, 100).unwrap();
             let memory = DeviceMemory::allocate(gpu, 100).unwrap();
-            assert_eq!(wait(&copy(gpu, CopyDirection::ToDevice, &[whole(&host, &memory)], &[])), Ok(()));
+            assert_eq!(wait(&copy(gpu, CopyDirection::ToDevice, &[whole(&host, &memory)])), Ok(()));
             assert_eq!(current(), own);
         }
         let memory = DeviceMemory::allocate(&second, 100).unwrap();
@@ -152,7 +155,7 @@ fn missing_memory_fails_its_own_call_only() {
         assert!(DeviceMemory::allocate(&gpu, 2 << 20).unwrap_err().is_out_of_memory());
         let (host, memory) =
             (PageLocked::allocate(&gpu, 100).unwrap(), DeviceMemory::allocate(&gpu, 100).unwrap());
-        assert_eq!(wait(&copy(&gpu, CopyDirection::ToDevice, &[whole(&host, &memory)], &[])), Ok(()));
+        assert_eq!(wait(&copy(&gpu, CopyDirection::ToDevice, &[whole(&host, &memory)])), Ok(()));
         assert_eq!(gpu.loss(), None);
     });
 }
@@ -166,19 +169,17 @@ fn a_memory_error_fails_every_copy_and_is_the_loss_of_the_device() {
             (PageLocked::allocate(&gpu, 100).unwrap(), DeviceMemory::allocate(&gpu, 100).unwrap());
         simulated.set(Setting::HoldCopies, 1);
         simulated.set(Setting::EccAfter, 2);
-        let copies = [whole(&host, &memory); 3].map(|whole| {
-            [CopyDirection::ToDevice, CopyDirection::ToHost].map(|to| copy(&gpu, to, &[whole], &[]))
-        });
+        let copies = [whole(&host, &memory); 3]
+            .map(|whole| [CopyDirection::ToDevice, CopyDirection::ToHost].map(|to| copy(&gpu, to, &[whole])));
         assert_eq!(gpu.loss(), None);
         simulated.set(Setting::HoldCopies, 0);
         let outcomes: Vec<Outcome> = copies.iter().flatten().map(wait).collect();
         let failed = outcomes.iter().filter(|outcome| outcome.is_err()).count();
         assert!(failed >= 5, "{outcomes:?}");
-        wait_until("the loss is recorded", || gpu.loss().is_some());
-        let loss = gpu.loss().unwrap();
+        let loss = gpu.loss().expect("the loss is recorded before a copy is reported");
         assert_eq!((loss.code, loss.is_sticky(), loss.is_out_of_memory()), (214, true, false), "{loss}");
         // SAFETY: nothing is copied.
-        let later = unsafe { gpu.copy(CopyDirection::ToHost, &[whole(&host, &memory)], &[], |_| ()) };
+        let later = unsafe { gpu.copy(CopyDirection::ToHost, &[whole(&host, &memory)], |_| ()) };
         assert_eq!(later.unwrap_err().code, 214);
     });
 }

@@ -3,7 +3,7 @@
 use muster_gpu::{DriverUnavailable, Gpu, device_count, driver_version};
 use simulated_gpu::SimulatedGpu;
 
-use crate::isolation::run_isolated;
+use crate::isolated_test::run_isolated;
 
 /// The names under which a driver is looked for.
 const NAMES: [&str; 8] = [

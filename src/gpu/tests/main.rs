@@ -3,4 +3,5 @@
 
 mod copies;
 mod drivers;
-mod isolation;
+#[path = "../../../tests/support/isolated_test.rs"]
+mod isolated_test;

@@ -7,6 +7,8 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use muster_gpu::{Gpu, GpuError, GpuEvent};
+
 use crate::base::sync::lock;
 
 type DefinitionOutcome = Result<(), String>;
@@ -39,6 +41,25 @@ impl BufferDefinitionEvent {
     pub fn new() -> (BufferDefinitionPromise, Self) {
         let event = Self(Arc::new(Mutex::new(DefinitionState::Pending(Vec::new()))));
         (BufferDefinitionPromise(event.clone()), event)
+    }
+
+    /// Creates an event that completes once the work before the latest record of an event of a GPU is done. A program
+    /// records the event on the stream that fills the buffer, or reads it for the last time, and goes on.
+    #[must_use]
+    pub fn of_gpu_event(gpu: &Gpu, event: GpuEvent) -> Self {
+        let (promise, defined) = Self::new();
+        let ordinal = gpu.ordinal();
+        let end = move |outcome: Result<(), GpuError>| match outcome {
+            Ok(()) => promise.complete(),
+            Err(error) => promise.fail(format!("GPU {ordinal}: {error}")),
+        };
+        match gpu.call_when_happened(event, end) {
+            Ok(()) => defined,
+            Err(error) => {
+                let over = DefinitionState::Over(Err(format!("GPU {ordinal}: {error}")));
+                Self(Arc::new(Mutex::new(over)))
+            }
+        }
     }
 
     fn lock_state(&self) -> MutexGuard<'_, DefinitionState> {

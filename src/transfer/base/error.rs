@@ -5,6 +5,8 @@
 
 use std::time::Duration;
 
+use muster_gpu::GpuError;
+
 use super::key::TransferKey;
 use crate::base::membership::{DeviceId, Incarnation, MemberId, Membership, PeerTask, TaskId};
 use crate::base::peer_job::PeerJob;
@@ -182,6 +184,23 @@ pub enum MemoryError {
     /// The memory is only read.
     #[error("the memory is read-only, so nothing can be received into it: receive into a buffer of an arena")]
     ReadOnly,
+    /// The memory belongs to a GPU, and the host cannot touch its bytes.
+    #[error(
+        "the buffer is memory of GPU {gpu}, which the host cannot touch: use read_contents and write_contents, or a copy \
+         of the GPU"
+    )]
+    OnDevice {
+        /// The number of the GPU.
+        gpu: u32,
+    },
+    /// A GPU refused or failed.
+    #[error("GPU {gpu}: {error}")]
+    Gpu {
+        /// The number of the GPU.
+        gpu: u32,
+        /// The error of its driver.
+        error: GpuError,
+    },
     /// A program keeps the address of the bytes.
     #[error(
         "a program holds {exports} exports of the buffer, so nothing may write it: drop the arrays and views of it"
@@ -297,6 +316,16 @@ pub enum TransferError {
         /// The other side.
         member: MemberId,
     },
+    /// A GPU failed to copy the bytes.
+    #[error("GPU {gpu} of {task} failed: {error}")]
+    Gpu {
+        /// The task of the GPU.
+        task: PeerTask,
+        /// The number of the GPU in its process.
+        gpu: u32,
+        /// The error of its driver.
+        error: GpuError,
+    },
     /// A transport failed, and no other transport could take over.
     #[error("{transport} to {member} failed: {why}")]
     Transport {
@@ -346,6 +375,7 @@ impl TransferError {
             Self::LayoutMismatch { .. } => "layout_mismatch",
             Self::OrderMismatch { .. } => "order_mismatch",
             Self::Integrity { .. } => "integrity",
+            Self::Gpu { .. } => "gpu",
             Self::Transport { .. } => "transport",
             Self::Dependency(_) => "dependency",
             Self::Dropped => "dropped",
@@ -357,7 +387,7 @@ impl TransferError {
     }
 
     /// Every value that [`reason_label`](Self::reason_label) returns.
-    pub const REASON_LABELS: [&'static str; 16] = [
+    pub const REASON_LABELS: [&'static str; 17] = [
         "peer_dead",
         "stale_incarnation",
         "job_refused",
@@ -367,6 +397,7 @@ impl TransferError {
         "layout_mismatch",
         "order_mismatch",
         "integrity",
+        "gpu",
         "transport",
         "dependency",
         "dropped",

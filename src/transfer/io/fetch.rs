@@ -30,7 +30,7 @@ use crate::launch::launch_spans::LaunchBytes;
 use crate::launch::peer_launch::PeerLaunch;
 use crate::memory::{Mapping, PeerView, WriteView};
 use crate::protocol::link::GroupId;
-use crate::protocol::link::launch_definition::{FetchSource, LaunchDefinition};
+use crate::protocol::link::launch_definition::{DefinitionEntry, FetchSource, LaunchDefinition};
 
 /// The bytes of one step. A cancelled fetch stops at the end of a step.
 const STEP: u64 = 512 << 10;
@@ -64,6 +64,9 @@ pub trait FetchHost: Send + Sync {
 
     /// Returns the mapped memory of the peer that contains a source.
     fn peer_memory(&self, source: FetchSource) -> Option<Arc<PeerMemory>>;
+
+    /// Asks the peer to push the bytes of a launch, of which none has been fetched.
+    fn request_push(&self, launch: &Arc<PeerLaunch>);
 
     /// Returns whether the session can fetch: this side must be able to read the peer's mark.
     fn can_fetch(&self) -> bool;
@@ -207,6 +210,12 @@ impl FetchThreadPool {
         launch: &Arc<PeerLaunch>,
         definition: &LaunchDefinition,
     ) {
+        // Bytes of a GPU go through the slots of lanes, on either side.
+        let is_pushed =
+            |entry: &DefinitionEntry| !entry.outgoing && entry.bytes > 0 && entry.source == FetchSource::None;
+        if launch.lists.inbound.gpu().is_some() || definition.entries.iter().any(is_pushed) {
+            return host.request_push(launch);
+        }
         let runs = contiguous_runs(&*host, launch, definition);
         let kind = if runs.iter().any(|run| matches!(run.source, FetchSource::Address(_))) {
             TransportKind::Pvm

@@ -7,6 +7,7 @@ pub mod fetch;
 pub mod lane;
 pub mod reactor;
 pub mod ring;
+pub mod staging;
 pub mod sys;
 pub mod threads;
 pub mod wire;

@@ -1,4 +1,4 @@
-//! Starts and stops the threads of an engine that move bytes: reactors and fetchers.
+//! Starts and stops the threads of an engine that move bytes, reactors and fetchers, and keeps their staging memory.
 //!
 //! Other modules assign work to the threads. Begin at [`IoThreads::start`].
 
@@ -7,12 +7,15 @@ use std::thread::JoinHandle;
 
 use super::fetch::FetchThreadPool;
 use super::reactor::Reactor;
+use super::staging::StagingPools;
 
 /// The threads that move bytes.
 pub struct IoThreads {
     reactors: Vec<Arc<Reactor>>,
     /// The threads that fetch.
     pub fetchers: Arc<FetchThreadPool>,
+    /// The page-locked memory through which lanes move bytes of GPUs.
+    pub staging: StagingPools,
 }
 
 impl IoThreads {
@@ -22,7 +25,11 @@ impl IoThreads {
     /// Returns the error of the system if it refuses a thread.
     pub fn start(reactors: usize, fetchers: usize) -> std::io::Result<(Arc<Self>, Vec<JoinHandle<()>>)> {
         // If a thread is refused, those that have started are ended as this is dropped.
-        let mut io = Self { reactors: Vec::new(), fetchers: FetchThreadPool::new(fetchers.max(1)) };
+        let mut io = Self {
+            reactors: Vec::new(),
+            fetchers: FetchThreadPool::new(fetchers.max(1)),
+            staging: StagingPools::default(),
+        };
         let mut threads = io.fetchers.start()?;
         for n in 0..reactors.max(1) {
             let (reactor, thread) = Reactor::start(&format!("muster-io-{n}"))?;

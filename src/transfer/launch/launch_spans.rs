@@ -4,7 +4,9 @@
 //! used; this module reserves nothing. Begin at [`LaunchBytes`].
 #![allow(unsafe_code, reason = "makes views of bytes that a guard of the launch keeps from all others")]
 
-use crate::memory::{ReadView, SpanStream, WriteView};
+use muster_gpu::DeviceMemory;
+
+use crate::memory::{ReadView, SpanStream, StreamPiece, WriteView};
 use crate::protocol::frame::Crc32c;
 
 /// The spans that a prepared launch sends to one peer and receives from it; the same for every launch of it.
@@ -28,7 +30,14 @@ impl LaunchSpans {
     }
 }
 
-/// The bytes of a launch, accessible to the holder of a guard.
+/// Contiguous bytes of a launch: host memory, or the memory of a GPU with an address and a length.
+pub enum BytesPiece<'a, V> {
+    Host(V),
+    Device(&'a DeviceMemory, u64, usize),
+}
+
+/// The bytes of a launch, accessible to the holder of a guard. Only the functions that give pieces do for a stream that
+/// [has bytes of GPUs](SpanStream::gpu).
 ///
 /// The spans of a launch are reserved before the link lets any byte move, and stay reserved until its last
 /// guard is dropped. The link gives each chunk to one thread at a time. Therefore no thread writes bytes
@@ -54,6 +63,43 @@ impl<'a> LaunchBytes<'a> {
         // SAFETY: a guard exists, so the bytes are reserved for writing, and the link gave them to this
         // caller alone.
         unsafe { self.0.inbound.write_views_unchecked(start, len, most, into) };
+    }
+
+    /// Calls `with` for each contiguous piece of the bytes `start..start + len` of the outbound stream, in order.
+    pub fn for_each_outbound_piece(
+        self,
+        start: u64,
+        len: u64,
+        mut with: impl FnMut(BytesPiece<'a, ReadView<'a>>),
+    ) {
+        self.0.outbound.for_each_memory(start, len, |piece| {
+            with(match piece {
+                StreamPiece::Device(memory, address, len) => BytesPiece::Device(memory, address, len),
+                // SAFETY: as in `append_outbound_views`.
+                StreamPiece::Host(span, from, len) => {
+                    BytesPiece::Host(unsafe { span.read_view_unchecked(from, len) })
+                }
+            });
+        });
+    }
+
+    /// Calls `with` for each contiguous piece of the bytes `start..start + len` of the inbound stream, in order. The link must
+    /// have given this range to the caller.
+    pub fn for_each_inbound_piece(
+        self,
+        start: u64,
+        len: u64,
+        mut with: impl FnMut(BytesPiece<'a, WriteView<'a>>),
+    ) {
+        self.0.inbound.for_each_memory(start, len, |piece| {
+            with(match piece {
+                StreamPiece::Device(memory, address, len) => BytesPiece::Device(memory, address, len),
+                // SAFETY: as in `append_inbound_views`.
+                StreamPiece::Host(span, from, len) => {
+                    BytesPiece::Host(unsafe { span.write_view_unchecked(from, len) })
+                }
+            });
+        });
     }
 
     /// Returns a view to write `len` bytes from `start` on of the receive with index `at`; it may reach into

@@ -216,6 +216,11 @@ impl PeerLaunch {
         may_stay.then_some(guard)
     }
 
+    /// Returns whether the launch has failed or was cancelled: it gives no guard any more.
+    pub fn is_closing(&self) -> bool {
+        self.gate.is_closed()
+    }
+
     /// Records that both sides have launched it.
     pub fn mark_matched(&self) {
         self.is_matched.store(true, Ordering::Release);

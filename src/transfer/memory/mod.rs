@@ -2,7 +2,7 @@
 //!
 //! | word | meaning |
 //! | --- | --- |
-//! | region | contiguous memory that the engine knows: an *arena* of shared memory, or a program's *foreign* memory |
+//! | region | contiguous memory that the engine knows: an *arena* of shared memory, a program's *foreign* memory, or memory of a GPU |
 //! | buffer | a range of a region; its handles share it, and it is freed with the last one |
 //! | span | a range of a buffer: the bytes that one transfer reads or writes |
 //!
@@ -14,6 +14,8 @@
 mod arena;
 mod arena_pool;
 mod buffer;
+mod device_arena;
+mod device_buffers;
 mod free_ranges;
 mod mapping;
 mod region;
@@ -24,10 +26,11 @@ mod view;
 pub use arena::Arena;
 pub use arena_pool::ArenaPool;
 pub use buffer::{Buffer, BufferExport, Span};
+pub use device_arena::DeviceArena;
 pub use region::registered_bytes;
 
 pub(crate) use buffer::{AccessKind, BufferClaim, Reservation};
 pub(crate) use mapping::Mapping;
 pub(crate) use region::{MemoryRegion, RegionUnmapListener};
-pub(crate) use span_stream::SpanStream;
+pub(crate) use span_stream::{SpanStream, StreamPiece};
 pub(crate) use view::{PeerView, ReadView, WriteView, total_len_of_views};

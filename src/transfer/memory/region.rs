@@ -6,6 +6,8 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+use muster_gpu::DeviceMemory;
+
 use super::mapping::{Mapping, OwnedMemory};
 use super::view::MemoryAddress;
 
@@ -77,6 +79,8 @@ pub enum RegionMemory {
     Arena(Mapping, std::os::fd::OwnedFd),
     /// A program's memory, with its owner.
     Foreign(OwnedMemory),
+    /// Memory of a GPU.
+    Device(DeviceMemory),
 }
 
 impl MemoryRegion {
@@ -97,30 +101,43 @@ impl MemoryRegion {
         match &self.memory {
             RegionMemory::Arena(mapping, _) => mapping.len(),
             RegionMemory::Foreign(foreign) => foreign.len(),
+            RegionMemory::Device(memory) => memory.len(),
         }
     }
 
-    /// Returns the address of the first byte.
+    /// Returns the memory of a GPU that the region is; none for host memory.
+    pub fn device(&self) -> Option<&DeviceMemory> {
+        match &self.memory {
+            RegionMemory::Device(memory) => Some(memory),
+            RegionMemory::Arena(..) | RegionMemory::Foreign(_) => None,
+        }
+    }
+
+    /// Returns the address of the first byte of host memory.
+    ///
+    /// # Panics
+    /// If the region is [memory of a GPU](Self::device): the host must not touch its bytes.
     pub fn base(&self) -> MemoryAddress {
         match &self.memory {
             RegionMemory::Arena(mapping, _) => mapping.base(),
             RegionMemory::Foreign(foreign) => foreign.base(),
+            RegionMemory::Device(memory) => panic!("the host touches no {memory:?}"),
         }
     }
 
     /// Returns whether transfers may write it.
     pub fn is_writable(&self) -> bool {
         match &self.memory {
-            RegionMemory::Arena(..) => true,
+            RegionMemory::Arena(..) | RegionMemory::Device(_) => true,
             RegionMemory::Foreign(foreign) => foreign.is_writable(),
         }
     }
 
-    /// Returns the file that a peer on this host maps; none for foreign memory.
+    /// Returns the file that a peer on this host maps; none for other memory than an arena's.
     pub fn shared_file(&self) -> Option<BorrowedFd<'_>> {
         match &self.memory {
             RegionMemory::Arena(_, file) => Some(std::os::fd::AsFd::as_fd(file)),
-            RegionMemory::Foreign(_) => None,
+            RegionMemory::Foreign(_) | RegionMemory::Device(_) => None,
         }
     }
 }

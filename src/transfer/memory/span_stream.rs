@@ -7,6 +7,8 @@
 
 #![allow(unsafe_code, reason = "passes on what its callers promise of the bytes")]
 
+use muster_gpu::{DeviceMemory, Gpu};
+
 use super::buffer::Span;
 use super::view::{ReadView, WriteView};
 
@@ -21,6 +23,16 @@ pub struct SpanStream {
     pub specs: Vec<u32>,
     /// For each span, whether it begins in memory where the one before it ends.
     joined: Vec<bool>,
+    /// The GPU of the first bytes that are in the memory of one.
+    gpu: Option<Gpu>,
+}
+
+/// Contiguous bytes of a stream.
+pub enum StreamPiece<'a> {
+    /// Bytes of host memory: the span, the first byte within it, and the length.
+    Host(&'a Span, usize, usize),
+    /// Bytes of a GPU: its memory, the address of the first byte, and the length.
+    Device(&'a DeviceMemory, u64, usize),
 }
 
 impl SpanStream {
@@ -30,6 +42,9 @@ impl SpanStream {
         let mut end = 0;
         for (spec, span) in parts {
             end += span.len() as u64;
+            if stream.gpu.is_none() && !span.is_empty() {
+                stream.gpu = span.buffer().gpu().cloned();
+            }
             stream.joined.push(stream.spans.last().is_some_and(|last: &Span| last.is_contiguous_with(&span)));
             stream.starts.push(end);
             stream.specs.push(spec);
@@ -41,6 +56,26 @@ impl SpanStream {
     /// Returns the length of the stream in bytes.
     pub fn total(&self) -> u64 {
         self.starts.last().copied().unwrap_or(0)
+    }
+
+    /// Returns a GPU that has some of the bytes in its memory; none if all are in host memory. If there is one, there are no
+    /// views of the stream.
+    pub const fn gpu(&self) -> Option<&Gpu> {
+        self.gpu.as_ref()
+    }
+
+    /// Calls `with` for each contiguous piece of the bytes `start..start + len`, in order.
+    pub fn for_each_memory<'a>(&'a self, start: u64, len: u64, mut with: impl FnMut(StreamPiece<'a>)) {
+        self.for_each_contiguous_run(start, len, |span, from, bytes| {
+            with(match span.device_memory() {
+                Some(memory) => {
+                    let offset = (span.region_offset() + from) as u64;
+                    StreamPiece::Device(memory, memory.address() + offset, bytes)
+                }
+                None => StreamPiece::Host(span, from, bytes),
+            });
+            true
+        });
     }
 
     /// Returns the offset of a span in the stream.

@@ -170,6 +170,7 @@ impl Connection {
         let guard = launch.access();
         let ready = ready && guard.is_some();
         let inlines = ready && self.inlines && link.should_inline(total);
+        let inlines = inlines && launch.lists.outbound.gpu().is_none();
         let inline = guard.as_ref().filter(|_| inlines).map(|guard| {
             let mut bytes = Vec::with_capacity(total as usize);
             guard.bytes().copy_out(0, total, &mut bytes);

@@ -83,6 +83,12 @@ impl FetchHost for Connection {
         }
     }
 
+    fn request_push(&self, launch: &Arc<PeerLaunch>) {
+        let Some(at) = launch.group_id() else { return };
+        lock(&self.link).request_push(at);
+        self.process_outputs_and_flush();
+    }
+
     fn can_fetch(&self) -> bool {
         self.outbox.get().is_some()
     }
@@ -103,11 +109,9 @@ impl FetchHost for Connection {
         error: Errno,
         nothing_yet: bool,
     ) {
-        let Some(at) = launch.group_id() else { return };
         if nothing_yet && error != Errno::SRCH {
-            lock(&self.link).request_push(at);
             self.counts.fallbacks.fetch_add(1, Ordering::Relaxed);
-            self.process_outputs_and_flush();
+            self.request_push(launch);
         } else {
             let why = error.to_string();
             fail_and_tell_peer(launch, TransferError::Transport { transport: kind, member: self.peer, why });

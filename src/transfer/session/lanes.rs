@@ -25,8 +25,9 @@ use crate::io::fetch::PeerMemory;
 use crate::io::lane::{Lane, LaneError, LaneHost, PendingReplies};
 use crate::io::reactor::DoorbellHost;
 use crate::io::ring::{RingInbox, RingOutbox};
+use crate::io::staging::{CopyFailure, StagingPools};
 use crate::io::wire::{Wire, WireError};
-use crate::launch::peer_launch::PeerLaunch;
+use crate::launch::peer_launch::{PeerLaunch, fail_and_tell_peer};
 use crate::protocol::frame::{FrameKind, Header};
 use crate::protocol::link::{ChunkDestination, ControlFrame, OutgoingChunk, ProtocolViolation};
 
@@ -229,6 +230,20 @@ impl LaneHost for Connection {
             _ => Vec::new(),
         };
         wire.send_with_descriptors(bytes, &descriptors)
+    }
+
+    fn staging(&self) -> &StagingPools {
+        &self.io.staging
+    }
+
+    fn request_pump(&self, lane: u16) {
+        if let Some(lane) = self.lanes().iter().find(|other| other.id == lane) {
+            self.pump_on_reactor(lane);
+        }
+    }
+
+    fn on_copy_failed(&self, launch: &Arc<PeerLaunch>, (gpu, error): CopyFailure) {
+        fail_and_tell_peer(launch, TransferError::Gpu { task: self.me.peer_task(), gpu, error });
     }
 
     fn on_lane_over(&self, lane: &Arc<Lane>, error: &LaneError) {

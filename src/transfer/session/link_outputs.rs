@@ -13,9 +13,11 @@ use crate::base::error::TransferError;
 use crate::base::sync::lock;
 use crate::base::transport::TransportKind;
 use crate::io::fetch::FetchHost;
-use crate::io::lane::{Lane, PendingReplies};
+use crate::io::lane::{Lane, LaneHost, PendingReplies};
 use crate::io::ring::{FrameToWrite, RingInbox};
+use crate::io::staging::copy_from_slot;
 use crate::launch::peer_launch::{OwnedAccessGuard, PeerLaunch, fail_and_tell_peer};
+use crate::memory::ReadView;
 use crate::protocol::link::{ControlFrame, DefinitionMismatch, LinkOutput};
 
 /// The most bytes of a launch that the launching thread sends; the reactors send larger ones.
@@ -170,6 +172,9 @@ impl Connection {
 
     /// Copies the bytes that came with a launch frame into place.
     fn copy_inline_payload(&self, launch: &Arc<PeerLaunch>, bytes: &[u8], replies: &mut PendingReplies) {
+        if launch.lists.inbound.gpu().is_some() {
+            return self.stage_inline_payload(Arc::clone(launch), bytes.to_vec());
+        }
         let Some(guard) = launch.access_owned() else { return };
         guard.bytes().copy_in(0, bytes);
         let by = self.inline_transport(self.inbox.as_ref().is_some_and(RingInbox::is_open_for_reading));
@@ -179,6 +184,41 @@ impl Connection {
             lock(&self.link).announce_received(at);
         }
         replies.landed.push(guard);
+    }
+
+    /// Copies the bytes that came with a launch frame to a slot, and from there to the GPUs of their destination.
+    fn stage_inline_payload(&self, launch: Arc<PeerLaunch>, bytes: Vec<u8>) {
+        let Some(gpu) = launch.lists.inbound.gpu() else { return };
+        let (weak, again, kept) = (self.weak(), Arc::clone(&launch), bytes.clone());
+        let try_again = Box::new(move || {
+            if let Some(this) = weak.upgrade() {
+                this.stage_inline_payload(again, kept);
+            }
+        });
+        let mut slot = match self.io.staging.receiving.take_or_wait(gpu, bytes.len(), Some(try_again)) {
+            Ok(Some(slot)) => slot,
+            Ok(None) => return,
+            Err(error) => return self.on_copy_failed(&launch, (gpu.ordinal(), error)),
+        };
+        let Some(guard) = launch.access_owned() else { return };
+        slot.write_view(0, bytes.len()).copy_from(&ReadView::of_slice(&bytes));
+        let by = self.inline_transport(self.inbox.as_ref().is_some_and(RingInbox::is_open_for_reading));
+        let weak = self.weak();
+        copy_from_slot((slot, guard), (0, bytes.len()), move |(slot, guard), outcome| {
+            drop(slot);
+            let Some(this) = weak.upgrade() else { return };
+            let launch = guard.launch();
+            if let Err(failure) = outcome {
+                return this.on_copy_failed(launch, failure);
+            }
+            launch.set_transport(by);
+            this.count_bytes(by, true, launch.lists.inbound.total());
+            if let Some(at) = launch.group_id() {
+                lock(&this.link).announce_received(at);
+                this.process_outputs_and_flush();
+            }
+            launch.record_arrived_bytes(0, launch.lists.inbound.total());
+        });
     }
 
     /// Sends queued frames and chunks: control frames at once on this thread, chunks on this thread only if

@@ -5,40 +5,19 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
+
+#[path = "../../support/isolated_test.rs"]
+mod isolated_test;
 
 /// No wait of a test takes longer.
 pub const LIMIT: Duration = Duration::from_secs(60);
-/// Names the test that a process was started for.
-const TEST: &str = "SIMULATED_GPU_TEST";
 /// Names the role of a peer.
 const ROLE: &str = "SIMULATED_GPU_ROLE";
 
-/// Runs the body of a test in a process of its own, which has these settings from its start. The caller is the test
-/// itself: its name is read from the body's type.
+/// Runs the body of a test in a process of its own, which has these settings from its start.
 pub fn run_isolated<F: FnOnce()>(settings: &str, body: F) {
-    let path = std::any::type_name::<F>();
-    let name =
-        path.split_once("::").expect("a path has a crate").1.split("::{{").next().expect("a test has a name");
-    if std::env::var(TEST).is_ok_and(|test| test == name) {
-        return body();
-    }
-    let mut command = this_program(&["--exact", name, "--nocapture", "--test-threads=1"]);
-    command.env(TEST, name).env("SIMULATED_GPU", settings).stdin(Stdio::null());
-    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let pid = child.id();
-    let (sender, receiver) = channel();
-    std::thread::spawn(move || sender.send(child.wait_with_output()));
-    let output = receiver.recv_timeout(LIMIT).unwrap_or_else(|_| {
-        // SAFETY: a signal to a child that nobody has waited for.
-        unsafe { libc::kill(pid as i32, libc::SIGKILL) };
-        receiver.recv().unwrap()
-    });
-    let output = output.unwrap();
-    let text =
-        [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
-    assert!(output.status.success() && text.contains("1 passed"), "{}: {text}", output.status);
+    isolated_test::run_isolated(&[("SIMULATED_GPU", settings)], body);
 }
 
 fn this_program(arguments: &[&str]) -> Command {

@@ -5,6 +5,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use crate::io::staging::StagingSlot;
 use crate::launch::peer_launch::PeerLaunch;
 use crate::protocol::frame::{HEADER, Header};
 
@@ -37,6 +38,28 @@ pub enum IncomingFrame {
         /// The number of bytes received.
         got: usize,
     },
+    /// A chunk with bytes of a GPU, received into a slot.
+    StagedChunk {
+        /// Its header.
+        header: Header,
+        /// The launch that it belongs to.
+        launch: Arc<PeerLaunch>,
+        /// Its first byte in the inbound stream.
+        start: u64,
+        /// The number of bytes received.
+        got: usize,
+        /// The slot.
+        slot: StagingSlot,
+    },
+    /// A chunk with bytes of a GPU, for which there is no slot yet. The lane reads nothing more until there is.
+    AwaitsSlot {
+        /// Its header.
+        header: Header,
+        /// The launch that it belongs to.
+        launch: Arc<PeerLaunch>,
+        /// Its first byte in the inbound stream.
+        start: u64,
+    },
     /// Bytes that are discarded.
     Discard {
         /// The number of bytes still to discard.
@@ -47,6 +70,18 @@ pub enum IncomingFrame {
         /// Its header.
         header: Header,
     },
+}
+
+impl IncomingFrame {
+    /// Returns the header of a chunk whose landing has begun.
+    pub const fn begun_chunk(&self) -> Option<&Header> {
+        match self {
+            Self::Chunk { header, .. }
+            | Self::StagedChunk { header, .. }
+            | Self::AwaitsSlot { header, .. } => Some(header),
+            Self::Header | Self::Control { .. } | Self::Discard { .. } | Self::Held { .. } => None,
+        }
+    }
 }
 
 /// The input state: the frame that is being received, and the bytes that were read ahead of it.

@@ -9,6 +9,8 @@ mod input;
 mod output;
 mod receive;
 mod send;
+mod staged_chunks;
+mod staging;
 mod state;
 
 pub use state::{Lane, LaneError, LaneHost, PendingReplies};

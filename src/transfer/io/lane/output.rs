@@ -2,7 +2,10 @@
 //!
 //! `send.rs` sends the frame. Begin at [`OutgoingFrame`].
 
-use crate::launch::peer_launch::OwnedAccessGuard;
+use std::sync::Arc;
+
+use crate::io::staging::StagingSlot;
+use crate::launch::peer_launch::{OwnedAccessGuard, PeerLaunch};
 use crate::protocol::frame::{FrameKind, HEADER};
 
 /// The frame that is being sent.
@@ -26,6 +29,19 @@ pub enum OutgoingFrame {
         guard: OwnedAccessGuard,
         /// Its first byte in the outbound stream.
         start: u64,
+        /// Its length in bytes.
+        len: usize,
+        /// The number of bytes sent, including the header.
+        sent: usize,
+    },
+    /// A chunk with bytes of a GPU, sent from its slot. The buffers of the launch are not used any more.
+    StagedChunk {
+        /// Its header.
+        header: [u8; HEADER],
+        /// The launch.
+        launch: Arc<PeerLaunch>,
+        /// The slot.
+        slot: StagingSlot,
         /// Its length in bytes.
         len: usize,
         /// The number of bytes sent, including the header.

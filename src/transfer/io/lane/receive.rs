@@ -1,4 +1,5 @@
-//! The receiving half of a lane: reads frame headers, and reads the bytes of chunks directly into their destination.
+//! The receiving half of a lane: reads frame headers, and reads the bytes of chunks directly into their destination, or into
+//! the slots of `staging.rs`.
 //!
 //! The session interprets frames. On wires that can break, chunks carry checksums if either side asks for them in the
 //! handshake. So a receiver that asks for checksums gets them, whatever the sender's own setting is. The receiver
@@ -14,7 +15,7 @@ use crate::base::sync::lock;
 use crate::io::sys;
 use crate::io::wire::{ReceivedCount, WireError};
 use crate::launch::peer_launch::{AccessGuard, PeerLaunch};
-use crate::memory::{WriteView, total_len_of_views};
+use crate::memory::{ReadView, WriteView, total_len_of_views};
 use crate::protocol::frame::{FrameError, FrameKind, HEADER, Header, crc32c_of, flag};
 use crate::protocol::link::{ChunkDestination, ProtocolViolation};
 
@@ -62,13 +63,24 @@ impl Lane {
         turn: &mut usize,
         replies: &mut PendingReplies,
     ) -> Result<ReceiveStep, LaneError> {
-        if let IncomingFrame::Held { header } = input.now {
-            let Some(placed) = self.find_chunk_destination(host, header) else {
-                return Ok(ReceiveStep::Drained);
-            };
-            input.now = placed;
-            self.fill_body_from_bytes_read_ahead(host, input, header.len as usize, replies)?;
+        let (header, placed) = match std::mem::replace(&mut input.now, IncomingFrame::Header) {
+            IncomingFrame::Held { header } => {
+                let placed = self.find_chunk_destination(host, header);
+                (header, placed.unwrap_or(IncomingFrame::Held { header }))
+            }
+            IncomingFrame::AwaitsSlot { header, launch, start } => {
+                (header, self.begin_staged_receive(host, (header, launch, start)))
+            }
+            other => {
+                input.now = other;
+                return self.receive_part_of_frame(host, input, turn, replies);
+            }
+        };
+        input.now = placed;
+        if matches!(input.now, IncomingFrame::Held { .. } | IncomingFrame::AwaitsSlot { .. }) {
+            return Ok(ReceiveStep::Drained);
         }
+        self.fill_body_from_bytes_read_ahead(host, input, header.len as usize, replies)?;
         self.receive_part_of_frame(host, input, turn, replies)
     }
 
@@ -97,7 +109,7 @@ impl Lane {
         replies: &mut PendingReplies,
     ) -> Result<ReceiveStep, LaneError> {
         match &mut input.now {
-            IncomingFrame::Held { .. } => Ok(ReceiveStep::Drained),
+            IncomingFrame::Held { .. } | IncomingFrame::AwaitsSlot { .. } => Ok(ReceiveStep::Drained),
             IncomingFrame::Header => {
                 if input.unused_bytes_read_ahead().len() >= HEADER {
                     return self.begin_buffered_frames(host, input, replies);
@@ -137,6 +149,7 @@ impl Lane {
                 Ok(ReceiveStep::Go)
             }
             IncomingFrame::Chunk { .. } => self.receive_chunk(host, input, turn),
+            IncomingFrame::StagedChunk { .. } => self.receive_staged_chunk(host, input, turn),
             IncomingFrame::Discard { left } => {
                 let bytes = self.wire.discard(*left)?;
                 *left -= bytes;
@@ -193,6 +206,42 @@ impl Lane {
         Ok(step)
     }
 
+    /// Receives more of a chunk into its slot.
+    fn receive_staged_chunk(
+        &self,
+        host: &dyn LaneHost,
+        input: &mut LaneInput,
+        turn: &mut usize,
+    ) -> Result<ReceiveStep, LaneError> {
+        let LaneInput { now, ahead, from, to, .. } = input;
+        let IncomingFrame::StagedChunk { header, launch, start, got, slot } = now else {
+            return Ok(ReceiveStep::Go);
+        };
+        let left = header.len as usize - *got;
+        if launch.is_closing() {
+            host.abandon_chunk_receive(header);
+            *now = IncomingFrame::Discard { left };
+            return Ok(ReceiveStep::Go);
+        }
+        let mut views = vec![slot.write_view(*got, left)];
+        (*from, *to) = (0, 0);
+        if !self.capabilities.shares_memory {
+            views.push(WriteView::of_slice(&mut ahead[..HEADER]));
+        }
+        let received = self.wire.receive(&mut views)?;
+        drop(views);
+        let step = self.count_received(host, received, turn)?;
+        *got += received.bytes.min(left);
+        *to = received.bytes.saturating_sub(left);
+        if received.bytes >= left {
+            let chunk = (*header, Arc::clone(launch), *start);
+            if let IncomingFrame::StagedChunk { slot, .. } = std::mem::replace(now, IncomingFrame::Header) {
+                self.finish_staged_chunk(host, chunk, slot);
+            }
+        }
+        Ok(step)
+    }
+
     /// Reports that a chunk is in place, and whether its checksum is right.
     fn finish_chunk(
         &self,
@@ -237,7 +286,13 @@ impl Lane {
         let there = input.unused_bytes_read_ahead().len().min(len);
         let (from, to) = (input.from, input.from + there);
         match &mut input.now {
-            IncomingFrame::Header | IncomingFrame::Held { .. } => return Ok(()),
+            IncomingFrame::Header | IncomingFrame::Held { .. } | IncomingFrame::AwaitsSlot { .. } => {
+                return Ok(());
+            }
+            IncomingFrame::StagedChunk { slot, got, .. } => {
+                slot.write_view(0, there).copy_from(&ReadView::of_slice(&input.ahead[from..to]));
+                *got = there;
+            }
             IncomingFrame::Control { bytes, got, .. } => {
                 bytes[..there].copy_from_slice(&input.ahead[from..to]);
                 *got = there;
@@ -265,7 +320,13 @@ impl Lane {
                     host.abandon_chunk_receive(&header);
                 }
             }
-            IncomingFrame::Header | IncomingFrame::Discard { .. } | IncomingFrame::Held { .. } => {}
+            IncomingFrame::StagedChunk { header, launch, start, slot, .. } => {
+                self.finish_staged_chunk(host, (header, launch, start), slot);
+            }
+            IncomingFrame::Header
+            | IncomingFrame::Discard { .. }
+            | IncomingFrame::Held { .. }
+            | IncomingFrame::AwaitsSlot { .. } => {}
         }
         Ok(())
     }
@@ -304,6 +365,9 @@ impl Lane {
         }
         self.held.store(false, Ordering::SeqCst);
         Some(match landing {
+            ChunkDestination::At(launch, start) if launch.lists.inbound.gpu().is_some() => {
+                self.begin_staged_receive(host, (header, launch, start))
+            }
             ChunkDestination::At(launch, start) => IncomingFrame::Chunk { header, launch, start, got: 0 },
             _ if header.len == 0 => IncomingFrame::Header,
             _ => IncomingFrame::Discard { left: header.len as usize },

@@ -1,4 +1,5 @@
-//! The sending half of a lane: sends control frames first, and then chunks directly from their buffers.
+//! The sending half of a lane: sends control frames first, and then chunks directly from their buffers, or from the slots of
+//! `staging.rs`.
 //!
 //! The session decides what is sent ([`LaneHost`]). Begin at [`Lane::pump_output`].
 
@@ -87,7 +88,17 @@ impl Lane {
 
     fn begin_chunk_frame(&self, host: &dyn LaneHost, output: &mut OutgoingFrame) -> bool {
         loop {
-            let Some(push) = host.next_chunk(self.id, self.control) else { return false };
+            // The copies of the next chunks begin before this chunk is sent, so that the GPU does not wait for the lane.
+            if !self.staged.has_room() {
+                return self.begin_staged_frame(host, output);
+            }
+            let Some(push) = host.next_chunk(self.id, self.control) else {
+                return self.begin_staged_frame(host, output);
+            };
+            if push.token.lists.outbound.gpu().is_some() {
+                self.stage_chunk(host, push);
+                continue;
+            }
             // A chunk of a launch that was cancelled since does not begin.
             let Some(guard) = push.token.access_owned() else { continue };
             let (mut header, start) = (push.header, push.start);
@@ -119,6 +130,24 @@ impl Lane {
                 };
                 *sent += now;
                 if *sent == bytes.len() {
+                    *output = OutgoingFrame::Idle;
+                }
+                Ok(now)
+            }
+            OutgoingFrame::StagedChunk { header, launch, slot, len, sent } => {
+                let body = sent.saturating_sub(HEADER);
+                let mut views = Vec::with_capacity(2);
+                if *sent < HEADER {
+                    views.push(ReadView::of_slice(&header[*sent..]));
+                }
+                views.push(slot.read_view(body, *len - body));
+                let now = self.wire.send(&views)?;
+                launch.set_transport(self.kind);
+                launch.add_progress((now as u64).min((*len - body) as u64));
+                drop(views);
+                *sent += now;
+                if *sent == HEADER + *len {
+                    host.count_sent(self.kind, *len as u64);
                     *output = OutgoingFrame::Idle;
                 }
                 Ok(now)

@@ -8,9 +8,11 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use super::input::{IncomingFrame, LaneInput};
 use super::output::OutgoingFrame;
+use super::staged_chunks::StagedChunks;
 use crate::base::sync::lock;
 use crate::base::transport::TransportKind;
 use crate::io::exclusive_work::ExclusiveWork;
+use crate::io::staging::{CopyFailure, StagingPools};
 use crate::io::wire::{Wire, WireCapabilities, WireError};
 use crate::launch::peer_launch::{OwnedAccessGuard, PeerLaunch};
 use crate::protocol::frame::{FrameError, FrameKind, Header};
@@ -95,6 +97,15 @@ pub trait LaneHost: Send + Sync {
     /// them.
     fn send_pending_replies(&self, replies: PendingReplies);
 
+    /// Returns the page-locked memory for chunks with bytes of GPUs.
+    fn staging(&self) -> &StagingPools;
+
+    /// Makes the reactor of the lane with this number send and receive on it.
+    fn request_pump(&self, lane: u16);
+
+    /// Reports that a GPU failed to copy a chunk, or had no page-locked memory for it.
+    fn on_copy_failed(&self, launch: &Arc<PeerLaunch>, failure: CopyFailure);
+
     /// Reports that a lane is over.
     fn on_lane_over(&self, lane: &Arc<Lane>, error: &LaneError);
 }
@@ -125,12 +136,17 @@ pub struct Lane {
     pub(super) capabilities: WireCapabilities,
     pub(super) wire: Box<dyn Wire>,
     /// The session, which owns the lane.
-    host: Weak<dyn LaneHost>,
+    pub(super) host: Weak<dyn LaneHost>,
     pub(super) output: ExclusiveWork<OutgoingFrame>,
     pub(super) input: Mutex<LaneInput>,
     over: AtomicBool,
     seat: OnceLock<u64>,
     pub(super) held: AtomicBool,
+    /// The chunks to send whose bytes a GPU copies to a slot, or has copied.
+    pub(super) staged: StagedChunks,
+    /// Whether the lane is to be pumped when a slot for sending, or for receiving, was given back.
+    pub(super) awaits_send_slot: Arc<AtomicBool>,
+    pub(super) awaits_receive_slot: Arc<AtomicBool>,
     told: AtomicBool,
     pub(super) ending: AtomicBool,
     /// The bytes received and sent.
@@ -159,6 +175,9 @@ impl Lane {
             over: AtomicBool::new(false),
             seat: OnceLock::new(),
             held: AtomicBool::new(false),
+            staged: StagedChunks::default(),
+            awaits_send_slot: Arc::default(),
+            awaits_receive_slot: Arc::default(),
             told: AtomicBool::new(false),
             ending: AtomicBool::new(false),
             bytes: AtomicU64::new(0),
@@ -221,17 +240,19 @@ impl Lane {
     /// Waits until no thread is receiving or sending on it, and drops what had begun.
     pub fn wait_until_idle(&self) {
         let reading = std::mem::replace(&mut lock(&self.input).now, IncomingFrame::Header);
-        if let IncomingFrame::Chunk { header, .. } = reading
+        if let Some(header) = reading.begun_chunk()
             && let Some(host) = self.host()
         {
-            host.abandon_chunk_receive(&header);
+            host.abandon_chunk_receive(header);
         }
         self.wait_until_send_idle();
     }
 
     /// Waits until no thread is sending on it. It must be closed before.
     pub fn wait_until_send_idle(&self) {
-        *self.output.wait_idle() = OutgoingFrame::Idle;
+        let mut output = self.output.wait_idle();
+        *output = OutgoingFrame::Idle;
+        self.staged.clear();
     }
 
     /// Records that the peer has closed the wire: it is read up to its end.

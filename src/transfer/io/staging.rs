@@ -1,0 +1,283 @@
+//! Staging: page-locked memory through which lanes move the bytes of GPUs.
+//!
+//! A lane cannot send from a GPU's memory, nor receive into it. So each chunk with bytes of a GPU passes through a
+//! *slot*: the sender's GPU copies into the slot, the lane sends from it; the receiver's lane receives into a slot, and
+//! the GPU copies from it. While the lane sends one chunk, the GPU copies the next ones. Begin at
+//! [`StagingPool::take_or_wait`], [`copy_to_slot`] and [`copy_from_slot`].
+//!
+//! Invariants:
+//!
+//! 1. A slot has one user at a time: a copy of a GPU, or a lane.
+//! 2. A copy keeps its slot and the guard of the launch until its end is reported. So a launch is quiescent only when no
+//!    GPU copies for it any more.
+//! 3. Slots for sending and for receiving come from different pools. So a lane that receives never waits for a lane that
+//!    sends.
+#![allow(unsafe_code, reason = "copies between slots, which one user has, and bytes that a guard keeps")]
+
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use muster_gpu::{Copy, CopyDirection, Gpu, GpuError, PageLocked};
+
+use crate::base::sync::lock;
+use crate::launch::launch_spans::BytesPiece;
+use crate::launch::peer_launch::OwnedAccessGuard;
+use crate::memory::{ReadView, WriteView};
+
+/// The most page-locked memory of a pool, in bytes, unless one slot is longer.
+const POOL_BYTES_MAX: usize = 128 << 20;
+/// The least length of a slot.
+const SLOT_MIN: usize = 64 << 10;
+
+/// Is called when a slot may be free.
+pub type SlotWaiter = Box<dyn FnOnce() + Send>;
+
+/// The pools of an engine.
+pub struct StagingPools {
+    /// The slots from which lanes send.
+    pub sending: Arc<StagingPool>,
+    /// The slots into which lanes receive.
+    pub receiving: Arc<StagingPool>,
+}
+
+impl Default for StagingPools {
+    fn default() -> Self {
+        let pool = || Arc::new(StagingPool { state: Mutex::default() });
+        Self { sending: pool(), receiving: pool() }
+    }
+}
+
+/// Slots, allocated when they are first needed, and kept.
+pub struct StagingPool {
+    state: Mutex<PoolState>,
+}
+
+#[derive(Default)]
+struct PoolState {
+    free: Vec<PageLocked>,
+    /// The bytes of all slots, free or taken.
+    allocated: usize,
+    waiters: Vec<SlotWaiter>,
+}
+
+/// Page-locked memory for one chunk, which returns to its pool when it is dropped.
+pub struct StagingSlot {
+    memory: Option<PageLocked>,
+    pool: Arc<StagingPool>,
+}
+
+impl StagingPool {
+    /// Takes a slot of at least `len` bytes. If all are taken, it returns none, and `waiter` is called once when a slot was
+    /// given back.
+    ///
+    /// # Errors
+    /// Returns the error of the GPU if it refuses page-locked memory, and no slot is taken that could be given back.
+    pub fn take_or_wait(
+        self: &Arc<Self>,
+        gpu: &Gpu,
+        len: usize,
+        waiter: Option<SlotWaiter>,
+    ) -> Result<Option<StagingSlot>, GpuError> {
+        let len = len.next_power_of_two().max(SLOT_MIN);
+        let mut state = lock(&self.state);
+        let memory = match state.take_free(len) {
+            Some(memory) => Some(memory),
+            None => state.allocate(gpu, len)?,
+        };
+        if memory.is_none() {
+            state.waiters.extend(waiter);
+        }
+        Ok(memory.map(|memory| StagingSlot { memory: Some(memory), pool: Arc::clone(self) }))
+    }
+}
+
+impl PoolState {
+    fn take_free(&mut self, len: usize) -> Option<PageLocked> {
+        let found = self.free.iter().position(|memory| memory.len() >= len)?;
+        Some(self.free.swap_remove(found))
+    }
+
+    /// Allocates a slot, in place of free ones that are too short if need be. None if the bound leaves no room for it now.
+    fn allocate(&mut self, gpu: &Gpu, len: usize) -> Result<Option<PageLocked>, GpuError> {
+        while self.allocated + len > POOL_BYTES_MAX
+            && let Some(shorter) = self.free.pop()
+        {
+            self.allocated -= shorter.len();
+        }
+        if self.allocated > 0 && self.allocated + len > POOL_BYTES_MAX {
+            return Ok(None);
+        }
+        match PageLocked::allocate(gpu, len) {
+            Ok(memory) => {
+                self.allocated += len;
+                Ok(Some(memory))
+            }
+            // A slot that is taken will be given back.
+            Err(_) if self.allocated > 0 => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl StagingSlot {
+    fn base(&self) -> NonNull<u8> {
+        self.memory.as_ref().map_or(NonNull::dangling(), PageLocked::base)
+    }
+
+    fn clamp(&self, start: usize, len: usize) -> (usize, usize) {
+        let all = self.memory.as_ref().map_or(0, PageLocked::len);
+        let start = start.min(all);
+        (start, len.min(all - start))
+    }
+
+    /// Returns a view of the bytes from `start` on, `len` at most. No copy may be writing the slot.
+    pub fn read_view(&self, start: usize, len: usize) -> ReadView<'_> {
+        let (start, len) = self.clamp(start, len);
+        // SAFETY: the range is within the slot, which has one user.
+        ReadView::of_slice(unsafe { std::slice::from_raw_parts(self.base().as_ptr().add(start), len) })
+    }
+
+    /// Returns a view to write the bytes from `start` on, `len` at most.
+    pub fn write_view(&mut self, start: usize, len: usize) -> WriteView<'_> {
+        let (start, len) = self.clamp(start, len);
+        // SAFETY: as above, and the slot is borrowed exclusively.
+        WriteView::of_slice(unsafe { std::slice::from_raw_parts_mut(self.base().as_ptr().add(start), len) })
+    }
+}
+
+impl Drop for StagingSlot {
+    fn drop(&mut self) {
+        let mut state = lock(&self.pool.state);
+        state.free.extend(self.memory.take());
+        // Every waiter looks again: the first may be over, and would take none.
+        let waiters = std::mem::take(&mut state.waiters);
+        drop(state);
+        waiters.into_iter().for_each(|waiter| waiter());
+    }
+}
+
+/// The first failure of a copy: the GPU, and its error.
+pub type CopyFailure = (u32, GpuError);
+
+/// The copies of one chunk, which may concern several GPUs, and what is done at their end.
+struct ChunkCopies<T> {
+    /// The GPUs whose end is not reported, plus one until all were asked.
+    left: AtomicUsize,
+    failure: OnceLock<CopyFailure>,
+    /// What must live until the end, and the function that takes it over.
+    then: Mutex<Option<(T, EndOfCopies<T>)>>,
+}
+
+type EndOfCopies<T> = Box<dyn FnOnce(T, Result<(), CopyFailure>) + Send>;
+
+impl<T> ChunkCopies<T> {
+    fn finish_one(&self, outcome: Result<(), CopyFailure>) {
+        if let Err(failure) = outcome {
+            let _first = self.failure.set(failure);
+        }
+        if self.left.fetch_sub(1, Ordering::AcqRel) > 1 {
+            return;
+        }
+        let then = lock(&self.then).take();
+        if let Some((kept, then)) = then {
+            then(kept, self.failure.get().cloned().map_or(Ok(()), Err));
+        }
+    }
+}
+
+/// What a copy of a chunk keeps: the slot, and the guard of the launch's bytes.
+pub type StagedBytes = (StagingSlot, OwnedAccessGuard);
+
+/// Copies the bytes `start..start + len` of the outbound stream into the slot, then calls `then`: on this thread, or on that
+/// of a GPU.
+pub fn copy_to_slot(
+    staged: StagedBytes,
+    (start, len): (u64, usize),
+    then: impl FnOnce(StagedBytes, Result<(), CopyFailure>) + Send + 'static,
+) {
+    let (mut slot, guard) = staged;
+    let mut copies = CopiesByGpu::default();
+    let mut at = 0;
+    guard.bytes().for_each_outbound_piece(start, len as u64, |piece| {
+        at += match piece {
+            BytesPiece::Host(view) => {
+                slot.write_view(at, view.len()).copy_from(&view);
+                view.len()
+            }
+            BytesPiece::Device(memory, device, len) => {
+                let (from, len) = slot.clamp(at, len);
+                // SAFETY: the range is within the slot.
+                copies.add(memory.gpu(), Copy { host: unsafe { slot.base().add(from) }, device, len });
+                len
+            }
+        };
+    });
+    // SAFETY: the guard reserves the bytes for reading, and the slot is this chunk's.
+    unsafe { copies.start(CopyDirection::ToHost, (slot, guard), Box::new(then)) };
+}
+
+/// Copies the bytes of the slot to `start..start + len` of the inbound stream, then calls `then`: on this thread, or on that of
+/// a GPU. The link must have given this range to the caller.
+pub fn copy_from_slot(
+    staged: StagedBytes,
+    (start, len): (u64, usize),
+    then: impl FnOnce(StagedBytes, Result<(), CopyFailure>) + Send + 'static,
+) {
+    let (slot, guard) = staged;
+    let mut copies = CopiesByGpu::default();
+    let mut at = 0;
+    guard.bytes().for_each_inbound_piece(start, len as u64, |piece| {
+        at += match piece {
+            BytesPiece::Host(mut view) => {
+                view.copy_from(&slot.read_view(at, view.len()));
+                view.len()
+            }
+            BytesPiece::Device(memory, device, len) => {
+                let (from, len) = slot.clamp(at, len);
+                // SAFETY: the range is within the slot.
+                copies.add(memory.gpu(), Copy { host: unsafe { slot.base().add(from) }, device, len });
+                len
+            }
+        };
+    });
+    // SAFETY: the guard reserves the bytes for writing, the link gave them to the caller alone, and the slot is this
+    // chunk's.
+    unsafe { copies.start(CopyDirection::ToDevice, (slot, guard), Box::new(then)) };
+}
+
+/// The copies of a chunk by GPU: almost always one.
+#[derive(Default)]
+struct CopiesByGpu(Vec<(Gpu, Vec<Copy>)>);
+
+impl CopiesByGpu {
+    fn add(&mut self, gpu: &Gpu, copy: Copy) {
+        match self.0.iter_mut().find(|(other, _)| other == gpu) {
+            Some((_, copies)) => copies.push(copy),
+            None => self.0.push((gpu.clone(), vec![copy])),
+        }
+    }
+
+    /// Asks the GPUs for the copies.
+    ///
+    /// # Safety
+    /// As of [`Gpu::copy`], for as long as `staged` lives.
+    unsafe fn start(self, direction: CopyDirection, staged: StagedBytes, then: EndOfCopies<StagedBytes>) {
+        let all = Arc::new(ChunkCopies {
+            left: AtomicUsize::new(1 + self.0.len()),
+            failure: OnceLock::new(),
+            then: Mutex::new(Some((staged, then))),
+        });
+        for (gpu, copies) in self.0 {
+            let (ended, number) = (Arc::clone(&all), gpu.ordinal());
+            let report = move |outcome: Result<(), GpuError>| {
+                ended.finish_one(outcome.map_err(|error| (number, error)));
+            };
+            // SAFETY: the caller guarantees the memory while `staged` lives, which is until the last report.
+            if let Err(error) = unsafe { gpu.copy(direction, &copies, report) } {
+                all.finish_one(Err((number, error)));
+            }
+        }
+        all.finish_one(Ok(()));
+    }
+}
