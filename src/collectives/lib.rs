@@ -12,7 +12,8 @@
 //! | `layout.rs` | the layout of the shared memory |
 //! | `operation_ring.rs` | the latest operations of a communicator |
 //! | `record.rs` | the writer |
-//! | `record_file.rs` | the folder of records, and their files |
+//! | `mapped_record.rs` | the memory of a record |
+//! | `record_folder.rs` | the folder of records |
 //! | `snapshot.rs` | the reader |
 //! | `communicator_hash.rs` | the number by which all ranks know a communicator |
 //!
@@ -27,18 +28,20 @@ mod collective_function;
 mod communicator_hash;
 mod data_type;
 mod layout;
+mod mapped_record;
 mod operation_ring;
 mod record;
-mod record_file;
+mod record_folder;
 mod snapshot;
 
 pub use collective_function::CollectiveFunction;
 pub use communicator_hash::{UNIQUE_ID_BYTES, clique_name, communicator_hash, parse_clique_name};
 pub use data_type::DataType;
 pub use layout::{COMMUNICATORS_MAX, LAYOUT_VERSION};
+pub use mapped_record::RecordError;
 pub use operation_ring::{COLLECTIVES_KEPT, Collective, OperationHandle};
 pub use record::{NewCommunicator, Record};
-pub use record_file::{RecordError, RecordFolder, StoredRecord};
+pub use record_folder::{RecordFolder, StoredRecord};
 pub use snapshot::{CommunicatorSnapshot, FunctionTotals, OperationSnapshot, RecordSnapshot};
 
 /// Returns the nanoseconds of the host's coarse monotonic clock, in which records count. It moves every 1 to 4 ms, and costs a

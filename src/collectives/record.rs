@@ -10,11 +10,11 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use crate::layout::{
     COMMUNICATORS_MAX, CommunicatorSlot, FunctionSlot, LAYOUT_VERSION, MAGIC, NAME_BYTES, RecordLayout,
 };
+use crate::mapped_record::{MappedRecord, RecordError};
 use crate::monotonic_nanos;
 use crate::operation_ring::{
     COLLECTIVES_KEPT, Collective, NewEntry, OperationEntry, OperationHandle, POINT_TO_POINT_KEPT,
 };
-use crate::record_file::{MappedRecord, RecordError};
 
 /// A communicator as a rank opens it.
 #[derive(Debug, Clone, Copy)]

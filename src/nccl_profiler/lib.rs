@@ -10,7 +10,6 @@
 //! | `abi.rs` | NCCL's tables and descriptors |
 //! | `tables.rs` | the exported tables and their functions |
 //! | `plugin_state.rs` | the record of the process, and the events that NCCL is asked for |
-//! | `reporting_thread.rs` | the thread that reports |
 //!
 //! | variable | meaning |
 //! | --- | --- |
@@ -22,5 +21,4 @@
 
 pub mod abi;
 mod plugin_state;
-mod reporting_thread;
 pub mod tables;

@@ -6,9 +6,9 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use muster::agent::CollectiveReporter;
 use muster_collectives::{NewCommunicator, Record, RecordFolder};
+use tokio::runtime::{Builder, Runtime};
 
 use crate::abi::{COLLECTIVE, KERNEL_CHANNEL, POINT_TO_POINT};
-use crate::reporting_thread;
 
 /// When NCCL is asked for the times on the GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,7 +57,7 @@ impl PluginState {
     fn start() -> Self {
         let (choice, complaint) = TimingChoice::from_environment();
         let mut notes = Vec::from_iter(complaint);
-        let runtime = reporting_thread::create_runtime();
+        let runtime = Builder::new_current_thread().enable_all().build().map_err(|error| error.to_string());
         let reporter = runtime.and_then(|runtime| {
             let reporter = {
                 let _context = runtime.enter();
@@ -78,7 +78,7 @@ impl PluginState {
             Ok((runtime, reporter)) => {
                 notes.push(format!("collectives are reported to {}", reporter.service()));
                 if record.is_some() {
-                    reporting_thread::start(runtime, reporter);
+                    start_reporting_thread(runtime, reporter);
                 }
             }
             Err(error) => notes.push(format!(
@@ -164,4 +164,17 @@ impl PluginState {
 pub(crate) fn plugin_state() -> &'static PluginState {
     static STATE: OnceLock<PluginState> = OnceLock::new();
     STATE.get_or_init(PluginState::start)
+}
+
+/// Starts the thread that reports the record to the service, until the process ends. Without a thread, the process only
+/// writes its record.
+fn start_reporting_thread(runtime: Runtime, reporter: CollectiveReporter) {
+    let run = move || {
+        // The state is being made by the thread that starts this one; this waits for it.
+        let state = plugin_state();
+        if let Some(record) = state.record() {
+            runtime.block_on(reporter.report_periodically(record, |wanted| state.set_timing(wanted)));
+        }
+    };
+    let _ = std::thread::Builder::new().name("muster-nccl".to_owned()).spawn(run);
 }

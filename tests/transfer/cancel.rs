@@ -9,8 +9,8 @@ use muster::transfer::{
 };
 
 use crate::cluster::{
-    Cluster, PATIENCE, assert_contents, contents, done, eventually, fill_quickly, incoming,
-    is_filled_quickly_from, outgoing, start,
+    AnyMemory, Cluster, PATIENCE, TestArena, assert_contents, contents, done, eventually, fill_quickly,
+    incoming, is_filled_quickly_from, outgoing, start,
 };
 use crate::harness::{Signal, run_ignored_test};
 use crate::processes::{TaskProcess, next_line_from_test, send_message_to_test};
@@ -58,9 +58,7 @@ fn a_receive_is_complete_or_an_error_when_the_sender_cancels() {
                 Ok(_) => {
                     whole += 1;
                     target
-                        .with_bytes(|bytes| {
-                            assert!(bytes == wanted, "{choice:?}: wrong bytes in round {round}")
-                        })
+                        .look(|bytes| assert!(bytes == wanted, "{choice:?}: wrong bytes in round {round}"))
                         .unwrap();
                 }
                 Err(TransferError::Cancelled { by, reason }) => {
@@ -87,7 +85,7 @@ fn a_receive_is_complete_or_an_error_during_shutdown() {
         let wanted = contents(len, 1);
         let source = cluster.filled(0, len, 1);
         for round in 1..60 {
-            source.with_bytes_mut(|bytes| bytes.copy_from_slice(&wanted)).unwrap();
+            source.change(|bytes| bytes.copy_from_slice(&wanted)).unwrap();
             let target = cluster.empty(1, len);
             let (sent, received) = cluster.send(0, &source, 1, &target, round);
             match round % 10 {
@@ -107,9 +105,7 @@ fn a_receive_is_complete_or_an_error_during_shutdown() {
                 Ok(_) => {
                     whole += 1;
                     target
-                        .with_bytes(|bytes| {
-                            assert!(bytes == wanted, "{choice:?}: wrong bytes in round {round}")
-                        })
+                        .look(|bytes| assert!(bytes == wanted, "{choice:?}: wrong bytes in round {round}"))
                         .unwrap();
                 }
                 Err(_) => failed += 1,
@@ -153,7 +149,7 @@ fn after_the_proof_no_byte_changes_however_often_it_is_asked_for() {
             cancelled += usize::from(outcomes.0.is_err());
             target.fill(round as u8).unwrap();
             std::thread::sleep(Duration::from_micros(500));
-            target.with_bytes(|bytes| assert!(bytes.iter().all(|byte| *byte == round as u8))).unwrap();
+            target.look(|bytes| assert!(bytes.iter().all(|byte| *byte == round as u8))).unwrap();
         }
         assert!(cancelled > 0, "{choice:?}: nothing was in the middle of anything");
     }
@@ -177,7 +173,7 @@ fn cancel_waits_for_writes_in_progress() {
             let len = 1 << 20;
             let orders = (round, 0, 1, len, round);
             let mut running = [1, 0]
-                .map(|task| RunningTransfer::start(&cluster.engines[task], &cluster.arenas[task], orders));
+                .map(|task| RunningTransfer::start(&cluster.engines[task], &cluster.memory[task], orders));
             std::thread::sleep(Duration::from_micros(random.u64(0..40_000)));
             // The sender's proof covers the receiver's memory too.
             let who = random.usize(0..2);
@@ -234,7 +230,7 @@ fn cancels_at_the_moment_of_the_launch_are_proven_too() {
                 Err(error) => panic!("{choice:?} {round}: {error}"),
             }
             let _over = done(&sent);
-            eventually("both buffers are free", || source.with_bytes_mut(|_| ()).is_ok());
+            eventually("both buffers are free", || source.change(|_| ()).is_ok());
         }
         assert!(cancelled > 0, "{choice:?}: no cancel was in time");
     }
@@ -298,7 +294,7 @@ fn transfer_and_cancel_at_random(cluster: &Cluster, choice: TransportChoice, cha
             if random.u8(0..8) == 0 {
                 std::thread::sleep(Duration::from_millis(1));
             }
-            target.with_bytes(|bytes| assert!(bytes.iter().all(|byte| *byte == 0xaa))).unwrap();
+            target.look(|bytes| assert!(bytes.iter().all(|byte| *byte == 0xaa))).unwrap();
         }
         let _over = done(&sent);
     }
@@ -352,8 +348,7 @@ impl QuiescedBuffers {
     fn check(&mut self) -> bool {
         let Some((buffer, seed)) = self.buffers.pop_front() else { return false };
         self.bytes -= buffer.len();
-        let same =
-            buffer.with_bytes(|bytes| is_filled_quickly_from(bytes, seed)).expect("no transfer uses it");
+        let same = buffer.look(|bytes| is_filled_quickly_from(bytes, seed)).expect("no transfer uses it");
         assert!(same, "{} bytes: {LATE}", buffer.len());
         true
     }
@@ -374,11 +369,11 @@ struct RunningTransfer {
 type RandomTransfer = (u64, usize, usize, usize, u64);
 
 impl RunningTransfer {
-    fn start(engine: &TransferEngine, arena: &Arena, (key, from, to, len, seed): RandomTransfer) -> Self {
+    fn start(engine: &TransferEngine, arena: &TestArena, (key, from, to, len, seed): RandomTransfer) -> Self {
         let receives = engine.here().task.0 as usize == to;
         let buffer = arena.allocate(len).unwrap();
         if !receives {
-            buffer.with_bytes_mut(|bytes| fill_quickly(bytes, seed)).unwrap();
+            buffer.change(|bytes| fill_quickly(bytes, seed)).unwrap();
         }
         let spec = if receives { incoming(&buffer, from, to, key) } else { outgoing(&buffer, from, to, key) };
         let transfer = engine.transfer(&[], vec![spec], LaunchOptions::default());
@@ -406,7 +401,7 @@ impl RunningTransfer {
         }
         if self.transfer.outcome().is_some_and(|outcome| outcome.is_err()) && !self.rests {
             let other = self.other();
-            let overwrite = || self.buffer.with_bytes_mut(|bytes| fill_quickly(bytes, other)).is_ok();
+            let overwrite = || self.buffer.change(|bytes| fill_quickly(bytes, other)).is_ok();
             if self.receives || self.proof.is_some() {
                 eventually("it may be written", overwrite);
             } else {
@@ -421,9 +416,8 @@ impl RunningTransfer {
     /// not change any more. Returns whether the bytes arrived, and the buffer to watch from now on.
     fn check(mut self) -> (bool, Option<(Buffer, u64)>) {
         self.overwrite_when_quiescent();
-        let is = |seed| {
-            self.buffer.with_bytes(|bytes| is_filled_quickly_from(bytes, seed)).expect("nobody writes it")
-        };
+        let is =
+            |seed| self.buffer.look(|bytes| is_filled_quickly_from(bytes, seed)).expect("nobody writes it");
         if !self.receives {
             (false, None)
         } else if self.rests {
@@ -451,7 +445,7 @@ struct BufferSlot {
 
 impl BufferSlot {
     fn new(cluster: &Cluster, key: u64, ends: [usize; 2], len: usize) -> Self {
-        let buffers = ends.map(|task| cluster.arenas[task].allocate(len).unwrap());
+        let buffers = ends.map(|task| cluster.memory[task].allocate(len).unwrap());
         let prepared = Self::prepare(cluster, key, ends, &buffers);
         Self { ends, prepared, buffers, rests: None }
     }
@@ -473,7 +467,7 @@ impl BufferSlot {
     fn check(&mut self) {
         if let Some(seed) = self.rests.take() {
             let same = self.buffers[1]
-                .with_bytes(|bytes| is_filled_quickly_from(bytes, seed))
+                .look(|bytes| is_filled_quickly_from(bytes, seed))
                 .expect("no transfer uses it");
             assert!(same, "{} bytes: {LATE}", self.buffers[1].len());
         }
@@ -483,7 +477,7 @@ impl BufferSlot {
     fn launch(&mut self, seed: u64, receiver_first: bool) -> [RunningTransfer; 2] {
         self.check();
         let [source, target] = &self.buffers;
-        eventually("it may be written", || source.with_bytes_mut(|bytes| fill_quickly(bytes, seed)).is_ok());
+        eventually("it may be written", || source.change(|bytes| fill_quickly(bytes, seed)).is_ok());
         let [send, receive] = &mut self.prepared;
         let early = receiver_first.then(|| receive.launch(&[]));
         let sent = send.launch(&[]);
@@ -498,7 +492,7 @@ impl BufferSlot {
 /// A task in a process of its own: performs transfers, cancels some of them, and checks all that arrive,
 /// until it is killed.
 pub fn run_cancelling_task(engine: &TransferEngine) {
-    let arena = Arena::new(64 << 20).unwrap();
+    let arena = TestArena::new(engine.here().task.0 as usize, 64 << 20);
     let mut random = fastrand::Rng::with_seed(engine.here().incarnation.get());
     let (mut running, mut resting) = (Vec::<RunningTransfer>::new(), QuiescedBuffers::default());
     let mut came = 0;
@@ -607,7 +601,7 @@ fn alone_restarts() {
                 for task in [order.1, order.2].into_iter().filter(|task| *task < HERE) {
                     running.push((
                         None,
-                        RunningTransfer::start(&cluster.engines[task], &cluster.arenas[task], order),
+                        RunningTransfer::start(&cluster.engines[task], &cluster.memory[task], order),
                     ));
                 }
             }

@@ -5,12 +5,75 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use muster::transfer::{
-    Arena, Buffer, DeviceId, EngineConfig, Incarnation, LaunchOptions, MemberId, MemberInfo, Membership,
-    TaskId, TransferEngine, TransferHandle, TransferKey, TransferSpec, TransportChoice,
+    Arena, Buffer, DeviceArena, DeviceId, EngineConfig, Incarnation, LaunchOptions, MemberId, MemberInfo,
+    Membership, MemoryError, TaskId, TransferEngine, TransferHandle, TransferKey, TransferSpec,
+    TransportChoice,
 };
+use muster_gpu::Gpu;
+use simulated_gpu::SimulatedGpu;
 
 /// The time limit of operations that should take a moment.
 pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Selects the memory of the buffers of most tests: `gpu` for the memory of simulated GPUs.
+const MEMORY: &str = "MUSTER_TRANSFER_MEMORY";
+
+/// An arena of the memory under test.
+pub enum TestArena {
+    Host(Arena),
+    Gpu(DeviceArena),
+}
+
+impl TestArena {
+    /// Creates an arena for a task.
+    pub fn new(task: usize, bytes: usize) -> Self {
+        if std::env::var(MEMORY).as_deref() != Ok("gpu") {
+            return Self::Host(Arena::new(bytes).unwrap());
+        }
+        SimulatedGpu::load();
+        let count = muster_gpu::device_count().unwrap();
+        let gpu = Gpu::open(task as u32 % count).unwrap();
+        Self::Gpu(DeviceArena::new(&gpu, bytes).unwrap())
+    }
+
+    pub fn allocate(&self, len: usize) -> Result<Buffer, MemoryError> {
+        match self {
+            Self::Host(arena) => arena.allocate(len),
+            Self::Gpu(arena) => arena.allocate(len),
+        }
+    }
+}
+
+/// Access to the contents of a buffer in any memory.
+pub trait AnyMemory {
+    /// Calls `with` with the contents.
+    fn look<R>(&self, with: impl FnOnce(&[u8]) -> R) -> Result<R, MemoryError>;
+
+    /// Calls `with` with the contents, which it may change.
+    fn change<R>(&self, with: impl FnOnce(&mut [u8]) -> R) -> Result<R, MemoryError>;
+}
+
+impl AnyMemory for Buffer {
+    fn look<R>(&self, with: impl FnOnce(&[u8]) -> R) -> Result<R, MemoryError> {
+        if self.gpu().is_none() {
+            return self.with_bytes(with);
+        }
+        let mut bytes = vec![0; self.len()];
+        self.read_contents(0, &mut bytes)?;
+        Ok(with(&bytes))
+    }
+
+    fn change<R>(&self, with: impl FnOnce(&mut [u8]) -> R) -> Result<R, MemoryError> {
+        if self.gpu().is_none() {
+            return self.with_bytes_mut(with);
+        }
+        let mut bytes = vec![0; self.len()];
+        self.read_contents(0, &mut bytes)?;
+        let result = with(&mut bytes);
+        self.write_contents(0, &bytes)?;
+        Ok(result)
+    }
+}
 
 /// Engines that know each other. Task `n` has the device `n`, unless the cluster has several devices a task.
 pub struct Cluster {
@@ -20,6 +83,8 @@ pub struct Cluster {
     reached_at: Vec<SocketAddr>,
     pub engines: Vec<TransferEngine>,
     pub arenas: Vec<Arena>,
+    /// By task.
+    pub memory: Vec<TestArena>,
 }
 
 fn devices(task: u32, each: u32) -> Vec<DeviceId> {
@@ -51,7 +116,8 @@ impl Cluster {
         };
         let engines: Vec<_> = (0..count).map(|task| start(task, 0, setting)).collect();
         let arenas = (0..count).map(|_| Arena::new(64 << 20).unwrap()).collect();
-        let cluster = Self { each, reached_at: Vec::new(), engines, arenas };
+        let memory = (0..count).map(|task| TestArena::new(task, 64 << 20)).collect();
+        let cluster = Self { each, reached_at: Vec::new(), engines, arenas, memory };
         cluster.announce();
         cluster
     }
@@ -98,13 +164,13 @@ impl Cluster {
 
     /// Allocates a buffer with the contents of a seed.
     pub fn filled(&self, task: usize, len: usize, seed: u64) -> Buffer {
-        let buffer = self.arenas[task].allocate(len).unwrap();
-        buffer.with_bytes_mut(|bytes| bytes.copy_from_slice(&contents(len, seed))).unwrap();
+        let buffer = self.memory[task].allocate(len).unwrap();
+        buffer.write_contents(0, &contents(len, seed)).unwrap();
         buffer
     }
 
     pub fn empty(&self, task: usize, len: usize) -> Buffer {
-        let buffer = self.arenas[task].allocate(len).unwrap();
+        let buffer = self.memory[task].allocate(len).unwrap();
         buffer.fill(0xee).unwrap();
         buffer
     }
@@ -182,7 +248,7 @@ pub fn is_filled_quickly_from(bytes: &[u8], seed: u64) -> bool {
 pub fn assert_contents(buffer: &Buffer, seed: u64) {
     let wanted = contents(buffer.len(), seed);
     buffer
-        .with_bytes(|bytes| {
+        .look(|bytes| {
             if bytes != wanted {
                 let differs = bytes.iter().zip(&wanted).position(|(a, b)| a != b);
                 panic!("of {} bytes, {differs:?} is the first that differs", wanted.len());

@@ -2,7 +2,7 @@
 
 use muster::transfer::{LaunchOptions, TransportChoice};
 
-use crate::cluster::{Cluster, assert_contents, done, incoming, outgoing};
+use crate::cluster::{AnyMemory, Cluster, assert_contents, done, incoming, outgoing};
 
 const CHOICES: [TransportChoice; 6] = [
     TransportChoice::Auto,
@@ -41,7 +41,7 @@ fn both_directions_at_once_of_many_buffers_at_odd_offsets() {
             let (offset, tail) = (key as usize % 7, key as usize % 5);
             let source = cluster.filled(from, offset + len + tail, key);
             let target = cluster.empty(to, offset + len + tail);
-            let wanted = source.with_bytes(|bytes| bytes[offset..offset + len].to_vec()).unwrap();
+            let wanted = source.look(|bytes| bytes[offset..offset + len].to_vec()).unwrap();
             let (a, b) =
                 (source.range(offset..offset + len).unwrap(), target.range(offset..offset + len).unwrap());
             let (near, far) = (crate::cluster::device(from), crate::cluster::device(to));
@@ -58,7 +58,7 @@ fn both_directions_at_once_of_many_buffers_at_odd_offsets() {
         assert_eq!((done(&here).err(), done(&there).err()), (None, None), "{choice:?}");
         for (target, offset, wanted) in targets {
             target
-                .with_bytes(|bytes| {
+                .look(|bytes| {
                     assert_eq!(&bytes[offset..offset + wanted.len()], wanted);
                     assert!(
                         bytes[..offset]
@@ -122,7 +122,7 @@ fn a_prepared_transfer_is_launched_again_and_again() {
             done(&received).unwrap();
             done(&sent).unwrap();
             target
-                .with_bytes(|bytes| assert!(bytes.iter().all(|byte| *byte == round), "{choice:?} {round}"))
+                .look(|bytes| assert!(bytes.iter().all(|byte| *byte == round), "{choice:?} {round}"))
                 .unwrap();
         }
     }

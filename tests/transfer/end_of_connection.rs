@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use muster::transfer::{TransferError, TransportChoice};
 
 use crate::cluster::{
-    Cluster, PATIENCE, assert_contents, contents, done, eventually, incoming, options_on_channel, outgoing,
+    AnyMemory, Cluster, PATIENCE, assert_contents, contents, done, eventually, incoming, options_on_channel,
+    outgoing,
 };
 
 const CHOICES: [TransportChoice; 4] =
@@ -66,8 +67,7 @@ fn to_and_fro_on_several_threads_at_a_time_with_and_without_looking_before_sleep
                     let (out, back) = (cluster.empty(task, len), cluster.empty(task, len));
                     for round in 0..ROUNDS {
                         let seed = |task: usize| round << 8 | u64::from(thread) << 1 | task as u64;
-                        out.with_bytes_mut(|bytes| bytes.copy_from_slice(&contents(len, seed(task))))
-                            .unwrap();
+                        out.change(|bytes| bytes.copy_from_slice(&contents(len, seed(task)))).unwrap();
                         let channel = |from: usize| options_on_channel(2 * thread + from as u32);
                         let expected = cluster.engines[task].transfer(
                             &[],

@@ -4,7 +4,7 @@
 use muster::transfer::{BufferDefinitionEvent, MemoryError, TransferError, TransportChoice};
 
 use crate::cluster::{
-    Cluster, assert_contents, contents, done, eventually, incoming, options_on_channel, outgoing,
+    AnyMemory, Cluster, assert_contents, contents, done, eventually, incoming, options_on_channel, outgoing,
 };
 
 const CHOICES: [TransportChoice; 4] =
@@ -30,12 +30,12 @@ fn a_buffer_is_filled_after_the_launch_and_sent_when_it_is_defined() {
                 options_on_channel(0),
             );
             // Both sides have launched it; until it begins, the program may use the memory.
-            source.with_bytes_mut(|bytes| bytes.copy_from_slice(&contents(len, round))).unwrap();
+            source.change(|bytes| bytes.copy_from_slice(&contents(len, round))).unwrap();
             define.complete();
-            let is_held = || source.with_bytes_mut(|_| ()).is_err();
+            let is_held = || source.change(|_| ()).is_err();
             eventually("the sender has its memory", || is_held() || sent.outcome().is_some());
             assert!(is_held(), "{choice:?} {len}: {:?}", sent.outcome());
-            target.with_bytes(|bytes| assert!(bytes.iter().all(|byte| *byte == 0xee), "{choice:?}")).unwrap();
+            target.look(|bytes| assert!(bytes.iter().all(|byte| *byte == 0xee), "{choice:?}")).unwrap();
             assert!(sent.outcome().is_none() && received.outcome().is_none());
             free.complete();
             assert_eq!((done(&sent).err(), done(&received).err()), (None, None), "{choice:?} {len}");
@@ -75,7 +75,7 @@ fn memory_still_in_use_is_an_error_on_both_sides() {
     let sent =
         cluster.engines[0].transfer(&[defined], vec![outgoing(&source, 0, 1, 1)], options_on_channel(0));
     let received = cluster.engines[1].transfer(&[], vec![incoming(&target, 0, 1, 1)], options_on_channel(0));
-    eventually("the other one has the memory", || source.with_bytes(|_| ()).is_err());
+    eventually("the other one has the memory", || source.look(|_| ()).is_err());
     define.complete();
     let error = done(&sent).unwrap_err();
     assert!(matches!(error, TransferError::Memory(MemoryError::Busy { .. })), "{error}");
@@ -122,7 +122,7 @@ fn an_event_that_fails_or_is_dropped_fails_the_launch_on_both_sides() {
                     matches!(&told, TransferError::Cancelled { by, reason } if by.task.0 as usize == side && reason.contains(why)),
                     "{choice:?}: {told}"
                 );
-                target.with_bytes(|bytes| assert!(bytes.iter().all(|byte| *byte == 0xee))).unwrap();
+                target.look(|bytes| assert!(bytes.iter().all(|byte| *byte == 0xee))).unwrap();
             }
         }
         // The sides are in step.

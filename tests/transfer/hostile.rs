@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use muster::transfer::{BufferDefinitionEvent, LaunchOptions, MemberId, TransferError, TransportChoice};
 
-use crate::cluster::{Cluster, assert_contents, done, eventually, member, start};
+use crate::cluster::{AnyMemory, Cluster, assert_contents, done, eventually, member, start};
 use crate::harness::run_ignored_test;
 
 fn count_held_resources() -> (usize, usize) {
@@ -484,16 +484,14 @@ fn a_frame_of_a_former_life_on_a_lane_that_lives_lands_nowhere_and_ends_the_conn
         let outcome = done(&received);
         if lands {
             assert_eq!(outcome.map(|stats| stats.received), Ok(LEN as u64));
-            target.with_bytes(|bytes| assert!(bytes.iter().all(|byte| *byte == 0x5a))).unwrap();
+            target.look(|bytes| assert!(bytes.iter().all(|byte| *byte == 0x5a))).unwrap();
             assert_eq!(fenced(), fenced_before);
             continue;
         }
         let error = outcome.unwrap_err();
         assert!(matches!(error, TransferError::Transport { .. }), "{error}");
         assert!(error.to_string().contains("another incarnation"), "{error}");
-        target
-            .with_bytes(|bytes| assert!(bytes.iter().all(|byte| *byte == 0xee), "something landed"))
-            .unwrap();
+        target.look(|bytes| assert!(bytes.iter().all(|byte| *byte == 0xee), "something landed")).unwrap();
         assert_eq!(fenced(), fenced_before + 1);
         eventually("the connection is over on both sides", || {
             cluster.engines.iter().all(|engine| engine.links().is_empty())

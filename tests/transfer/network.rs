@@ -9,7 +9,9 @@ use muster::transfer::{
     EngineConfig, FaultInjector, LaunchOptions, PriorityClass, TransferError, TransportChoice,
 };
 
-use crate::cluster::{Cluster, PATIENCE, assert_contents, done, eventually, incoming, member, outgoing};
+use crate::cluster::{
+    AnyMemory, Cluster, PATIENCE, assert_contents, done, eventually, incoming, member, outgoing,
+};
 
 /// The transports whose wires may be lost while both ends live.
 const BREAKING: [TransportChoice; 2] = [TransportChoice::Tcp, TransportChoice::Loopback];
@@ -394,7 +396,7 @@ fn a_deadline_that_passes_in_the_middle_ends_the_transfer_on_both_sides() {
             "{choice:?}: {told}"
         );
         assert_eq!(transfer_while(&cluster, 1 << 20, 2, || ()), (None, None), "{choice:?}");
-        target.with_bytes(|bytes| assert!(bytes.iter().all(|byte| *byte == 0x55), "{choice:?}")).unwrap();
+        target.look(|bytes| assert!(bytes.iter().all(|byte| *byte == 0x55), "{choice:?}")).unwrap();
     }
 }
 

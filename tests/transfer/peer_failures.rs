@@ -9,7 +9,9 @@ use muster::transfer::{
     TransferError, TransferHandle, TransportChoice, TransportKind,
 };
 
-use crate::cluster::{Cluster, PATIENCE, contents, fill_quickly, is_filled_quickly_from};
+use crate::cluster::{
+    AnyMemory, Cluster, PATIENCE, TestArena, contents, fill_quickly, is_filled_quickly_from,
+};
 use crate::harness::Signal;
 use crate::processes::{TaskProcess, choice_of, next_line_from_test, send_message_to_test};
 use crate::resharding::{DEVICES_EACH, ReshardCase, gathered};
@@ -58,7 +60,7 @@ fn contents_seed_of_round(task: usize, near: bool, round: usize) -> u64 {
 /// A task that exchanges buffers with task 0 for as long as it can, with other contents every time, and
 /// checks what it receives.
 pub fn exchange_while_peer_lives(engine: &TransferEngine, task: usize, late: bool) {
-    let arena = Arena::new(4 * LEN).unwrap();
+    let arena = TestArena::new(task, 4 * LEN);
     let (source, target) = (arena.allocate(LEN).unwrap(), arena.allocate(LEN).unwrap());
     let [mut out, mut back] = prepare_both_directions(engine, task, &target, &source);
     if late {
@@ -66,15 +68,13 @@ pub fn exchange_while_peer_lives(engine: &TransferEngine, task: usize, late: boo
         std::thread::sleep(PATIENCE);
     }
     for round in 0.. {
-        source
-            .with_bytes_mut(|bytes| fill_quickly(bytes, contents_seed_of_round(task, false, round)))
-            .unwrap();
+        source.change(|bytes| fill_quickly(bytes, contents_seed_of_round(task, false, round))).unwrap();
         let (received, sent) = (out.launch(&[]), back.launch(&[]));
         if received.wait().is_err() {
             return send_message_to_test(&format!("whole {round}"));
         }
         target
-            .with_bytes(|bytes| {
+            .look(|bytes| {
                 assert!(
                     is_filled_quickly_from(bytes, contents_seed_of_round(task, true, round)),
                     "round {round}"
@@ -112,7 +112,7 @@ impl FinalRound {
             Ok(_) => {
                 let wanted = contents_seed_of_round(task, false, self.round);
                 self.target
-                    .with_bytes(|bytes| assert!(is_filled_quickly_from(bytes, wanted), "the last round"))
+                    .look(|bytes| assert!(is_filled_quickly_from(bytes, wanted), "the last round"))
                     .unwrap();
             }
             Err(_) => self.target.fill(0).unwrap(),
@@ -126,16 +126,14 @@ fn exchange_until(cluster: &Cluster, task: usize, until: impl Fn(usize) -> bool)
     let (source, target) = (cluster.empty(0, LEN), cluster.empty(0, LEN));
     let [mut out, mut back] = prepare_both_directions(&cluster.engines[0], task, &source, &target);
     for round in 0.. {
-        source
-            .with_bytes_mut(|bytes| fill_quickly(bytes, contents_seed_of_round(task, true, round)))
-            .unwrap();
+        source.change(|bytes| fill_quickly(bytes, contents_seed_of_round(task, true, round))).unwrap();
         let launched = Instant::now();
         let (sent, received) = (out.launch(&[]), back.launch(&[]));
         if until(round) || received.wait().is_err() || sent.wait().is_err() {
             return FinalRound { round, launched, sent, received, source, target };
         }
         target
-            .with_bytes(|bytes| {
+            .look(|bytes| {
                 assert!(
                     is_filled_quickly_from(bytes, contents_seed_of_round(task, false, round)),
                     "round {round}"
@@ -362,7 +360,7 @@ fn a_plan_with_a_peer_that_is_stopped_ends_in_its_time_and_its_shards_are_free()
         tasks[0].signal(Signal::CONT);
         tasks[0].wait_for_message("over");
         for buffer in freed.iter().flat_map(|shards| shards.destination.values()) {
-            buffer.with_bytes(|bytes| assert!(bytes.iter().all(|byte| *byte == 0x77), "{choice}")).unwrap();
+            buffer.look(|bytes| assert!(bytes.iter().all(|byte| *byte == 0x77), "{choice}")).unwrap();
         }
     }
 }
@@ -371,14 +369,12 @@ fn a_plan_with_a_peer_that_is_stopped_ends_in_its_time_and_its_shards_are_free()
 pub fn send_to_every_task(engine: &TransferEngine, membership: &Membership) {
     const MEET: usize = 300_001;
     let here = engine.here().task.0 as usize;
-    let arena = Arena::new(16 << 20).unwrap();
+    let arena = TestArena::new(here, 16 << 20);
     let mut specs = Vec::new();
     let mut targets = Vec::new();
     for other in membership.peers.keys().map(|task| task.0 as usize).filter(|other| *other != here) {
         let (source, target) = (arena.allocate(MEET).unwrap(), arena.allocate(MEET).unwrap());
-        source
-            .with_bytes_mut(|bytes| bytes.copy_from_slice(&contents(MEET, (here * 100 + other) as u64)))
-            .unwrap();
+        source.change(|bytes| bytes.copy_from_slice(&contents(MEET, (here * 100 + other) as u64))).unwrap();
         specs.push(crate::cluster::outgoing(&source, here, other, (here * 100 + other) as u64));
         specs.push(crate::cluster::incoming(&target, other, here, (other * 100 + here) as u64));
         targets.push((target, (other * 100 + here) as u64));
@@ -386,7 +382,7 @@ pub fn send_to_every_task(engine: &TransferEngine, membership: &Membership) {
     let outcome = engine.transfer(&[], specs, LaunchOptions::default()).wait_for(PATIENCE).unwrap();
     outcome.unwrap();
     for (target, seed) in targets {
-        target.with_bytes(|bytes| assert!(bytes == contents(MEET, seed))).unwrap();
+        target.look(|bytes| assert!(bytes == contents(MEET, seed))).unwrap();
     }
     send_message_to_test("met");
     let _until_all_have = next_line_from_test();
@@ -496,13 +492,13 @@ fn between_two_network_namespaces_tcp_is_chosen_by_itself_for_transfers_and_plan
 fn transfer_large_buffers(choice: TransportChoice, len: usize, ways: &[(usize, usize)]) {
     let mut cluster = Cluster::new(2, choice);
     let each = ways.len() * (len + 8192);
-    cluster.arenas = (0..2).map(|_| Arena::new(each).unwrap()).collect();
+    cluster.memory = (0..2).map(|task| TestArena::new(task, each)).collect();
     let moved: Vec<_> = ways
         .iter()
         .map(|&(from, to)| {
-            let source = cluster.arenas[from].allocate(len).unwrap();
-            source.with_bytes_mut(|bytes| fill_quickly(bytes, from as u64)).unwrap();
-            (from, to, source, cluster.arenas[to].allocate(len).unwrap())
+            let source = cluster.memory[from].allocate(len).unwrap();
+            source.change(|bytes| fill_quickly(bytes, from as u64)).unwrap();
+            (from, to, source, cluster.memory[to].allocate(len).unwrap())
         })
         .collect();
     let began = Instant::now();
@@ -516,7 +512,7 @@ fn transfer_large_buffers(choice: TransportChoice, len: usize, ways: &[(usize, u
     }
     println!("{choice:?}: {len} bytes on {} ways in {:?}", ways.len(), began.elapsed());
     for (from, _, _, target) in moved {
-        target.with_bytes(|bytes| assert!(is_filled_quickly_from(bytes, from as u64), "{choice:?}")).unwrap();
+        target.look(|bytes| assert!(is_filled_quickly_from(bytes, from as u64), "{choice:?}")).unwrap();
     }
 }
 

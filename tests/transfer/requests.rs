@@ -6,7 +6,7 @@ use muster::transfer::{
     TransferError, TransferKey, TransferSpec, TransportChoice,
 };
 
-use crate::cluster::{Cluster, assert_contents, device, done, eventually, incoming, outgoing};
+use crate::cluster::{AnyMemory, Cluster, assert_contents, device, done, eventually, incoming, outgoing};
 
 fn refusal(cluster: &Cluster, specs: Vec<TransferSpec>) -> PrepareError {
     cluster.engines[0].prepare(specs, LaunchOptions::default()).wait().map(|_| ()).unwrap_err()
@@ -259,7 +259,7 @@ fn sends_may_share_bytes_and_a_buffer_in_use_is_busy() {
     let targets = [cluster.empty(1, 5000), cluster.empty(1, 5000)];
     let sends = vec![outgoing(&source, 0, 1, 1), outgoing(&source, 0, 1, 2)];
     let sent = cluster.engines[0].prepare(sends, LaunchOptions::default()).wait().unwrap().launch(&[]);
-    assert!(source.with_bytes(|_| ()).is_ok());
+    assert!(source.look(|_| ()).is_ok());
     assert!(matches!(source.fill(0), Err(MemoryError::Busy { .. })));
     let again = cluster.engines[0].transfer(
         &[],
@@ -318,7 +318,7 @@ fn mismatched_layouts_and_orders_fail_on_both_sides() {
             assert!(here.contains(&mine) && there.contains(&theirs), "{here} {there}");
         }
         for buffer in [&target, &c, &d] {
-            buffer.with_bytes(|bytes| assert!(bytes.iter().all(|byte| *byte == 0xee))).unwrap();
+            buffer.look(|bytes| assert!(bytes.iter().all(|byte| *byte == 0xee))).unwrap();
         }
         // The connection goes on.
         let (sent, received) = cluster.send(0, &a, 1, &c, 30);

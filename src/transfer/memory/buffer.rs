@@ -137,6 +137,22 @@ impl Buffer {
         ))
     }
 
+    /// Creates a buffer of memory of a GPU: a part of a program's arrays, or memory that was allocated for it. The host
+    /// never touches its bytes. [`DeviceArena`](crate::memory::DeviceArena) allocates many buffers from one range.
+    #[must_use]
+    pub fn on_device(memory: DeviceMemory) -> Self {
+        let len = memory.len();
+        let region = Arc::new(MemoryRegion::new(RegionMemory::Device(memory)));
+        Self::from_backing(Backing::Foreign(region), 0, len)
+    }
+
+    /// Returns the address of the first byte in the memory of its GPU; none for host memory. Kernels and copies of the
+    /// program may use it while no transfer does.
+    #[must_use]
+    pub fn device_address(&self) -> Option<u64> {
+        Some(self.region().device()?.address() + self.0.start as u64)
+    }
+
     /// Returns the GPU whose memory it is; none for host memory.
     #[must_use]
     pub fn gpu(&self) -> Option<&Gpu> {
@@ -246,14 +262,6 @@ impl Buffer {
         let _reserved = span.reserve(AccessKind::Write)?;
         // SAFETY: the bytes are reserved for this call alone.
         Ok(unsafe { span.write_view_unchecked(0, span.len) }.with_bytes_mut(with))
-    }
-
-    /// Sets every byte to `byte`.
-    ///
-    /// # Errors
-    /// As [`with_bytes_mut`](Self::with_bytes_mut).
-    pub fn fill(&self, byte: u8) -> Result<(), MemoryError> {
-        self.with_bytes_mut(|bytes| bytes.fill(byte))
     }
 
     fn span_if_unclaimed(&self) -> Result<Span, MemoryError> {

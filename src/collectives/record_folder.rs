@@ -1,4 +1,4 @@
-//! The folder of records, and the file of each. Begin at [`RecordFolder::start_record`] and [`RecordFolder::read_all`].
+//! The folder of records. Begin at [`RecordFolder::start_record`] and [`RecordFolder::read_all`].
 //!
 //! The writer holds a lock on its file for as long as it lives, so a reader knows which processes have ended, also those of
 //! other process namespaces. The folder belongs to one user.
@@ -10,54 +10,19 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::time::SystemTime;
 
-use memmap2::{Mmap, MmapMut, MmapOptions};
 use rustix::fs::{FlockOperation, flock};
 
-use crate::layout::{LAYOUT_VERSION, MAGIC, RecordLayout};
+use crate::layout::{LAYOUT_VERSION, MAGIC};
+use crate::mapped_record::{MappedRecord, RECORD_BYTES, ReadRecord, RecordError};
 use crate::monotonic_nanos;
 use crate::record::Record;
 use crate::snapshot::{RecordSnapshot, read_record};
 
-const RECORD_BYTES: usize = size_of::<RecordLayout>();
 const EXTENSION: &str = "collectives";
 /// The number of records of ended processes that a new record leaves in the folder.
 const ENDED_KEPT: usize = 32;
 /// The number of names that a process tries for its file.
 const NAMES_TRIED: u32 = 100;
-
-/// Why a record cannot be written or read.
-#[derive(Debug, thiserror::Error)]
-pub enum RecordError {
-    /// The folder cannot be used.
-    #[error("the folder {folder} of records of collectives cannot be used: {error}")]
-    Folder {
-        /// The folder.
-        folder: PathBuf,
-        /// The reason.
-        error: io::Error,
-    },
-    /// Another user could change the folder's files.
-    #[error(
-        "the folder {0} of records of collectives belongs to another user: name another one in MUSTER_COLLECTIVES_DIR"
-    )]
-    ForeignFolder(PathBuf),
-    /// A file cannot be used.
-    #[error("the record {file} cannot be used: {error}")]
-    File {
-        /// The file.
-        file: PathBuf,
-        /// The reason.
-        error: io::Error,
-    },
-    /// The file is no record of this version.
-    #[error("{file} is no record of collectives of version {LAYOUT_VERSION}: {found}")]
-    NoRecord {
-        /// The file.
-        file: PathBuf,
-        /// What it is.
-        found: String,
-    },
-}
 
 /// A record as it was read from its file.
 #[derive(Debug, Clone, PartialEq)]
@@ -223,79 +188,6 @@ fn read_file(path: &Path) -> Result<StoredRecord, RecordError> {
     }
     let snapshot = read_record(layout, monotonic_nanos());
     Ok(StoredRecord { file: path.to_owned(), is_alive, snapshot })
-}
-
-/// The mapped record of this process.
-pub(crate) struct MappedRecord {
-    memory: MmapMut,
-    /// Holds the lock.
-    _file: File,
-    path: PathBuf,
-}
-
-impl std::fmt::Debug for MappedRecord {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("MappedRecord").field(&self.path).finish()
-    }
-}
-
-impl MappedRecord {
-    fn map_own(file: File, path: PathBuf) -> Result<Self, RecordError> {
-        // SAFETY: the file is this process's own by its lock and its folder, and only numbers that are atomic are in it.
-        #[expect(unsafe_code, reason = "shared memory")]
-        let memory = unsafe { MmapOptions::new().len(RECORD_BYTES).map_mut(&file) };
-        let memory = memory.map_err(|error| RecordError::File { file: path.clone(), error })?;
-        Ok(Self { memory, _file: file, path })
-    }
-
-    /// Returns the layout, after a check of the length.
-    pub(crate) fn layout(&self) -> Result<&RecordLayout, RecordError> {
-        if self.memory.len() < RECORD_BYTES {
-            let found = format!("it has {} bytes", self.memory.len());
-            return Err(RecordError::NoRecord { file: self.path.clone(), found });
-        }
-        Ok(self.layout_of_own())
-    }
-
-    #[inline]
-    pub(crate) fn layout_of_own(&self) -> &RecordLayout {
-        layout_at(&self.memory)
-    }
-}
-
-/// A mapped record of any process.
-struct ReadRecord(Mmap);
-
-impl ReadRecord {
-    fn map(file: &File, path: &Path) -> Result<Self, RecordError> {
-        let failed = |error| RecordError::File { file: path.to_owned(), error };
-        let length = file.metadata().map_err(failed)?.len();
-        if length != RECORD_BYTES as u64 {
-            let found = format!("it has {length} bytes");
-            return Err(RecordError::NoRecord { file: path.to_owned(), found });
-        }
-        // SAFETY: writers never truncate their files, and only numbers that are atomic are in it.
-        #[expect(unsafe_code, reason = "shared memory")]
-        let memory = unsafe { MmapOptions::new().len(RECORD_BYTES).map(file) };
-        memory.map(Self).map_err(failed)
-    }
-
-    fn layout(&self) -> &RecordLayout {
-        layout_at(&self.0)
-    }
-}
-
-/// Returns the layout at the start of a mapping that has as many bytes.
-#[inline]
-fn layout_at(memory: &[u8]) -> &RecordLayout {
-    assert!(memory.len() >= RECORD_BYTES, "the length was checked");
-    // SAFETY: a mapping begins at a page, so the address is aligned; the length was checked; every bit pattern is valid for
-    // atomic numbers, which others may change at any time. A reader's mapping cannot be written, and is only loaded from.
-    #[expect(unsafe_code, reason = "shared memory")]
-    #[expect(clippy::cast_ptr_alignment, reason = "a mapping begins at a page")]
-    unsafe {
-        &*memory.as_ptr().cast::<RecordLayout>()
-    }
 }
 
 #[cfg(test)]

@@ -1,39 +1,21 @@
-//! Buffers of memory of GPUs: how they are made, and how the host reads and writes their contents.
+//! Reads and writes the contents of buffers in any memory, that of GPUs too.
 //!
-//! Reading and writing blocks, and copies through page-locked memory of its own: it is for tools, tests and small amounts.
-//! Begin at [`Buffer::on_device`].
+//! For memory of a GPU, it blocks, and copies through page-locked memory of its own: it is for tools, tests and small amounts.
+//! Begin at [`Buffer::read_contents`].
 #![allow(unsafe_code, reason = "copies between a GPU and memory that it owns")]
 
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::mpsc::channel;
 
 use muster_gpu::{Copy, CopyDirection, DeviceMemory, GpuError, PageLocked};
 
-use super::buffer::{AccessKind, Backing, Buffer, Span};
-use super::region::{MemoryRegion, RegionMemory};
+use super::buffer::{AccessKind, Buffer, Span};
 use crate::base::error::MemoryError;
 
 /// The bytes of one copy.
 const STEP: usize = 1 << 20;
 
 impl Buffer {
-    /// Creates a buffer of memory of a GPU: a part of a program's arrays, or memory that was allocated for it. The host
-    /// never touches its bytes. [`DeviceArena`](crate::memory::DeviceArena) allocates many buffers from one range.
-    #[must_use]
-    pub fn on_device(memory: DeviceMemory) -> Self {
-        let len = memory.len();
-        let region = Arc::new(MemoryRegion::new(RegionMemory::Device(memory)));
-        Self::from_backing(Backing::Foreign(region), 0, len)
-    }
-
-    /// Returns the address of the first byte in the memory of its GPU; none for host memory. Kernels and copies of the
-    /// program may use it while no transfer does.
-    #[must_use]
-    pub fn device_address(&self) -> Option<u64> {
-        Some(self.region().device()?.address() + self.full_span().region_offset() as u64)
-    }
-
     /// Copies the bytes from `start` on into `into`, from whatever memory the buffer is.
     ///
     /// # Errors
@@ -77,6 +59,17 @@ impl Buffer {
                 .map_err(failed)?;
         }
         Ok(())
+    }
+
+    /// Sets every byte to `byte`.
+    ///
+    /// # Errors
+    /// As [`write_contents`](Self::write_contents).
+    pub fn fill(&self, byte: u8) -> Result<(), MemoryError> {
+        match self.gpu() {
+            Some(_) => self.write_contents(0, &vec![byte; self.len()]),
+            None => self.with_bytes_mut(|bytes| bytes.fill(byte)),
+        }
     }
 
     fn range_of(&self, start: usize, len: usize) -> Result<Span, MemoryError> {
