@@ -8,7 +8,7 @@ use super::report_state;
 use super::shared::AgentShared;
 use crate::telemetry::metrics::ScrapeOutput;
 use crate::telemetry::metrics::catalogue::{self as metric, CATALOGUE, WORKER};
-use crate::transfer::{LaunchStage, TransportKind, registered_bytes};
+use crate::transfer::{LaunchStage, TransportKind, registered_bytes, registered_device_bytes};
 
 /// Writes all metrics of the worker.
 pub(super) fn render_metrics(inner: &AgentShared) -> String {
@@ -75,6 +75,7 @@ pub(super) fn render_metrics(inner: &AgentShared) -> String {
     }
     page.add_integer_sample(&metric::ENGINE_LANES_LOST, &[], of(&counts.lanes_lost));
     page.add_integer_sample(&metric::ENGINE_REGISTERED, &[], registered_bytes());
+    page.add_integer_sample(&metric::ENGINE_REGISTERED_DEVICE, &[], registered_device_bytes());
     if let Some(clock) = clock {
         page.add_sample(&metric::ENGINE_CLOCK, &[], clock.ahead_seconds());
     }

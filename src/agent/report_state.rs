@@ -9,7 +9,10 @@ use std::sync::{Mutex, PoisonError};
 use super::clock_offset::ClockSamples;
 use crate::proto::muster::v1::{self as pb};
 use crate::proto::report_limits::{CONNECTIONS_MAX, FAILURES_MAX, PAIRS_MAX};
-use crate::transfer::{FailedLaunch, LaunchStage, PeerJob, TimeHistogram, TransferEngine, registered_bytes};
+use crate::transfer::{
+    FailedLaunch, LaunchStage, PeerJob, TimeHistogram, TransferEngine, registered_bytes,
+    registered_device_bytes,
+};
 
 /// The sums over the life of a worker.
 #[derive(Debug, Default)]
@@ -148,6 +151,7 @@ impl ReportState {
                 lanes_made: counts.lanes_made.load(Ordering::Relaxed),
                 fetch_fallbacks: counts.fallbacks.load(Ordering::Relaxed),
                 registered_bytes: registered_bytes(),
+                registered_device_bytes: registered_device_bytes(),
             }),
             failures,
             clock: self.clock.shortest_round_trip_sample(),

@@ -18,7 +18,7 @@ use crate::transfer::{TransportChoice, TransportKind};
 /// Show what this host offers for fast transfers, what it lacks, and how to improve it
 ///
 /// It reads the settings of the kernel, and tests what they do not tell: two processes of this program move
-/// bytes by shared memory, and by reading each other's memory. Nothing is changed or loaded, and the exit
+/// bytes by shared memory, by reading each other's memory, and between GPUs. Nothing is changed, and the exit
 /// status is 0 whatever it finds.
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
@@ -80,6 +80,8 @@ fn run_probes() -> ProbeResults {
         memory_file: probe_sealed_memfd().map_err(|error| error.to_string()),
         shared_memory: moved(TransportChoice::Shm, TransportKind::Shm),
         process_memory: moved(TransportChoice::Pvm, TransportKind::Pvm),
+        gpu_memory: transfer::probe_gpu_memory()
+            .map_err(|error| escape_to_one_line(&format!("{:#}", error.root_cause())).into_owned()),
         library_path: std::env::var("LD_LIBRARY_PATH").unwrap_or_default(),
     }
 }

@@ -22,7 +22,6 @@ pub struct Gpu(Arc<GpuInner>);
 struct GpuInner {
     driver: &'static Driver,
     ordinal: u32,
-    device: CUdevice,
     context: CUcontext,
     loss: OnceLock<GpuError>,
 }
@@ -49,6 +48,8 @@ impl Eq for Gpu {}
 /// What a device says of itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceFacts {
+    /// The number of the device in this process.
+    pub ordinal: u32,
     /// The name of the product.
     pub name: String,
     /// The bytes of its memory.
@@ -99,13 +100,11 @@ impl Gpu {
     }
 
     fn retain(driver: &'static Driver, ordinal: u32) -> Result<Self, GpuError> {
-        let (mut device, mut context): (CUdevice, CUcontext) = (0, std::ptr::null_mut());
-        // SAFETY: the calls write a number and a handle.
-        unsafe {
-            call!(driver, cuDeviceGet(&raw mut device, ordinal.cast_signed()))?;
-            call!(driver, cuDevicePrimaryCtxRetain(&raw mut context, device))?;
-        }
-        Ok(Self(Arc::new(GpuInner { driver, ordinal, device, context, loss: OnceLock::new() })))
+        let device = device_handle(driver, ordinal)?;
+        let mut context: CUcontext = std::ptr::null_mut();
+        // SAFETY: the call writes a handle.
+        unsafe { call!(driver, cuDevicePrimaryCtxRetain(&raw mut context, device))? };
+        Ok(Self(Arc::new(GpuInner { driver, ordinal, context, loss: OnceLock::new() })))
     }
 
     /// Returns the number of the device.
@@ -144,13 +143,22 @@ impl Gpu {
         unsafe { call!(driver, cuCtxSetCurrent(self.0.context))? };
         Ok(ContextGuard { driver, before: Some(before) })
     }
+}
 
-    /// Returns what the device says of itself.
+impl DeviceFacts {
+    /// Returns what every device of this process says of itself. It makes no context.
     ///
     /// # Errors
-    /// Returns the error of the driver.
-    pub fn facts(&self) -> Result<DeviceFacts, GpuError> {
-        let (driver, device) = (self.0.driver, self.0.device);
+    /// Returns why there is no driver.
+    pub fn of_all_devices() -> Result<Vec<Self>, DriverUnavailable> {
+        let driver = Driver::get()?;
+        let count = driver.device_count().map_err(DriverUnavailable::DoesNotStart)?;
+        let all: Result<_, _> = (0..count).map(|ordinal| Self::read(driver, ordinal, count)).collect();
+        all.map_err(DriverUnavailable::DoesNotStart)
+    }
+
+    fn read(driver: &Driver, ordinal: u32, count: u32) -> Result<Self, GpuError> {
+        let device = device_handle(driver, ordinal)?;
         let (mut name, mut pci): ([c_char; 256], [c_char; 64]) = ([0; 256], [0; 64]);
         let (mut memory, mut uuid) = (0usize, CUuuid { bytes: [0; 16] });
         // SAFETY: the calls write texts that end with a zero byte, of at most the given lengths, and numbers.
@@ -161,23 +169,23 @@ impl Gpu {
             call!(driver, cuDeviceGetUuid_v2(&raw mut uuid, device))?;
         }
         let mut peers = Vec::new();
-        for other in (0..driver.device_count()?).filter(|other| *other != self.ordinal()) {
-            let (mut can, mut peer): (c_int, CUdevice) = (0, 0);
-            // SAFETY: the calls write numbers.
-            unsafe {
-                call!(driver, cuDeviceGet(&raw mut peer, other.cast_signed()))?;
-                call!(driver, cuDeviceCanAccessPeer(&raw mut can, device, peer))?;
-            }
+        for other in (0..count).filter(|other| *other != ordinal) {
+            let mut can: c_int = 0;
+            let peer = device_handle(driver, other)?;
+            // SAFETY: the call writes a number.
+            unsafe { call!(driver, cuDeviceCanAccessPeer(&raw mut can, device, peer))? };
             peers.extend((can != 0).then_some(other));
         }
-        Ok(DeviceFacts {
-            name: text(&name),
-            memory: memory as u64,
-            uuid: uuid_text(uuid.bytes),
-            pci: text(&pci),
-            peers,
-        })
+        let (name, pci, uuid) = (text(&name), text(&pci), uuid_text(uuid.bytes));
+        Ok(Self { ordinal, name, memory: memory as u64, uuid, pci, peers })
     }
+}
+
+fn device_handle(driver: &Driver, ordinal: u32) -> Result<CUdevice, GpuError> {
+    let mut device: CUdevice = 0;
+    // SAFETY: the call writes a number.
+    unsafe { call!(driver, cuDeviceGet(&raw mut device, ordinal.cast_signed()))? };
+    Ok(device)
 }
 
 /// Returns the text that ends with a zero byte, or with the buffer.

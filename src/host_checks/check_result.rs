@@ -91,6 +91,8 @@ pub struct ProbeResults {
     pub shared_memory: Result<(), String>,
     /// Whether bytes went from one process to another by `process_vm_readv`.
     pub process_memory: Result<(), String>,
+    /// The name and the bytes of each GPU, if bytes went from the memory of one process's GPU to that of another's.
+    pub gpu_memory: Result<Vec<(String, u64)>, String>,
     /// The folders that the loader searches first: `LD_LIBRARY_PATH` of this process.
     pub library_path: String,
 }

@@ -1,9 +1,10 @@
-//! Checks which NVIDIA driver and which NCCL are installed. The checks only read files and load no library.
+//! Checks which NVIDIA driver and which NCCL are installed, and whether transfers reach the memory of GPUs.
 //!
 //! Begin at `run_checks`.
 
 use super::check_result::{CheckState, CheckVerdict, HostCheck, ProbeResults};
 use super::host_root::HostRoot;
+use crate::text::format_bytes;
 
 pub(super) fn run_checks(root: &HostRoot, probed: &ProbeResults) -> Vec<HostCheck> {
     vec![
@@ -12,6 +13,12 @@ pub(super) fn run_checks(root: &HostRoot, probed: &ProbeResults) -> Vec<HostChec
             "NVIDIA driver",
             "buffers of GPUs move only where the driver and its library are there; host memory needs neither",
             check_driver(root, &probed.library_path),
+        ),
+        HostCheck::new(
+            "gpu_memory",
+            "Transfers of GPU memory",
+            "buffers of GPUs move without a copy by the program, and their memory is page-locked once and not each time",
+            check_gpu_memory(root, &probed.gpu_memory),
         ),
         HostCheck::new(
             "nccl",
@@ -98,6 +105,24 @@ fn check_driver(root: &HostRoot, first: &str) -> CheckVerdict {
     }
 }
 
+fn check_gpu_memory(root: &HostRoot, probed: &Result<Vec<(String, u64)>, String>) -> CheckVerdict {
+    match probed {
+        Ok(gpus) => {
+            let described: Vec<String> =
+                gpus.iter().map(|(name, bytes)| format!("{name} ({})", format_bytes(*bytes))).collect();
+            CheckVerdict::good(described.join(", "))
+        }
+        Err(_) if !root.exists("/proc/driver/nvidia/version") && !root.exists("/dev/nvidia0") => {
+            CheckVerdict::without_fix(
+                CheckState::Missing,
+                "no GPU",
+                Some("this host has no GPU, and buffers in its memory move without one"),
+            )
+        }
+        Err(error) => CheckVerdict::missing(error.clone(), "nvidia-smi   # says whether the driver works"),
+    }
+}
+
 fn check_nccl(root: &HostRoot, first: &str) -> CheckVerdict {
     let Some((path, real)) = find_library(root, first, "libnccl.so.") else {
         return CheckVerdict::missing(
@@ -138,6 +163,18 @@ mod tests {
         let none = driver(FakeHost::new(&[]).root());
         assert_eq!((none.state, none.fix), (CheckState::Missing, None));
         assert!(none.nothing_to_do.is_some_and(|why| why.contains("no GPU")));
+    }
+
+    #[test]
+    fn gpus_are_described_if_a_transfer_between_them_succeeds() {
+        let (gpu, none) = (FakeHost::new(&[("dev/nvidia0", "")]), FakeHost::new(&[]));
+        let found = Ok(vec![("H100".to_owned(), 80 << 30), ("H100".to_owned(), 80 << 30)]);
+        let good = check_gpu_memory(gpu.root(), &found);
+        assert_eq!((good.state, good.found.as_str()), (CheckState::Good, "H100 (80.0 GiB), H100 (80.0 GiB)"));
+        let refused = Err("GPU 0: cuMemHostAlloc: CUDA_ERROR_OUT_OF_MEMORY (2)".to_owned());
+        let missing = check_gpu_memory(gpu.root(), &refused);
+        assert!(missing.found.contains("cuMemHostAlloc") && missing.fix.is_some());
+        assert!(check_gpu_memory(none.root(), &refused).nothing_to_do.is_some());
     }
 
     #[test]

@@ -40,6 +40,7 @@ mod tests {
             memory_file: refused(),
             shared_memory: refused(),
             process_memory: refused(),
+            gpu_memory: Err("there is no CUDA driver".to_owned()),
             library_path: String::new(),
         }
     }

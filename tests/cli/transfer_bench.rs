@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde_json::Value;
+use simulated_gpu::SimulatedGpu;
 
 use crate::harness::{Process, Signal, TempFolder, is_alive, muster, run, signal, wait_until};
 
@@ -158,6 +159,55 @@ fn a_benchmark_whose_task_is_stopped_says_which_and_ends() {
         assert!(ended.err.contains(part), "{part:?} is not in {}", ended.err);
     }
     wait_until("both are gone", || tasks.iter().all(|task| !is_alive(*task)));
+}
+
+#[test]
+fn buffers_in_the_memory_of_simulated_gpus_are_measured() {
+    let folder = TempFolder::new("bench-gpu");
+    SimulatedGpu::link_into(folder.0.as_ref()).unwrap();
+    let quick = ["transfer", "bench", "--json", "--seconds", "0.01", "--repeat", "1", "--memory", "gpu"];
+    for transport in ["auto", "tcp"] {
+        let asked = ["--transport", transport, "--size", "1B,9KiB,1MiB"];
+        let mut command = muster(quick.iter().chain(&asked));
+        command.env("LD_LIBRARY_PATH", &folder.0).env("SIMULATED_GPU", "devices=2");
+        let ended = run(&mut command);
+        assert_eq!((ended.code, ended.err.as_str()), (Some(0), ""), "{}", ended.out);
+        let lines: Vec<Value> = ended.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!(lines.len(), 3);
+        for line in lines {
+            assert_eq!((&line["verified"], &line["memory"]), (&Value::Bool(true), &"gpu".into()), "{line}");
+        }
+    }
+    let together = run(&mut muster(["transfer", "bench", "--memory", "gpu", "--unprepared"]));
+    assert!(together.code == Some(1) && together.err.contains("leave out --memory gpu"), "{together:?}");
+}
+
+#[test]
+fn without_a_driver_the_benchmark_says_so_and_the_doctor_too() {
+    let folder = TempFolder::new("no-gpu");
+    for name in ["libcuda.so", "libcuda.so.1"] {
+        std::fs::write(folder.path(name), "no library").unwrap();
+    }
+    let mut command = muster(["transfer", "bench", "--memory", "gpu"]);
+    let ended = run(command.env("LD_LIBRARY_PATH", &folder.0));
+    assert_eq!(ended.code, Some(1));
+    assert!(ended.err.contains("there is no CUDA driver"), "{}", ended.err);
+    let checked = run(muster(["doctor", "--json"]).env("LD_LIBRARY_PATH", &folder.0));
+    let checks: Vec<Value> = serde_json::from_str(&checked.out).unwrap();
+    let gpu = checks.iter().find(|check| check["id"] == "gpu_memory").unwrap();
+    assert_eq!(gpu["state"], "missing", "{gpu}");
+}
+
+#[test]
+fn the_doctor_describes_simulated_gpus() {
+    let folder = TempFolder::new("doctor-gpu");
+    SimulatedGpu::link_into(folder.0.as_ref()).unwrap();
+    let mut command = muster(["doctor", "--json"]);
+    command.env("LD_LIBRARY_PATH", &folder.0).env("SIMULATED_GPU", "devices=2;memory=4G");
+    let checks: Vec<Value> = serde_json::from_str(&run(&mut command).out).unwrap();
+    let gpu = checks.iter().find(|check| check["id"] == "gpu_memory").unwrap();
+    let found = gpu["found"].as_str().unwrap();
+    assert!(gpu["state"] == "good" && found.matches("(4.0 GiB)").count() == 2, "{gpu}");
 }
 
 #[test]

@@ -96,6 +96,7 @@ impl Reporter {
             lanes_made: 2,
             fetch_fallbacks: 1,
             registered_bytes: 64 << 20,
+            registered_device_bytes: 0,
         });
     }
 

@@ -10,7 +10,7 @@ use muster::transfer::{
 
 use crate::cluster::{
     AnyMemory, Cluster, PATIENCE, TestArena, assert_contents, contents, done, eventually, fill_quickly,
-    incoming, is_filled_quickly_from, outgoing, start,
+    incoming, is_filled_quickly_from, is_on_gpu, outgoing, start,
 };
 use crate::harness::{Signal, run_ignored_test};
 use crate::processes::{TaskProcess, next_line_from_test, send_message_to_test};
@@ -710,7 +710,8 @@ fn alone_restarts() {
     for entry in std::fs::read_dir("/proc/self/fd").unwrap().flatten() {
         println!("  {:?} -> {:?}", entry.file_name(), std::fs::read_link(entry.path()));
     }
-    assert_eq!(before, after);
+    // The simulated driver keeps its streams.
+    assert!(before == after || is_on_gpu(), "{before:?} {after:?}");
 }
 
 #[test]

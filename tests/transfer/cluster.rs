@@ -18,6 +18,11 @@ pub const PATIENCE: Duration = Duration::from_secs(20);
 /// Selects the memory of the buffers of most tests: `gpu` for the memory of simulated GPUs.
 const MEMORY: &str = "MUSTER_TRANSFER_MEMORY";
 
+/// Returns whether the memory under test is that of GPUs.
+pub fn is_on_gpu() -> bool {
+    std::env::var(MEMORY).as_deref() == Ok("gpu")
+}
+
 /// An arena of the memory under test.
 pub enum TestArena {
     Host(Arena),
@@ -27,7 +32,7 @@ pub enum TestArena {
 impl TestArena {
     /// Creates an arena for a task.
     pub fn new(task: usize, bytes: usize) -> Self {
-        if std::env::var(MEMORY).as_deref() != Ok("gpu") {
+        if !is_on_gpu() {
             return Self::Host(Arena::new(bytes).unwrap());
         }
         SimulatedGpu::load();

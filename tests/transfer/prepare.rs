@@ -161,7 +161,7 @@ fn memory_that_is_only_read_is_sent_and_never_received_into() {
         // SAFETY: the owner keeps the vector, which nothing writes.
         let lent = unsafe { Buffer::read_only(address, len, 1, Box::new(DropReportingVector(memory, gone))) };
         let buffer = lent.unwrap();
-        let target = cluster.empty(1, len);
+        let target = cluster.arenas[1].allocate(len).unwrap();
         let refused =
             cluster.engines[0].transfer(&[], vec![incoming(&buffer, 1, 0, 1)], LaunchOptions::default());
         let error = done(&refused).unwrap_err();

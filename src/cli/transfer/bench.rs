@@ -20,7 +20,7 @@ use crate::cli::output::{TerminalText, print, print_json_line};
 use crate::text::parse_duration;
 use crate::transfer::{TransportChoice, TransportKind};
 use controller::BenchController;
-use protocol::{BenchEngineSetup, BenchShape};
+use protocol::{BenchEngineSetup, BenchMemory, BenchShape};
 use results::{Repetition, SizeResult};
 
 pub use peer::{PeerArguments, run_bench_peer};
@@ -68,6 +68,10 @@ pub struct Arguments {
     #[arg(long)]
     unprepared: bool,
 
+    /// The memory of the buffers
+    #[arg(long, value_enum, default_value_t = BenchMemory::Host)]
+    memory: BenchMemory,
+
     /// Whether chunks on TCP carry checksums
     #[arg(long, value_enum, default_value_t = OnOffArg::On)]
     checksums: OnOffArg,
@@ -107,6 +111,7 @@ Examples:
   muster transfer bench --transport tcp --size 4KiB --batch 256
   muster transfer bench --transport tcp --size 16MiB --checksums off --lanes 2
   muster transfer bench --transport tcp --transfer-cert server.pem --transfer-key server-key.pem --transfer-ca ca.pem
+  muster transfer bench --memory gpu --transport tcp --size 16MiB
   muster transfer bench --size 4KiB --latency --json | jq '{p50_us, p99_us}'";
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -166,6 +171,10 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
         arguments.seconds > 0.0 && arguments.seconds <= 3600.0,
         "--seconds must be more than 0 and at most 3600"
     );
+    ensure!(
+        arguments.memory == BenchMemory::Host || !arguments.unprepared,
+        "--unprepared receives into memory of the host: leave out --memory gpu"
+    );
     let mut verified = true;
     let shapes =
         arguments.size.iter().map(|size| choose_shape(arguments, *size)).collect::<Result<Vec<_>>>()?;
@@ -175,6 +184,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
         spin: arguments.spin,
         checksums: arguments.checksums == OnOffArg::On,
         unprepared: arguments.unprepared,
+        memory: arguments.memory,
         certificates: arguments.certificates.clone(),
     };
     let mut tasks = BenchController::start(arguments.pairs, &setup, arguments.grace)?;
@@ -197,6 +207,18 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
 
 /// Returns the transport that two processes of this host use for this choice.
 pub fn probe_transport(transport: TransportChoice) -> Result<TransportKind> {
+    let mut tasks = start_probe(transport, BenchMemory::Host)?;
+    move_trial_bytes(&mut tasks)
+}
+
+/// Moves bytes between the memory of GPUs of two processes. Returns the name and the bytes of each GPU of this host.
+pub fn probe_gpu_memory() -> Result<Vec<(String, u64)>> {
+    let mut tasks = start_probe(TransportChoice::Auto, BenchMemory::Gpu)?;
+    move_trial_bytes(&mut tasks)?;
+    tasks.describe_gpus()
+}
+
+fn start_probe(transport: TransportChoice, memory: BenchMemory) -> Result<BenchController> {
     let certificates = TransferCertificateArgs::default();
     let setup = BenchEngineSetup {
         transport,
@@ -204,9 +226,13 @@ pub fn probe_transport(transport: TransportChoice) -> Result<TransportKind> {
         spin: None,
         checksums: true,
         unprepared: false,
+        memory,
         certificates,
     };
-    let mut tasks = BenchController::start(1, &setup, REPLY_GRACE)?;
+    BenchController::start(1, &setup, REPLY_GRACE)
+}
+
+fn move_trial_bytes(tasks: &mut BenchController) -> Result<TransportKind> {
     // Larger than the data that an announcement carries inline.
     let shape = BenchShape { size: 1 << 20, batch: 1, in_flight: 2 };
     tasks.allocate_buffers(shape)?;

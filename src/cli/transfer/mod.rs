@@ -5,7 +5,7 @@
 mod bench;
 mod plan;
 
-pub use bench::probe_transport;
+pub use bench::{probe_gpu_memory, probe_transport};
 
 use std::process::ExitCode;
 

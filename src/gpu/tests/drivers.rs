@@ -1,6 +1,6 @@
 //! What a process learns that has no driver, or one that does not do.
 
-use muster_gpu::{DriverUnavailable, Gpu, device_count, driver_version};
+use muster_gpu::{DeviceFacts, DriverUnavailable, Gpu, device_count, driver_version};
 use simulated_gpu::SimulatedGpu;
 
 use crate::isolated_test::run_isolated;
@@ -79,7 +79,9 @@ fn a_device_tells_its_facts_and_unknown_ones_are_refused() {
         assert_eq!((driver_version(), device_count()), (Ok(12_000), Ok(3)));
         let gpu = Gpu::open(1).unwrap();
         assert_eq!(gpu, Gpu::open(1).unwrap());
-        let facts = gpu.facts().unwrap();
+        let all = DeviceFacts::of_all_devices().unwrap();
+        let facts = &all[1];
+        assert_eq!((all.len(), facts.ordinal), (3, 1));
         assert_eq!((facts.memory, &facts.peers[..]), (5 << 30, &[0, 2][..]), "{facts:?}");
         assert!(facts.uuid.starts_with("GPU-") && facts.uuid.len() == 40, "{facts:?}");
         assert!(!facts.name.is_empty() && facts.pci.contains(':'), "{facts:?}");

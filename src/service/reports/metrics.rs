@@ -87,6 +87,7 @@ fn write_transfer_samples_of_job(job: &str, view: &TransfersView, page: &mut Scr
         (&metric::TRANSFER_LANES_MADE, totals.lanes_made),
         (&metric::TRANSFER_FALLBACKS, totals.fetch_fallbacks),
         (&metric::TRANSFER_REGISTERED, view.registered_bytes),
+        (&metric::TRANSFER_REGISTERED_DEVICE, view.registered_device_bytes),
     ] {
         page.add_integer_sample(metric, &[job], count);
     }

@@ -315,6 +315,7 @@ pub(super) struct CheckedReport {
     pub connections: Vec<ReportedConnection>,
     pub cliques: u64,
     pub registered_bytes: u64,
+    pub registered_device_bytes: u64,
     /// Bytes that are still to move, by class in order of urgency.
     pub in_flight: [u64; 3],
     pub clock: Option<ClockReading>,
@@ -390,6 +391,7 @@ impl CheckedReport {
             connections,
             cliques: given.cliques.unwrap_or_default().size,
             registered_bytes: given.totals.unwrap_or_default().registered_bytes,
+            registered_device_bytes: given.totals.unwrap_or_default().registered_device_bytes,
             in_flight: [in_flight.latency_bytes, in_flight.normal_bytes, in_flight.bulk_bytes],
             clock: given.clock.map(ClockReading::from),
             failures,

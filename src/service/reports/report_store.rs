@@ -104,6 +104,7 @@ pub(super) struct TaskGauges {
     pub connections: Vec<ReportedConnection>,
     pub cliques: u64,
     pub registered_bytes: u64,
+    pub registered_device_bytes: u64,
     /// Bytes that are still to move, by class in order of urgency.
     pub in_flight: [u64; 3],
     /// The offset of its clock, once it is reported.
@@ -325,6 +326,7 @@ impl JobReports {
             connections,
             cliques: report.cliques,
             registered_bytes: report.registered_bytes,
+            registered_device_bytes: report.registered_device_bytes,
             in_flight: report.in_flight,
             clock: report.clock,
         };

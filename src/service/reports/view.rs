@@ -54,8 +54,11 @@ pub struct TaskTransfers {
     pub links: Vec<LinksView>,
     /// Cliques in its cache; none if the life has ended.
     pub cliques: u64,
-    /// Memory registered for transfers, in bytes; none if the life has ended.
+    /// Host memory registered for transfers, in bytes; none if the life has ended.
     pub registered_bytes: u64,
+    /// Memory of GPUs registered for transfers, in bytes; none if the life has ended.
+    #[serde(default)]
+    pub registered_device_bytes: u64,
     /// Bytes that launches in progress still have to move, by class: latency, normal, bulk.
     pub in_flight_bytes: [u64; 3],
     /// The offset of its clock; none before it is reported, and none if the life has ended.
@@ -90,6 +93,7 @@ impl TaskTransfers {
             links: gauges.map_or_else(Vec::new, |gauges| connections_by_transport(&gauges.links)),
             cliques: held(|gauges| gauges.cliques),
             registered_bytes: held(|gauges| gauges.registered_bytes),
+            registered_device_bytes: held(|gauges| gauges.registered_device_bytes),
             in_flight_bytes: gauges.map_or([0; 3], |gauges| gauges.in_flight),
             clock: gauges.and_then(|gauges| gauges.clock),
             host_checks: gauges.and_then(|_| of_task.host_checks.clone()),
@@ -152,8 +156,11 @@ pub struct TransfersView {
     pub links: Vec<LinksView>,
     /// Cliques in the caches of the tasks.
     pub cliques: u64,
-    /// Memory registered by the tasks for transfers, in bytes.
+    /// Host memory registered by the tasks for transfers, in bytes.
     pub registered_bytes: u64,
+    /// Memory of GPUs registered by the tasks for transfers, in bytes.
+    #[serde(default)]
+    pub registered_device_bytes: u64,
     /// Bytes that launches in progress still have to move, as both sides count them, by class: latency,
     /// normal, bulk.
     pub in_flight_bytes: [u64; 3],
@@ -182,6 +189,7 @@ impl TransfersView {
             links: Vec::new(),
             cliques: 0,
             registered_bytes: 0,
+            registered_device_bytes: 0,
             in_flight_bytes: [0; 3],
             clock: None,
             failures: Vec::new(),
@@ -204,6 +212,8 @@ impl TransfersView {
             }
             view.cliques = view.cliques.saturating_add(gauges.cliques);
             view.registered_bytes = view.registered_bytes.saturating_add(gauges.registered_bytes);
+            view.registered_device_bytes =
+                view.registered_device_bytes.saturating_add(gauges.registered_device_bytes);
             for (sum, bytes) in view.in_flight_bytes.iter_mut().zip(gauges.in_flight) {
                 *sum = sum.saturating_add(bytes);
             }

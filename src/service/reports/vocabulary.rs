@@ -54,7 +54,7 @@ impl fmt::Display for ReportedTransport {
 }
 
 /// The outcomes of launches: completed, then the reasons of the transfer engine, then unknown ones.
-const NAMES: [&str; 18] = [
+const NAMES: [&str; 19] = [
     "completed",
     "peer_dead",
     "stale_incarnation",
@@ -62,6 +62,7 @@ const NAMES: [&str; 18] = [
     "deadline",
     "transport",
     "integrity",
+    "gpu",
     "layout_mismatch",
     "order_mismatch",
     "job_refused",
@@ -113,6 +114,7 @@ impl TransferOutcome {
             "deadline" => "its deadline passed",
             "transport" => "a transport failed and no other could replace it",
             "integrity" => "a chunk arrived damaged twice",
+            "gpu" => "a GPU failed to copy the bytes",
             "layout_mismatch" => "the two sides name different layouts",
             "order_mismatch" => "the two sides launched different transfers",
             "job_refused" => "the settings of the two jobs do not allow it",

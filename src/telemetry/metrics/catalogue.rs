@@ -167,8 +167,10 @@ catalogue! {
     TRANSFER_LANES_MADE: Counter "muster_transfer_lanes_made_total" ["muster_job"];
     /// Fetches that became pushes, because the memory of the other side could not be read.
     TRANSFER_FALLBACKS: Counter "muster_transfer_fetch_fallbacks_total" ["muster_job"];
-    /// Memory that tasks have registered for transfers.
+    /// Host memory that tasks have registered for transfers.
     TRANSFER_REGISTERED: Gauge "muster_transfer_registered_bytes" ["muster_job"];
+    /// Memory of GPUs that tasks have registered for transfers.
+    TRANSFER_REGISTERED_DEVICE: Gauge "muster_transfer_registered_device_bytes" ["muster_job"];
     /// How long launches take to go through each stage: prepare, dependencies, match (until both sides have launched), move;
     /// quiesce, from a cancellation to the proof that nothing lands any more; and connect, until a connection was made.
     TRANSFER_STAGES: Histogram "muster_transfer_stage_seconds" ["muster_job", "stage"];
@@ -441,8 +443,10 @@ catalogue! {
     ENGINE_RETRIES: Counter "muster_transfer_engine_retries_total" ["cause"];
     /// Lanes that were lost.
     ENGINE_LANES_LOST: Counter "muster_transfer_engine_lanes_lost_total" [];
-    /// Memory that is registered for transfers.
+    /// Host memory that is registered for transfers.
     ENGINE_REGISTERED: Gauge "muster_transfer_engine_registered_bytes" [];
+    /// Memory of GPUs that is registered for transfers.
+    ENGINE_REGISTERED_DEVICE: Gauge "muster_transfer_engine_registered_device_bytes" [];
     /// How far this host's clock is ahead of the service's; negative if it is behind. Absent until the service has told.
     ENGINE_CLOCK: Gauge "muster_transfer_engine_clock_offset_seconds" [];
 }

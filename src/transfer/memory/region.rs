@@ -14,11 +14,11 @@ use super::view::MemoryAddress;
 /// The next region's number. A number is never used twice in the life of the process.
 static NEXT: AtomicU32 = AtomicU32::new(1);
 
-/// The bytes of all live regions.
+/// The bytes of all live regions of host memory.
 static REGISTERED: AtomicU64 = AtomicU64::new(0);
 
-/// Returns the bytes of all regions of this process: arenas, and memory of programs that buffers were made
-/// of.
+/// Returns the bytes of all regions of host memory of this process: arenas, and memory of programs that buffers were
+/// made of.
 #[must_use]
 pub fn registered_bytes() -> u64 {
     REGISTERED.load(Ordering::Relaxed)
@@ -65,7 +65,7 @@ impl std::fmt::Debug for MemoryRegion {
 
 impl Drop for MemoryRegion {
     fn drop(&mut self) {
-        REGISTERED.fetch_sub(self.len() as u64, Ordering::Relaxed);
+        REGISTERED.fetch_sub(self.host_bytes(), Ordering::Relaxed);
         let listeners = std::mem::take(self.gone.get_mut().unwrap_or_else(PoisonError::into_inner));
         for listener in listeners.all.iter().filter_map(Weak::upgrade) {
             listener.on_region_unmapped(self.id);
@@ -87,13 +87,18 @@ impl MemoryRegion {
     /// Creates a region of this memory.
     pub fn new(memory: RegionMemory) -> Self {
         let region = Self { id: NEXT.fetch_add(1, Ordering::Relaxed), memory, gone: Mutex::default() };
-        REGISTERED.fetch_add(region.len() as u64, Ordering::Relaxed);
+        REGISTERED.fetch_add(region.host_bytes(), Ordering::Relaxed);
         region
     }
 
     /// Registers a listener, which is called when the region is gone, if it is still alive then.
     pub fn add_unmap_listener(&self, listener: Weak<dyn RegionUnmapListener>) {
         self.gone.lock().unwrap_or_else(PoisonError::into_inner).add(listener);
+    }
+
+    /// Returns the bytes of host memory.
+    fn host_bytes(&self) -> u64 {
+        if self.device().is_some() { 0 } else { self.len() as u64 }
     }
 
     /// Returns the length in bytes.

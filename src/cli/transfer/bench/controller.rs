@@ -145,6 +145,19 @@ impl BenchController {
         Ok((Duration::from_nanos(ended.saturating_sub(began).max(1)), by))
     }
 
+    /// Returns the name and the bytes of each GPU of this host.
+    pub fn describe_gpus(&mut self) -> Result<Vec<(String, u64)>> {
+        let replies = self.send_order_and_collect_replies(
+            &BenchOrder::DescribeGpus,
+            Duration::ZERO,
+            |reply| match reply {
+                BenchReply::Gpus(gpus) => Some(gpus),
+                _ => None,
+            },
+        )?;
+        replies.into_iter().next().context("no task has answered")
+    }
+
     /// Runs a few launches. Returns the transport, and an error in the contents if there is one.
     pub fn run_trial_launches(&mut self) -> Result<(TransportKind, Option<String>)> {
         self.fill_buffers()?;

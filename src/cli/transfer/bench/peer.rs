@@ -3,18 +3,20 @@
 //! `controller.rs` combines the measurements of all processes. Begin at `run_bench_peer`, then `execute_order`.
 
 use std::io::{self, BufRead as _, Write as _};
+use std::ops::Range;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::Args;
+use muster_gpu::DeviceFacts;
 use rustix::process::Signal;
 
-use super::protocol::{BenchEngineSetup, BenchOrder, BenchReply, BenchShape, PairSide};
+use super::protocol::{BenchEngineSetup, BenchMemory, BenchOrder, BenchReply, BenchShape, PairSide};
 use crate::clock;
 use crate::test_pattern;
 use crate::transfer::{
-    Arena, ArenaPool, Buffer, DeviceId, EngineConfig, LaunchOptions, MemberId, MemberInfo, PreparedTransfers,
-    TransferEngine, TransferHandle, TransferKey, TransferSpec, TransportKind,
+    Arena, ArenaPool, Buffer, DeviceArena, DeviceId, EngineConfig, Gpu, LaunchOptions, MemberId, MemberInfo,
+    PreparedTransfers, TransferEngine, TransferHandle, TransferKey, TransferSpec, TransportKind,
 };
 
 /// Be a task of `muster transfer bench`
@@ -63,6 +65,10 @@ fn execute_order(task: &mut Option<PeerState>, order: BenchOrder) -> Result<Benc
     match order {
         BenchOrder::Begin { .. } => bail!("begun already"),
         BenchOrder::SetMembership(membership) => task.engine.on_membership(membership),
+        BenchOrder::DescribeGpus => {
+            let all = DeviceFacts::of_all_devices()?;
+            return Ok(BenchReply::Gpus(all.into_iter().map(|facts| (facts.name, facts.memory)).collect()));
+        }
         BenchOrder::Prepare { again } => return task.time_preparations(again),
         BenchOrder::Allocate(shape) => task.allocate_slots(shape)?,
         BenchOrder::Fill { measurement } => task.fill_buffers(measurement)?,
@@ -137,12 +143,43 @@ impl BenchSlot {
     }
 }
 
+/// The memory from which buffers are allocated.
+enum BenchArena {
+    Host(Arena),
+    Gpu(DeviceArena),
+}
+
+impl BenchArena {
+    fn new(gpu: Option<&Gpu>, bytes: usize) -> Result<Self> {
+        Ok(match gpu {
+            None => Self::Host(Arena::new(bytes)?),
+            Some(gpu) => Self::Gpu(DeviceArena::new(gpu, bytes)?),
+        })
+    }
+
+    fn allocate(&self, len: usize) -> Result<Buffer> {
+        Ok(match self {
+            Self::Host(arena) => arena.allocate(len)?,
+            Self::Gpu(arena) => arena.allocate(len)?,
+        })
+    }
+}
+
+/// Opens the GPU of a task: the tasks use those of the host in turn.
+fn open_gpu_of_task(task: u32) -> Result<Gpu> {
+    let count = muster_gpu::device_count()?;
+    ensure!(count > 0, "the CUDA driver finds no GPU");
+    Ok(Gpu::open(task % count)?)
+}
+
 struct PeerState {
     engine: TransferEngine,
     here: DeviceId,
     there: DeviceId,
     side: PairSide,
     unprepared: bool,
+    /// The GPU of the buffers; none for memory of the host.
+    gpu: Option<Gpu>,
     /// The memory of what is received unprepared.
     memory: ArenaPool,
     moves: Vec<BenchSlot>,
@@ -161,7 +198,12 @@ impl PeerState {
         config.lanes = setup.lanes.unwrap_or(config.lanes);
         config.spin = setup.spin.unwrap_or(config.spin);
         config.tls = setup.certificates.read_files()?;
+        let gpu = match setup.memory {
+            BenchMemory::Host => None,
+            BenchMemory::Gpu => Some(open_gpu_of_task(here.task.0)?),
+        };
         Ok(Self {
+            gpu,
             engine: TransferEngine::start(config).context("cannot start a transfer engine")?,
             here: near,
             there: far,
@@ -181,15 +223,14 @@ impl PeerState {
 
     fn make_slot(
         &self,
-        arena: &Arena,
+        arena: &BenchArena,
         shape: BenchShape,
         channel: BenchChannel,
         outgoing: bool,
         number: usize,
     ) -> Result<BenchSlot> {
-        let buffers = (0..shape.batch)
-            .map(|_| Ok(arena.allocate(shape.buffer_stride())?))
-            .collect::<Result<Vec<_>>>()?;
+        let buffers =
+            (0..shape.batch).map(|_| arena.allocate(shape.buffer_stride())).collect::<Result<Vec<_>>>()?;
         let request = self.request(channel, outgoing, (number * shape.batch) as u64);
         let launcher = if self.unprepared {
             let (engine, memory) = (self.engine.clone(), self.memory.clone());
@@ -219,7 +260,7 @@ impl PeerState {
 
     fn allocate_slots(&mut self, shape: BenchShape) -> Result<()> {
         let sender = self.side == PairSide::Sender;
-        let arena = Arena::new(shape.memory_bytes())?;
+        let arena = BenchArena::new(self.gpu.as_ref(), shape.memory_bytes())?;
         self.moves = (0..shape.in_flight)
             .map(|number| self.make_slot(&arena, shape, BenchChannel::Moves, sender, number))
             .collect::<Result<_>>()?;
@@ -245,9 +286,9 @@ impl PeerState {
     fn fill_buffers(&self, measurement: u64) -> Result<()> {
         for (number, buffer, size) in numbered_buffers(&self.moves) {
             let seed = test_pattern::pattern_word_at(measurement, number);
-            buffer.with_bytes_mut(|bytes| match self.side {
-                PairSide::Sender => test_pattern::fill_with_pattern(&mut bytes[..size], seed),
-                PairSide::Receiver => test_pattern::fill_with_wrong_pattern(&mut bytes[..size], seed),
+            change_contents(buffer, 0..size, |bytes| match self.side {
+                PairSide::Sender => test_pattern::fill_with_pattern(bytes, seed),
+                PairSide::Receiver => test_pattern::fill_with_wrong_pattern(bytes, seed),
             })?;
         }
         Ok(())
@@ -255,11 +296,9 @@ impl PeerState {
 
     fn check_contents(&self, measurement: u64) -> Result<Option<String>> {
         for (number, buffer, size) in numbered_buffers(&self.moves) {
-            let wrong = buffer.with_bytes(|bytes| {
-                test_pattern::first_difference_from_pattern(
-                    &bytes[..size],
-                    test_pattern::pattern_word_at(measurement, number),
-                )
+            let seed = test_pattern::pattern_word_at(measurement, number);
+            let wrong = read_contents(buffer, 0..size, |bytes| {
+                test_pattern::first_difference_from_pattern(bytes, seed)
             })?;
             if let Some(at) = wrong {
                 return Ok(Some(format!("byte {at} of {size} of buffer {number} is not what was sent")));
@@ -361,24 +400,38 @@ fn numbered_buffers(slots: &[BenchSlot]) -> impl Iterator<Item = (u64, &Buffer, 
     (0..).zip(buffers).map(|(number, (buffer, size))| (number, buffer, size))
 }
 
+/// Calls `read` with a range of the contents, which may be in the memory of a GPU.
+fn read_contents<T>(buffer: &Buffer, range: Range<usize>, read: impl FnOnce(&[u8]) -> T) -> Result<T> {
+    if buffer.gpu().is_none() {
+        return Ok(buffer.with_bytes(|bytes| read(&bytes[range]))?);
+    }
+    let mut bytes = vec![0; range.len()];
+    buffer.read_contents(range.start, &mut bytes)?;
+    Ok(read(&bytes))
+}
+
+/// Overwrites a range of the contents, which may be in the memory of a GPU: `write` writes all of its bytes.
+fn change_contents(buffer: &Buffer, range: Range<usize>, write: impl FnOnce(&mut [u8])) -> Result<()> {
+    if buffer.gpu().is_none() {
+        return Ok(buffer.with_bytes_mut(|bytes| write(&mut bytes[range]))?);
+    }
+    let mut bytes = vec![0; range.len()];
+    write(&mut bytes);
+    Ok(buffer.write_contents(range.start, &bytes)?)
+}
+
 /// The bytes at the beginning of a buffer that change in each round; the rest is checked at the end.
 const STAMP: usize = 8;
 
 fn fill_ping_pong_buffers(out: &[BenchSlot], inbound: &[BenchSlot], mine: u64, others: u64) -> Result<()> {
     for (number, buffer, size) in numbered_buffers(out) {
-        buffer.with_bytes_mut(|bytes| {
-            test_pattern::fill_with_pattern(
-                &mut bytes[STAMP.min(size)..size],
-                test_pattern::pattern_word_at(mine, number),
-            )
+        change_contents(buffer, STAMP.min(size)..size, |bytes| {
+            test_pattern::fill_with_pattern(bytes, test_pattern::pattern_word_at(mine, number));
         })?;
     }
     for (number, buffer, size) in numbered_buffers(inbound) {
-        buffer.with_bytes_mut(|bytes| {
-            test_pattern::fill_with_wrong_pattern(
-                &mut bytes[STAMP.min(size)..size],
-                test_pattern::pattern_word_at(others, number),
-            )
+        change_contents(buffer, STAMP.min(size)..size, |bytes| {
+            test_pattern::fill_with_wrong_pattern(bytes, test_pattern::pattern_word_at(others, number));
         })?;
     }
     Ok(())
@@ -387,12 +440,11 @@ fn fill_ping_pong_buffers(out: &[BenchSlot], inbound: &[BenchSlot], mine: u64, o
 fn check_ping_pong_buffers(inbound: &[BenchSlot], others: u64, rounds: u64) -> Result<Option<String>> {
     // A single round uses only the first slot.
     for (number, buffer, size) in numbered_buffers(&inbound[..inbound.len().min(rounds as usize)]) {
-        if let Some(at) = buffer.with_bytes(|bytes| {
-            test_pattern::first_difference_from_pattern(
-                &bytes[STAMP.min(size)..size],
-                test_pattern::pattern_word_at(others, number),
-            )
-        })? {
+        let seed = test_pattern::pattern_word_at(others, number);
+        let wrong = read_contents(buffer, STAMP.min(size)..size, |bytes| {
+            test_pattern::first_difference_from_pattern(bytes, seed)
+        })?;
+        if let Some(at) = wrong {
             return Ok(Some(format!(
                 "to and fro: byte {} of buffer {number} is not what was sent",
                 at + STAMP
@@ -404,8 +456,8 @@ fn check_ping_pong_buffers(inbound: &[BenchSlot], others: u64, rounds: u64) -> R
 
 fn write_stamp(slot: &BenchSlot, stamp: u64) -> Result<()> {
     for buffer in &slot.buffers {
-        buffer.with_bytes_mut(|bytes| {
-            test_pattern::fill_with_pattern(&mut bytes[..STAMP.min(slot.size)], stamp)
+        change_contents(buffer, 0..STAMP.min(slot.size), |bytes| {
+            test_pattern::fill_with_pattern(bytes, stamp);
         })?;
     }
     Ok(())
@@ -413,12 +465,10 @@ fn write_stamp(slot: &BenchSlot, stamp: u64) -> Result<()> {
 
 fn check_stamp(slot: &BenchSlot, stamp: u64) -> Result<Option<String>> {
     for buffer in &slot.buffers {
-        if buffer
-            .with_bytes(|bytes| {
-                test_pattern::first_difference_from_pattern(&bytes[..STAMP.min(slot.size)], stamp)
-            })?
-            .is_some()
-        {
+        let wrong = read_contents(buffer, 0..STAMP.min(slot.size), |bytes| {
+            test_pattern::first_difference_from_pattern(bytes, stamp)
+        })?;
+        if wrong.is_some() {
             return Ok(Some("to and fro: what arrived is not of this round".to_owned()));
         }
     }

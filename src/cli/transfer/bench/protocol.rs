@@ -6,6 +6,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 use crate::cli::certificates::TransferCertificateArgs;
@@ -48,7 +49,18 @@ pub struct BenchEngineSetup {
     pub checksums: bool,
     /// Each transfer is requested anew, and received into a buffer that is allocated for it.
     pub unprepared: bool,
+    pub memory: BenchMemory,
     pub certificates: TransferCertificateArgs,
+}
+
+/// The memory of the buffers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum BenchMemory {
+    /// Memory of the host
+    Host,
+    /// Memory of a GPU: the tasks use the GPUs of this host in turn
+    Gpu,
 }
 
 /// The end of a pair that a task is.
@@ -72,6 +84,8 @@ pub enum BenchOrder {
     Begin { setup: BenchEngineSetup, here: MemberId, there: MemberId, side: PairSide },
     /// Sets the membership.
     SetMembership(Membership),
+    /// Describes the GPUs of this host.
+    DescribeGpus,
     /// Prepares a small transfer once, and then this many times again.
     Prepare { again: u32 },
     /// Allocates buffers and prepares their launches.
@@ -94,6 +108,7 @@ impl fmt::Display for BenchOrder {
         match self {
             Self::Begin { .. } => f.write_str("to start an engine"),
             Self::SetMembership(_) => f.write_str("to take note of the others"),
+            Self::DescribeGpus => f.write_str("to describe the GPUs"),
             Self::Prepare { again } => write!(f, "to prepare a transfer {} times", u64::from(*again) + 1),
             Self::Allocate(shape) => {
                 write!(f, "to cut and prepare buffers of {} x {} bytes", shape.batch, shape.size)
@@ -112,6 +127,8 @@ impl fmt::Display for BenchOrder {
 pub enum BenchReply {
     Here(MemberInfo),
     Done,
+    /// The name and the bytes of each GPU.
+    Gpus(Vec<(String, u64)>),
     /// Durations in nanoseconds.
     Prepared {
         first: u64,

@@ -6,7 +6,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::protocol::{BenchEngineSetup, BenchShape};
+use super::protocol::{BenchEngineSetup, BenchMemory, BenchShape};
 use crate::sample_range::SampleRange;
 use crate::text::format_bytes;
 use crate::transfer::{TransportChoice, TransportKind};
@@ -143,6 +143,8 @@ pub struct SizeResult {
     lanes: Option<usize>,
     /// Each transfer was requested anew, and received into a buffer that was allocated for it.
     unprepared: bool,
+    /// The memory of the buffers.
+    memory: BenchMemory,
     repetitions: usize,
     gbytes_per_second: Option<f64>,
     /// One way: from the launch at the sender until the receiver continues.
@@ -211,6 +213,7 @@ impl SizeResult {
             checksums: setup.checksums && by == Some(TransportKind::Tcp),
             lanes: setup.lanes,
             unprepared: setup.unprepared,
+            memory: setup.memory,
             repetitions: found.len(),
             gbytes_per_second: median(spread.gbytes_per_second),
             p50_us: median(spread.p50_us),
@@ -309,6 +312,7 @@ mod tests {
             spin: None,
             checksums: true,
             unprepared: false,
+            memory: BenchMemory::Host,
             certificates,
         };
         let shape = BenchShape { size: 4096, batch: 1, in_flight: 2 };

@@ -159,6 +159,14 @@ impl Comparison<'_> {
                 format_bytes(view.registered_bytes),
                 "Registered memory",
             ),
+            (
+                "registered memory of GPUs",
+                view.registered_device_bytes,
+                self.sum_over_tasks(|task| task.registered_device_bytes),
+                "registered_device_bytes",
+                format_bytes(view.registered_device_bytes),
+                "Registered GPU memory",
+            ),
         ] {
             let metric = self.metric(metric, &[]);
             self.assert_same(figure, &[("REST", count), ("REST tasks", of_tasks), ("metrics", metric)]);
