@@ -62,9 +62,13 @@ pub struct BufferClaim(Buffer);
 pub struct BufferExport(Buffer);
 
 impl BufferExport {
-    /// Returns the address of the first byte. An empty buffer has an address without meaning.
+    /// Returns the address of the first byte, in host memory or in that of the buffer's GPU. An empty buffer has an address
+    /// without meaning.
     #[must_use]
     pub fn address(&self) -> *mut u8 {
+        if let Some(address) = self.0.device_address() {
+            return std::ptr::without_provenance_mut(usize::try_from(address).unwrap_or_default());
+        }
         self.0.region().base().pointer_at(self.0.0.start)
     }
 }
@@ -180,7 +184,6 @@ impl Buffer {
     /// [`MemoryError::ReadOnly`] for memory that is only read.
     pub fn export(&self) -> Result<BufferExport, MemoryError> {
         self.check_not_read_only()?;
-        self.check_in_host_memory()?;
         let mut usage = self.lock_reserved_access();
         if usage.claims > 0 || !usage.writes.is_empty() {
             return Err(MemoryError::Busy { start: 0, end: self.len() });
@@ -191,12 +194,11 @@ impl Buffer {
     }
 
     /// Hands the address out while a transfer writes the buffer, to a caller that shows the contents to nobody before
-    /// the transfer is complete. None if no transfer writes it now: then [`export`](Self::export) is for it. None, too, for
-    /// memory of a GPU.
+    /// the transfer is complete. None if no transfer writes it now: then [`export`](Self::export) is for it.
     #[must_use]
     pub fn export_while_written(&self) -> Option<BufferExport> {
         let mut usage = self.lock_reserved_access();
-        if usage.claims > 0 || usage.writes.is_empty() || self.gpu().is_some() {
+        if usage.claims > 0 || usage.writes.is_empty() {
             return None;
         }
         usage.exports += 1;

@@ -17,6 +17,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError, Weak};
 
 use super::connection::Connection;
+use super::link_outputs::SEND_AT_ONCE;
 use super::ring_session::RingSession;
 use crate::base::error::TransferError;
 use crate::base::sync::lock;
@@ -238,6 +239,15 @@ impl LaneHost for Connection {
 
     fn request_pump(&self, lane: u16) {
         if let Some(lane) = self.lanes().iter().find(|other| other.id == lane) {
+            self.pump_on_reactor(lane);
+        }
+    }
+
+    fn send_staged(&self, lane: u16, bytes: usize) {
+        let lanes = self.lanes();
+        let Some(lane) = lanes.iter().find(|other| other.id == lane) else { return };
+        // The reactor ends a lane that fails.
+        if bytes as u64 > SEND_AT_ONCE || lane.pump_output().is_err() {
             self.pump_on_reactor(lane);
         }
     }

@@ -20,8 +20,8 @@ use crate::launch::peer_launch::{OwnedAccessGuard, PeerLaunch, fail_and_tell_pee
 use crate::memory::ReadView;
 use crate::protocol::link::{ControlFrame, DefinitionMismatch, LinkOutput};
 
-/// The most bytes of a launch that the launching thread sends; the reactors send larger ones.
-const SEND_AT_ONCE: u64 = 64 << 10;
+/// The most bytes of a launch that the thread sends which has them ready; the reactors send larger ones.
+pub(super) const SEND_AT_ONCE: u64 = 64 << 10;
 
 impl Connection {
     /// Performs the outputs of the link, and sends queued frames and chunks.

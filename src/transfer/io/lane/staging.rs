@@ -62,7 +62,7 @@ impl Lane {
             if let Some(failure) = failure {
                 host.on_copy_failed(&chunk.launch, failure);
             }
-            host.request_pump(lane);
+            host.send_staged(lane, len);
         });
     }
 

@@ -103,6 +103,9 @@ pub trait LaneHost: Send + Sync {
     /// Makes the reactor of the lane with this number send and receive on it.
     fn request_pump(&self, lane: u16);
 
+    /// Sends a chunk of so many bytes on the lane with this number: on this thread if they are few, else on its reactor.
+    fn send_staged(&self, lane: u16, bytes: usize);
+
     /// Reports that a GPU failed to copy a chunk, or had no page-locked memory for it.
     fn on_copy_failed(&self, launch: &Arc<PeerLaunch>, failure: CopyFailure);
 

@@ -1,0 +1,171 @@
+//! Measures transfers of memory of GPUs over the simulated driver: whether copies and lanes overlap, and what a launch costs
+//! beside its copies.
+//!
+//! `cargo bench --bench gpu_memory [-- ROUNDS]`. The simulated driver copies in host memory, and adds a known delay to each
+//! copy: the figures say how the engine arranges its work, and nothing of the speed of a GPU.
+#![allow(unsafe_code, reason = "asks for copies")]
+#![allow(clippy::disallowed_methods, reason = "a benchmark reads the clock")]
+
+use std::collections::BTreeMap;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+use muster::transfer::{
+    Arena, Buffer, DeviceArena, DeviceId, EngineConfig, Gpu, Incarnation, LaunchOptions, MemberId,
+    MemberInfo, Membership, PreparedTransfers, TaskId, TransferEngine, TransferKey, TransferSpec,
+    TransportChoice,
+};
+use muster_gpu::{Copy, CopyDirection, DeviceMemory, PageLocked};
+use simulated_gpu::{Counter, Setting, SimulatedGpu};
+
+const CHUNK: usize = 4 << 20;
+const CHUNKS: usize = 48;
+
+/// Starts two engines that know each other, over TCP.
+fn start_engines() -> [TransferEngine; 2] {
+    let engines = [0u32, 1].map(|task| {
+        let incarnation = Incarnation::new(u64::from(task) + 1).expect("it is not 0");
+        let here = MemberId::of_own_job(TaskId(task), incarnation);
+        let mut config = EngineConfig::new(here, vec![DeviceId(task)]);
+        (config.transport, config.chunk, config.lanes) = (TransportChoice::Tcp, CHUNK as u32, 2);
+        TransferEngine::start(config).expect("an engine starts")
+    });
+    let members: BTreeMap<_, _> = engines
+        .iter()
+        .map(|engine| {
+            let MemberId { task, incarnation, .. } = engine.here();
+            let devices = vec![DeviceId(task.0)];
+            (task, MemberInfo { incarnation, address: engine.address().clone(), devices })
+        })
+        .collect();
+    engines.iter().for_each(|engine| engine.on_membership(Membership::of_own_job(members.clone())));
+    engines
+}
+
+/// Prepares a transfer from the first engine to the second one.
+fn prepare(
+    engines: &[TransferEngine; 2],
+    [source, target]: [&Buffer; 2],
+    key: u64,
+) -> [PreparedTransfers; 2] {
+    let options =
+        LaunchOptions { channel: u32::try_from(key).unwrap_or_default(), ..LaunchOptions::default() };
+    let (from, to, key) = (DeviceId(0), DeviceId(1), TransferKey(key));
+    [
+        (0, TransferSpec::send(source.full_span(), from, to, key)),
+        (1, TransferSpec::receive(target.full_span(), from, to, key)),
+    ]
+    .map(|(task, spec)| engines[task].prepare(vec![spec], options).wait().expect("the engines meet"))
+}
+
+/// Launches once, and returns the time until the receiver has all bytes.
+fn launch(prepared: &mut [PreparedTransfers; 2]) -> Duration {
+    let began = Instant::now();
+    let [sending, receiving] = prepared;
+    let (received, sent) = (receiving.launch(&[]), sending.launch(&[]));
+    received.wait().expect("the bytes arrive");
+    let took = began.elapsed();
+    sent.wait().expect("the bytes arrive");
+    took
+}
+
+/// Returns the time of `count` copies of `len` bytes that are asked of a GPU together.
+fn time_copies(
+    direction: CopyDirection,
+    memory: &DeviceMemory,
+    host: &PageLocked,
+    len: usize,
+    count: usize,
+) -> Duration {
+    let (tell, told) = channel();
+    let copy = Copy { host: host.base(), device: memory.address(), len };
+    let began = Instant::now();
+    for _ in 0..count {
+        let tell = tell.clone();
+        // SAFETY: both memories live until all copies have ended, which this function awaits.
+        let asked = unsafe { memory.gpu().copy(direction, &[copy], move |outcome| drop(tell.send(outcome))) };
+        asked.expect("the simulated GPU copies");
+    }
+    for _ in 0..count {
+        told.recv().expect("the end is reported").expect("the simulated GPU copies");
+    }
+    began.elapsed()
+}
+
+fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort_unstable();
+    times[times.len() / 2]
+}
+
+fn main() {
+    let rounds: usize = std::env::args().filter_map(|word| word.parse().ok()).next().unwrap_or(5);
+    let simulated = SimulatedGpu::load();
+    simulated.set(Setting::Devices, 2);
+    let gpus = [0, 1].map(|ordinal| Gpu::open(ordinal).expect("the simulated GPU opens"));
+    let engines = start_engines();
+    let len = CHUNK * CHUNKS;
+    let (host, memory) = (
+        PageLocked::allocate(&gpus[0], CHUNK).expect("there is memory"),
+        DeviceMemory::allocate(&gpus[0], CHUNK).expect("there is memory"),
+    );
+    let on_gpu = [&gpus[0], &gpus[1]].map(|gpu| {
+        DeviceArena::new(gpu, len).and_then(|arena| arena.allocate(len)).expect("there is memory")
+    });
+    let on_host =
+        [(); 2].map(|()| Arena::new(len).and_then(|arena| arena.allocate(len)).expect("there is memory"));
+    let mut lanes = prepare(&engines, [&on_host[0], &on_host[1]], 1);
+    let mut staged = prepare(&engines, [&on_gpu[0], &on_gpu[1]], 2);
+    launch(&mut lanes);
+    launch(&mut staged);
+
+    println!("{CHUNKS} chunks of 4 MiB from GPU to GPU over two lanes of TCP; medians of {rounds} rounds");
+    println!(
+        "{:>10} {:>12} {:>12} {:>12} {:>12} {:>8}",
+        "delay", "from GPU", "lanes", "to GPU", "transfer", "ratio"
+    );
+    for delay_us in [0, 1000, 2000, 5000, 10_000] {
+        simulated.set(Setting::CopyUs, delay_us);
+        let mut times = [const { Vec::new() }; 4];
+        for _ in 0..rounds {
+            times[0].push(time_copies(CopyDirection::ToHost, &memory, &host, CHUNK, CHUNKS));
+            times[1].push(launch(&mut lanes));
+            times[2].push(time_copies(CopyDirection::ToDevice, &memory, &host, CHUNK, CHUNKS));
+            times[3].push(launch(&mut staged));
+        }
+        let [from, lane, to, whole] = times.map(median);
+        let longest = from.max(lane).max(to);
+        println!(
+            "{delay_us:>7} us {from:>12.1?} {lane:>12.1?} {to:>12.1?} {whole:>12.1?} {:>8.2}",
+            whole.as_secs_f64() / longest.as_secs_f64()
+        );
+    }
+    simulated.set(Setting::CopyUs, 0);
+
+    let small = 4096;
+    let pick =
+        |buffers: &[Buffer; 2]| buffers.clone().map(|buffer| buffer.range(0..small).expect("it is as long"));
+    let prepare_small = |buffers: &[Buffer; 2], key: u64| {
+        let [source, target] = pick(buffers);
+        let options =
+            LaunchOptions { channel: u32::try_from(key).unwrap_or_default(), ..LaunchOptions::default() };
+        let (from, to, key) = (DeviceId(0), DeviceId(1), TransferKey(key));
+        [(0, TransferSpec::send(source, from, to, key)), (1, TransferSpec::receive(target, from, to, key))]
+            .map(|(task, spec)| engines[task].prepare(vec![spec], options).wait().expect("the engines meet"))
+    };
+    // Bytes of a GPU are never part of the frame that launches them; those of the host are, so these are more than fit.
+    let (mut lanes, mut staged) = (prepare_small(&on_host, 3), prepare_small(&on_gpu, 4));
+    let mut times = [const { Vec::new() }; 3];
+    for _ in 0..rounds * 200 {
+        times[0].push(launch(&mut lanes));
+        times[1].push(
+            time_copies(CopyDirection::ToHost, &memory, &host, small, 1)
+                + time_copies(CopyDirection::ToDevice, &memory, &host, small, 1),
+        );
+        times[2].push(launch(&mut staged));
+    }
+    let [lane, copies, whole] = times.map(median);
+    println!(
+        "a prepared launch of 4 KiB: host {lane:.1?}; from GPU to GPU {whole:.1?}, of which its two copies alone {copies:.1?}"
+    );
+    assert_eq!(simulated.count(Counter::PageableCopies), 0, "no copy blocked its caller");
+}
