@@ -112,7 +112,7 @@ pub const PARTS: &[Part] = &[
             "io/sys.rs",
             "launch/launch_spans.rs",
             "memory/buffer.rs",
-            "memory/buffer_contents.rs",
+            "memory/device_copy.rs",
             "memory/mapping.rs",
             "memory/shared_memory_copy.rs",
             "memory/span_stream.rs",

@@ -29,8 +29,8 @@ fn whole(host: &PageLocked, device: &DeviceMemory) -> Copy {
     Copy { host: host.base(), device: device.address(), len: host.len().min(device.len()) }
 }
 
-fn bytes_of(memory: &PageLocked) -> &mut [u8] {
-    // SAFETY: the memory is as long, and tests use it by one thread when no copy is under way.
+fn bytes_of(memory: &mut PageLocked) -> &mut [u8] {
+    // SAFETY: the memory is as long, and tests use it when no copy is under way.
     unsafe { std::slice::from_raw_parts_mut(memory.base().as_ptr(), memory.len()) }
 }
 
@@ -41,10 +41,10 @@ fn random_pieces_arrive_where_they_belong_and_no_copy_blocks() {
         let gpu = Gpu::open(0).unwrap();
         fastrand::seed(7);
         let len = 1 << 16;
-        let [from, to] = [(); 2].map(|()| PageLocked::allocate(&gpu, len).unwrap());
+        let [mut from, mut to] = [(); 2].map(|()| PageLocked::allocate(&gpu, len).unwrap());
         let memory = DeviceMemory::allocate(&gpu, len).unwrap();
         assert_eq!(device_memory_bytes(), len as u64);
-        bytes_of(&from).fill_with(|| fastrand::u8(..));
+        bytes_of(&mut from).fill_with(|| fastrand::u8(..));
         for _ in 0..50 {
             // The host's bytes, in pieces that are shuffled on the device, and back.
             let mut cuts: Vec<usize> = (0..fastrand::usize(0..20)).map(|_| fastrand::usize(..len)).collect();
@@ -66,10 +66,10 @@ fn random_pieces_arrive_where_they_belong_and_no_copy_blocks() {
                 };
                 plan.iter().map(piece).collect()
             };
-            bytes_of(&to).fill(0);
+            bytes_of(&mut to).fill(0);
             assert_eq!(wait(&copy(&gpu, CopyDirection::ToDevice, &copies(&from))), Ok(()));
             assert_eq!(wait(&copy(&gpu, CopyDirection::ToHost, &copies(&to))), Ok(()));
-            assert!(bytes_of(&from) == bytes_of(&to));
+            assert!(bytes_of(&mut from) == bytes_of(&mut to));
         }
         assert_eq!(simulated.count(Counter::PageableCopies), 0);
         assert!(simulated.count(Counter::Events) <= 4, "events are used again");
@@ -84,9 +84,9 @@ fn an_event_of_the_program_is_awaited() {
     run_isolated(&[], || {
         SimulatedGpu::load();
         let gpu = Gpu::open(0).unwrap();
-        let [gate, to] = [(); 2].map(|()| PageLocked::allocate(&gpu, 4096).unwrap());
+        let [mut gate, mut to] = [(); 2].map(|()| PageLocked::allocate(&gpu, 4096).unwrap());
         let memory = DeviceMemory::allocate(&gpu, 4096).unwrap();
-        bytes_of(&gate).fill(0);
+        bytes_of(&mut gate).fill(0);
         let mut context = std::ptr::null_mut();
         // A program's own stream, which fills the memory once a word is set.
         // SAFETY: the memory lives until the end of the test.
@@ -106,10 +106,10 @@ fn an_event_of_the_program_is_awaited() {
         // Copies of others go on meanwhile.
         let other = DeviceMemory::allocate(&gpu, 4096).unwrap();
         assert_eq!(wait(&copy(&gpu, CopyDirection::ToDevice, &[whole(&to, &other)])), Ok(()));
-        bytes_of(&gate)[0] = 1;
+        bytes_of(&mut gate)[0] = 1;
         assert_eq!(wait(&happened), Ok(()));
         assert_eq!(wait(&copy(&gpu, CopyDirection::ToHost, &[whole(&to, &memory)])), Ok(()));
-        assert!(bytes_of(&to).iter().all(|byte| *byte == 7));
+        assert!(bytes_of(&mut to).iter().all(|byte| *byte == 7));
     });
 }
 

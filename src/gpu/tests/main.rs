@@ -1,5 +1,6 @@
 //! Tests GPUs over the simulated driver. Each test has a process of its own: an error may end the use of the driver.
 #![allow(unsafe_code, reason = "asks for copies")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod copies;
 mod drivers;

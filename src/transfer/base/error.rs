@@ -186,8 +186,8 @@ pub enum MemoryError {
     ReadOnly,
     /// The memory belongs to a GPU, and the host cannot touch its bytes.
     #[error(
-        "the buffer is memory of GPU {gpu}, which the host cannot touch: use read_contents and write_contents, or a copy \
-         of the GPU"
+        "the buffer is memory of GPU {gpu}, which the host cannot touch: use read_contents and write_contents, or a \
+         copy of the GPU"
     )]
     OnDevice {
         /// The number of the GPU.

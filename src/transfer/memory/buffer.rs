@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use muster_gpu::{DeviceMemory, Gpu};
 
+use super::device_copy::{read_device_bytes, write_device_bytes};
 use super::free_ranges::FreeRanges;
 use super::mapping::OwnedMemory;
 use super::region::{MemoryRegion, RegionMemory};
@@ -264,6 +265,47 @@ impl Buffer {
         let _reserved = span.reserve(AccessKind::Write)?;
         // SAFETY: the bytes are reserved for this call alone.
         Ok(unsafe { span.write_view_unchecked(0, span.len) }.with_bytes_mut(with))
+    }
+
+    /// Copies the bytes from `start` on into `into`, from whatever memory the buffer is. For memory of a GPU it blocks until
+    /// the copy has ended, and is slow: it is for tools, tests and small amounts.
+    ///
+    /// # Errors
+    /// Returns [`MemoryError::OutOfRange`] if the buffer has fewer bytes, [`MemoryError::Busy`] while a transfer writes
+    /// some of them, and [`MemoryError::Gpu`] if the GPU fails.
+    pub fn read_contents(&self, start: usize, into: &mut [u8]) -> Result<(), MemoryError> {
+        let span = self.range(start..start.saturating_add(into.len()))?;
+        let Some(memory) = span.device_memory() else {
+            return self.with_bytes(|bytes| into.copy_from_slice(&bytes[start..start + into.len()]));
+        };
+        let _reserved = span.reserve(AccessKind::Read)?;
+        read_device_bytes(memory, span.region_offset(), into)
+    }
+
+    /// Copies `bytes` to the bytes from `start` on, in whatever memory the buffer is. For memory of a GPU it blocks until the
+    /// copy has ended, and is slow.
+    ///
+    /// # Errors
+    /// As [`read_contents`](Self::read_contents), and as [`with_bytes_mut`](Self::with_bytes_mut) for bytes that may not be
+    /// written.
+    pub fn write_contents(&self, start: usize, bytes: &[u8]) -> Result<(), MemoryError> {
+        let span = self.range(start..start.saturating_add(bytes.len()))?;
+        let Some(memory) = span.device_memory() else {
+            return self.with_bytes_mut(|into| into[start..start + bytes.len()].copy_from_slice(bytes));
+        };
+        let _reserved = span.reserve(AccessKind::Write)?;
+        write_device_bytes(memory, span.region_offset(), bytes)
+    }
+
+    /// Sets every byte to `byte`.
+    ///
+    /// # Errors
+    /// As [`write_contents`](Self::write_contents).
+    pub fn fill(&self, byte: u8) -> Result<(), MemoryError> {
+        match self.gpu() {
+            Some(_) => self.write_contents(0, &vec![byte; self.len()]),
+            None => self.with_bytes_mut(|bytes| bytes.fill(byte)),
+        }
     }
 
     fn span_if_unclaimed(&self) -> Result<Span, MemoryError> {

@@ -14,8 +14,8 @@
 mod arena;
 mod arena_pool;
 mod buffer;
-mod buffer_contents;
 mod device_arena;
+mod device_copy;
 mod free_ranges;
 mod mapping;
 mod region;

@@ -1,0 +1,56 @@
+//! Copies between memory of a GPU and slices of the host, for tools, tests and small amounts.
+//!
+//! A copy blocks its caller, and goes through page-locked memory of its own. Begin at [`read_device_bytes`].
+#![allow(unsafe_code, reason = "copies between a GPU and memory that it owns")]
+
+use std::ptr::NonNull;
+use std::sync::mpsc::channel;
+
+use muster_gpu::{Copy, CopyDirection, DeviceMemory, GpuError, PageLocked};
+
+use crate::base::error::MemoryError;
+
+/// The bytes of one copy.
+const STEP: usize = 1 << 20;
+
+/// Copies the bytes from `offset` on into `into`. The caller has reserved them, and they are within the memory.
+pub fn read_device_bytes(memory: &DeviceMemory, offset: usize, into: &mut [u8]) -> Result<(), MemoryError> {
+    let failed = |error| MemoryError::Gpu { gpu: memory.gpu().ordinal(), error };
+    let slot = PageLocked::allocate(memory.gpu(), STEP.min(into.len())).map_err(failed)?;
+    for (number, part) in into.chunks_mut(STEP).enumerate() {
+        let at = offset + number * STEP;
+        copy_and_wait(CopyDirection::ToHost, memory, at, slot.base(), part.len()).map_err(failed)?;
+        // SAFETY: the slot is as long, no copy uses it, and it is none of the caller's memory.
+        unsafe { slot.base().copy_to_nonoverlapping(NonNull::from(&mut *part).cast(), part.len()) };
+    }
+    Ok(())
+}
+
+/// Copies `bytes` to the bytes from `offset` on. The caller has reserved them, and they are within the memory.
+pub fn write_device_bytes(memory: &DeviceMemory, offset: usize, bytes: &[u8]) -> Result<(), MemoryError> {
+    let failed = |error| MemoryError::Gpu { gpu: memory.gpu().ordinal(), error };
+    let slot = PageLocked::allocate(memory.gpu(), STEP.min(bytes.len())).map_err(failed)?;
+    for (number, part) in bytes.chunks(STEP).enumerate() {
+        // SAFETY: the slot is as long, no copy uses it, and it is none of the caller's memory.
+        unsafe { slot.base().copy_from_nonoverlapping(NonNull::from(part).cast(), part.len()) };
+        let at = offset + number * STEP;
+        copy_and_wait(CopyDirection::ToDevice, memory, at, slot.base(), part.len()).map_err(failed)?;
+    }
+    Ok(())
+}
+
+/// Copies between page-locked memory and a GPU, and waits for the end.
+fn copy_and_wait(
+    direction: CopyDirection,
+    memory: &DeviceMemory,
+    offset: usize,
+    host: NonNull<u8>,
+    len: usize,
+) -> Result<(), GpuError> {
+    let (tell, told) = channel();
+    let copy = Copy { host, device: memory.address() + offset as u64, len };
+    // SAFETY: the caller keeps both memories until the end, which this function awaits.
+    unsafe { memory.gpu().copy(direction, &[copy], move |outcome| drop(tell.send(outcome)))? };
+    let never_told = |_| GpuError { call: "copy", code: 0, name: "its end was never reported".to_owned() };
+    told.recv().map_err(never_told)?
+}
