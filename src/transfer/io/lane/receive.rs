@@ -63,6 +63,9 @@ impl Lane {
         turn: &mut usize,
         replies: &mut PendingReplies,
     ) -> Result<ReceiveStep, LaneError> {
+        if !matches!(input.now, IncomingFrame::Held { .. } | IncomingFrame::AwaitsSlot { .. }) {
+            return self.receive_part_of_frame(host, input, turn, replies);
+        }
         let (header, placed) = match std::mem::replace(&mut input.now, IncomingFrame::Header) {
             IncomingFrame::Held { header } => {
                 let placed = self.find_chunk_destination(host, header);
@@ -73,7 +76,7 @@ impl Lane {
             }
             other => {
                 input.now = other;
-                return self.receive_part_of_frame(host, input, turn, replies);
+                return Ok(ReceiveStep::Go);
             }
         };
         input.now = placed;

@@ -3,6 +3,7 @@
 //! `staging.rs` asks for the copies. Begin at [`StagedChunks`].
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::base::sync::lock;
@@ -46,12 +47,18 @@ impl StagedChunk {
 
 /// The chunks of a lane that are staged, in the order in which the link gave them.
 #[derive(Default)]
-pub struct StagedChunks(Mutex<VecDeque<Arc<StagedChunk>>>);
+pub struct StagedChunks {
+    all: Mutex<VecDeque<Arc<StagedChunk>>>,
+    /// The length of the list. Only the thread that sends on the lane changes it, so that this thread needs no lock to see
+    /// that there are none.
+    count: AtomicUsize,
+}
 
 impl StagedChunks {
     /// Drops the chunks. A copy that is under way keeps its slot until it ends.
     pub fn clear(&self) {
-        let dropped = std::mem::take(&mut *lock(&self.0));
+        let dropped = std::mem::take(&mut *lock(&self.all));
+        self.count.store(0, Ordering::Relaxed);
         drop(dropped);
     }
 
@@ -59,19 +66,25 @@ impl StagedChunks {
     pub fn add(&self, header: Header, start: u64, launch: Arc<PeerLaunch>) -> Arc<StagedChunk> {
         let state = Mutex::new(StagedState::NeedsSlot);
         let chunk = Arc::new(StagedChunk { header, start, launch, state });
-        lock(&self.0).push_back(Arc::clone(&chunk));
+        lock(&self.all).push_back(Arc::clone(&chunk));
+        self.count.fetch_add(1, Ordering::Relaxed);
         chunk
     }
 
     /// Returns whether there is room for another one.
     pub fn has_room(&self) -> bool {
-        lock(&self.0).len() < STAGED_MAX
+        self.count.load(Ordering::Relaxed) < STAGED_MAX
+    }
+
+    /// Returns whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.count.load(Ordering::Relaxed) == 0
     }
 
     /// Takes the first chunk that can be sent, and drops those whose launch is over.
     pub fn take_ready(&self) -> Option<(Arc<StagedChunk>, StagingSlot)> {
         let mut dropped = Vec::new();
-        let mut all = lock(&self.0);
+        let mut all = lock(&self.all);
         let mut at = 0;
         let mut found = None;
         while at < all.len() && found.is_none() {
@@ -90,6 +103,7 @@ impl StagedChunks {
                 over => dropped.push(over),
             }
         }
+        self.count.store(all.len(), Ordering::Relaxed);
         drop(all);
         // Dropped without the lock, because a slot that is given back calls those that wait for it.
         drop(dropped);
@@ -98,7 +112,7 @@ impl StagedChunks {
 
     /// Returns the chunks for which there was no slot.
     pub fn needing_slots(&self) -> Vec<Arc<StagedChunk>> {
-        let all = lock(&self.0);
+        let all = lock(&self.all);
         let needs = |chunk: &&Arc<StagedChunk>| matches!(*lock(&chunk.state), StagedState::NeedsSlot);
         all.iter().filter(needs).cloned().collect()
     }

@@ -19,6 +19,9 @@ use crate::protocol::link::OutgoingChunk;
 impl Lane {
     /// Begins the frame of a staged chunk, if one can be sent.
     pub(super) fn begin_staged_frame(&self, host: &dyn LaneHost, output: &mut OutgoingFrame) -> bool {
+        if self.staged.is_empty() {
+            return false;
+        }
         for chunk in self.staged.needing_slots() {
             self.copy_chunk_to_slot(host, &chunk);
         }
