@@ -257,13 +257,19 @@ impl JobCollectives {
         Ok(())
     }
 
-    /// Finds the cliques that wait, at most once a second.
-    pub fn judge(&mut self, stuck_after: Duration, silent_after: Duration, now: Timestamp) {
+    /// Returns a copy to judge, at most once an interval.
+    fn copy_to_judge(&mut self, now: Timestamp) -> Option<Self> {
         // In large jobs it takes longer, and is done less often.
         let times = u32::try_from(self.processes.len() / PROCESSES_PER_INTERVAL + 1).unwrap_or(u32::MAX);
         if self.judged_at.is_some_and(|at| now.since(at) < JUDGE_INTERVAL * times) {
-            return;
+            return None;
         }
+        self.judged_at = Some(now);
+        Some(self.clone())
+    }
+
+    /// Finds the cliques that wait.
+    pub fn judge(&mut self, stuck_after: Duration, silent_after: Duration, now: Timestamp) {
         let find = |clique: &ReportedClique<'_>| {
             let wait = find_wait(clique.ranks, &clique.members)?;
             Some((clique.hash, (wait.number, wait.lasted(now))))
@@ -273,7 +279,7 @@ impl JobCollectives {
         let incomplete = cliques.iter().filter(|clique| clique.heard_count() < clique.ranks as usize);
         let since = |hash: u64| self.incomplete_since.get(&hash).copied().unwrap_or(now);
         let incomplete_since = incomplete.map(|it| (it.hash, since(it.hash))).collect();
-        (self.waits, self.incomplete_since, self.judged_at) = (waits, incomplete_since, Some(now));
+        (self.waits, self.incomplete_since) = (waits, incomplete_since);
         let looks_stuck = self.waits.values().any(|(_, lasted)| *lasted >= stuck_after / 4);
         // If some ranks should have reported by now, a wait for them looks without times as if all ranks were level.
         let lacks_ranks = self.incomplete_since.values().any(|since| now.since(*since) >= silent_after);
@@ -313,7 +319,9 @@ impl JobCollectives {
             let Some(reader) = core.job(job) else { return };
             let run = reader.summary().run;
             if !unknown.is_empty() || !self.index.is_of_run(run) {
-                Arc::make_mut(&mut self.index).refresh(&reader, run);
+                let mut index = CliqueIndex::default();
+                index.refresh(&reader, run);
+                self.index = Arc::new(index);
             }
         });
     }
@@ -414,7 +422,16 @@ impl CollectiveReports {
             Ok(process)
         });
         let process = accepted.inspect_err(|_| of_job.refused += 1)?;
-        of_job.judge(self.stuck_after(), silent_after, now);
+        if let Some(mut copy) = of_job.copy_to_judge(now) {
+            // Other reports do not wait for the judgement.
+            drop(jobs);
+            copy.judge(self.stuck_after(), silent_after, now);
+            jobs = self.lock_jobs();
+            let of_job = jobs.entry(job).or_default();
+            (of_job.waits, of_job.incomplete_since) = (copy.waits, copy.incomplete_since);
+            of_job.timed_until = of_job.timed_until.max(copy.timed_until);
+        }
+        let of_job = jobs.entry(job).or_default();
         Ok(CollectiveAnswer {
             interval_ms: report_interval_ms(tasks),
             is_timed: of_job.is_timed(now),

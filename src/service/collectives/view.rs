@@ -135,6 +135,17 @@ pub struct CliqueView {
     pub members: Vec<CliqueMemberView>,
 }
 
+impl CliqueView {
+    /// Returns whether its ranks send and receive, which is counted and not judged.
+    #[must_use]
+    pub fn has_sends(&self) -> bool {
+        let is_send = |row: &CliqueFunctionView| {
+            CollectiveFunction::from_name(row.function.as_bytes()).is_point_to_point()
+        };
+        self.functions.iter().any(is_send)
+    }
+}
+
 /// How the ranks of a clique wait.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[schema(as = CliqueWait)]
