@@ -137,9 +137,13 @@ impl JobCollectives {
     /// Returns the cliques without members. The size of a clique is that of its key, or else the one that most processes report.
     fn clique_sizes<'a>(&self) -> impl IntoIterator<Item = (u64, ReportedClique<'a>)> {
         let mut sizes: BTreeMap<u64, BTreeMap<u32, usize>> = BTreeMap::new();
-        for communicator in self.processes.values().flat_map(|found| &found.report.communicators) {
-            let of_clique = sizes.entry(communicator.hash).or_default();
-            *of_clique.entry(communicator.ranks).or_default() += 1;
+        for found in self.processes.values() {
+            // A process counts once for a size, however many ranks it reports.
+            let told: BTreeSet<(u64, u32)> =
+                found.report.communicators.iter().map(|it| (it.hash, it.ranks)).collect();
+            for (hash, ranks) in told {
+                *sizes.entry(hash).or_default().entry(ranks).or_default() += 1;
+            }
         }
         sizes.into_iter().filter_map(|(hash, reported)| {
             let by_key = self.index.get(hash).and_then(|key| u32::try_from(key.devices.len()).ok());
@@ -199,8 +203,9 @@ impl JobCollectives {
             }
         }
         let mut windows = self.remove(report.process).map(|known| known.windows.clone()).unwrap_or_default();
-        let is_reported = |key: &(u64, u32)| report.communicators.iter().any(|it| (it.hash, it.rank) == *key);
-        windows.retain(|key, _| is_reported(key));
+        let reported: BTreeSet<(u64, u32)> =
+            report.communicators.iter().map(|it| (it.hash, it.rank)).collect();
+        windows.retain(|key, _| reported.contains(key));
         for communicator in &report.communicators {
             let key = (communicator.hash, communicator.rank);
             let collectives = communicator.functions.iter().filter(|it| !it.function.is_point_to_point());

@@ -133,7 +133,8 @@ fn times_are_wanted_while_a_rank_is_not_heard() {
 #[test]
 fn the_size_of_a_clique_is_what_most_processes_report() {
     let mut job = JobFixture::default();
-    job.accept(1, pb::CollectivesReport { process: 1, ..process(7, vec![communicator(1, (0, 9), 12, 3)]) });
+    let other_size = (0..3).map(|rank| communicator(1, (rank, 9), 12, 3)).collect();
+    job.accept(1, pb::CollectivesReport { process: 1, ..process(7, other_size) });
     job.accept(1, process(0, vec![communicator(1, (0, 2), 12, 3)]));
     job.accept(1, process(1, vec![communicator(1, (1, 2), 11, 3)]));
     let cliques = job.of_job.cliques(at(1), SILENT_AFTER);
