@@ -7,6 +7,7 @@
 use std::time::Duration;
 
 use muster_collectives::{CommunicatorSnapshot, OperationSnapshot, Record, monotonic_nanos};
+use tokio::time::Instant;
 use tonic::Code;
 use tonic::transport::Channel;
 
@@ -21,6 +22,8 @@ use crate::proto::muster::v1::collectives_client::CollectivesClient;
 
 /// The pause after a report that was not taken: at first, and at most.
 const RETRY_PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
+/// The time after the last answer for which NCCL is still asked for times on the GPU.
+const TIMING_KEPT: Duration = Duration::from_secs(60);
 /// The number of collectives that the service gets of those that it asked for.
 const WANTED_COLLECTIVES: usize = 16;
 
@@ -91,9 +94,20 @@ impl CollectiveReporter {
     /// Reports for as long as it is polled. `set_timing` gets what the service says about the times on the GPU.
     pub async fn report_periodically(mut self, record: &Record, set_timing: impl Fn(bool)) {
         let mut retry = RETRY_PAUSE.0;
+        let mut answered_at = Instant::now();
         loop {
-            let pause = match self.report(record).await {
+            let result = self.report(record).await;
+            record.touch();
+            if result.is_err() {
+                // What was asked for may be why the report was refused.
+                self.wanted.clear();
+                if answered_at.elapsed() >= TIMING_KEPT {
+                    set_timing(false);
+                }
+            }
+            let pause = match result {
                 Ok(answer) => {
+                    answered_at = Instant::now();
                     set_timing(answer.timing);
                     self.wanted = answer.wanted;
                     retry = RETRY_PAUSE.0;
@@ -129,7 +143,8 @@ impl CollectiveReporter {
         let snapshot = record.snapshot(now);
         let communicators = snapshot.communicators.iter().map(|communicator| {
             let mut operations: Vec<OperationSnapshot> =
-                communicator.latest.into_iter().chain(communicator.unfinished.iter().copied()).collect();
+                communicator.latest.into_iter().chain(communicator.latest_ended).collect();
+            operations.extend(&communicator.unfinished);
             let is_meant = |wanted: &&pb::WantedCollectives| {
                 (wanted.hash, wanted.rank) == (communicator.hash, communicator.rank)
             };
@@ -164,6 +179,7 @@ fn describe_communicator(
         begun: totals.begun,
         ended: totals.ended,
         bytes: totals.bytes,
+        timed: totals.timed,
         timed_bytes: totals.timed_bytes,
         gpu_ns: totals.gpu_ns,
     });
@@ -194,4 +210,36 @@ fn describe_communicator(
 
 fn microseconds(age: Duration) -> u64 {
     u64::try_from(age.as_micros()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn times_are_no_longer_asked_for_if_no_service_answers() {
+        let (channel, _) = channel::open_channel("127.0.0.1:1", None, None).unwrap();
+        let reporter = CollectiveReporter {
+            channel,
+            service: String::new(),
+            job: None,
+            task: None,
+            host: String::new(),
+            process: 1,
+            sequence: 0,
+            wanted: Vec::new(),
+        };
+        let record = Record::in_memory(None, None).unwrap();
+        let (began, told) = (Instant::now(), RefCell::new(Vec::new()));
+        let note = |is_timed| told.borrow_mut().push((is_timed, began.elapsed()));
+        let run = reporter.report_periodically(&record, note);
+        assert!(tokio::time::timeout(TIMING_KEPT * 2, run).await.is_err(), "it goes on");
+        let told = told.into_inner();
+        assert!(
+            !told.is_empty() && told.iter().all(|(is_timed, at)| !is_timed && *at >= TIMING_KEPT),
+            "{told:?}"
+        );
+    }
 }

@@ -2,6 +2,7 @@
 //!
 //! `record.rs` writes it and `snapshot.rs` reads it, in this process or in another. Begin at [`RecordLayout`].
 
+use std::sync::atomic::Ordering::Acquire;
 use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU32, AtomicU64};
 
 use crate::collective_function::CollectiveFunction;
@@ -10,7 +11,7 @@ use crate::operation_ring::{COLLECTIVES_KEPT, OperationEntry, POINT_TO_POINT_KEP
 /// The first bytes of a record.
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"MUSTERCR");
 /// The version of the layout. A reader refuses another one.
-pub const LAYOUT_VERSION: u32 = 1;
+pub const LAYOUT_VERSION: u32 = 2;
 /// The number of communicators in a record. A further one takes the slot of the one that ended first; if none has ended, it
 /// is counted and not recorded.
 pub const COMMUNICATORS_MAX: usize = 128;
@@ -36,7 +37,18 @@ pub(crate) struct RecordLayout {
     /// The number of communicators that had no slot.
     pub communicators_not_recorded: AtomicU64,
     pub job: [AtomicU8; NAME_BYTES],
+    /// The number of slots that ever had a communicator. The memory of the others is not there: nobody touches it.
+    pub slots_used: AtomicU32,
+    pub unused: AtomicU32,
     pub communicators: [CommunicatorSlot; COMMUNICATORS_MAX],
+}
+
+impl RecordLayout {
+    /// Returns the slots that ever had a communicator.
+    pub fn used_slots(&self) -> &[CommunicatorSlot] {
+        let used = self.slots_used.load(Acquire) as usize;
+        &self.communicators[..used.min(COMMUNICATORS_MAX)]
+    }
 }
 
 /// One communicator.
@@ -74,7 +86,8 @@ pub(crate) struct FunctionSlot {
     pub ended: AtomicU64,
     /// The bytes of all enqueued operations: count times the size of an element.
     pub bytes: AtomicU64,
-    /// The bytes of those whose time on the GPU is known, and this time in nanoseconds.
+    /// The number and the bytes of those whose time on the GPU is known, and this time in nanoseconds.
+    pub timed: AtomicU64,
     pub timed_bytes: AtomicU64,
     pub gpu_ns: AtomicU64,
 }

@@ -5,6 +5,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use memmap2::{Mmap, MmapMut, MmapOptions};
+use rustix::fs::{FallocateFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, fallocate, futimens};
+use rustix::io::Errno;
 
 use crate::layout::{LAYOUT_VERSION, RecordLayout};
 
@@ -47,8 +49,8 @@ pub enum RecordError {
 /// The mapped record of this process.
 pub(crate) struct MappedRecord {
     memory: MmapMut,
-    /// Holds the lock.
-    _file: File,
+    /// Holds the lock. Memory of the process alone has no file.
+    file: Option<File>,
     path: PathBuf,
 }
 
@@ -64,7 +66,28 @@ impl MappedRecord {
         #[expect(unsafe_code, reason = "shared memory")]
         let memory = unsafe { MmapOptions::new().len(RECORD_BYTES).map_mut(&file) };
         let memory = memory.map_err(|error| RecordError::File { file: path.clone(), error })?;
-        Ok(Self { memory, _file: file, path })
+        Ok(Self { memory, file: Some(file), path })
+    }
+
+    pub(crate) fn map_anonymous() -> Result<Self, RecordError> {
+        let path = PathBuf::from("in memory");
+        let memory = MmapMut::map_anon(RECORD_BYTES)
+            .map_err(|error| RecordError::File { file: path.clone(), error })?;
+        Ok(Self { memory, file: None, path })
+    }
+
+    /// Makes sure that the file system has memory for a part of the file.
+    pub(crate) fn reserve(&self, offset: usize, length: usize) -> io::Result<()> {
+        self.file.as_ref().map_or(Ok(()), |file| reserve(file, offset, length))
+    }
+
+    /// Sets the time of the file's last change to now.
+    pub(crate) fn touch(&self) {
+        let Some(file) = &self.file else { return };
+        let at = |nanoseconds| Timespec { tv_sec: 0, tv_nsec: nanoseconds };
+        let times = Timestamps { last_access: at(UTIME_OMIT), last_modification: at(UTIME_NOW) };
+        // The time only orders the records of ended processes.
+        let _ = futimens(file, &times);
     }
 
     /// Returns the layout, after a check of the length.
@@ -79,6 +102,14 @@ impl MappedRecord {
     #[inline]
     pub(crate) fn layout_of_own(&self) -> &RecordLayout {
         layout_at(&self.memory)
+    }
+}
+
+/// Makes sure that the file system has memory for a part of a file. A file system that cannot do that has what it has.
+pub(crate) fn reserve(file: &File, offset: usize, length: usize) -> io::Result<()> {
+    match fallocate(file, FallocateFlags::empty(), offset as u64, length as u64) {
+        Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
+        Err(error) => Err(error.into()),
     }
 }
 

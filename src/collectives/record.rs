@@ -2,6 +2,7 @@
 //!
 //! The events of one communicator may come from several threads: those that enqueue, and the one that reports the GPU.
 
+use std::mem::offset_of;
 use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::sync::atomic::AtomicU8;
@@ -75,21 +76,24 @@ impl Record {
         self.layout().is_timed.store(u32::from(is_timed), Relaxed);
     }
 
-    /// Gives a communicator a slot, and returns its index; `None` if all slots have communicators that have not ended.
+    /// Starts a record that only this process can read, for when no file can be used.
+    ///
+    /// # Errors
+    /// If there is no memory.
+    pub fn in_memory(job: Option<&str>, task: Option<u32>) -> Result<Self, RecordError> {
+        Self::start(MappedRecord::map_anonymous()?, job, task)
+    }
+
+    /// Gives a communicator a slot, and returns its index; `None` if all slots have communicators that have not ended, or the
+    /// memory of a further slot is not there.
     pub fn open_communicator(&self, new: &NewCommunicator<'_>) -> Option<usize> {
         let _one_at_a_time = self.opening.lock().unwrap_or_else(PoisonError::into_inner);
         let layout = self.layout();
-        let is_free =
-            |slot: &&CommunicatorSlot| slot.generation.load(Relaxed) == 0 || slot.is_ended.load(Acquire) != 0;
-        let free = layout.communicators.iter().enumerate().filter(|(_, slot)| is_free(slot));
-        let ended_at = |slot: &CommunicatorSlot| match slot.generation.load(Relaxed) {
-            0 => 0,
-            _ => slot.changed_ns.load(Relaxed),
-        };
-        let Some((index, slot)) = free.min_by_key(|(_, slot)| ended_at(slot)) else {
+        let Some(index) = self.unused_slot().or_else(|| self.ended_slot()) else {
             layout.communicators_not_recorded.fetch_add(1, Relaxed);
             return None;
         };
+        let slot = &layout.communicators[index];
         let changing = slot.generation.load(Relaxed).wrapping_add(1) | 1;
         slot.generation.store(changing, Release);
         std::sync::atomic::fence(AcqRel);
@@ -105,8 +109,8 @@ impl Record {
         slot.point_to_point.store(0, Relaxed);
         write_name(&slot.name, new.name);
         for function in &slot.functions {
-            let FunctionSlot { enqueued, begun, ended, bytes, timed_bytes, gpu_ns } = function;
-            for number in [enqueued, begun, ended, bytes, timed_bytes, gpu_ns] {
+            let FunctionSlot { enqueued, begun, ended, bytes, timed, timed_bytes, gpu_ns } = function;
+            for number in [enqueued, begun, ended, bytes, timed, timed_bytes, gpu_ns] {
                 number.store(0, Relaxed);
             }
         }
@@ -118,7 +122,33 @@ impl Record {
         }
         slot.is_ended.store(0, Relaxed);
         slot.generation.store(changing.wrapping_add(1).max(2), Release);
+        self.touch();
         Some(index)
+    }
+
+    /// Returns the index of a slot that was never used, after its memory was reserved. A page that is not reserved would end the
+    /// process at the first store if the file system is full.
+    fn unused_slot(&self) -> Option<usize> {
+        let layout = self.layout();
+        let used = layout.used_slots();
+        let (index, offset) = (used.len(), offset_of!(RecordLayout, communicators) + size_of_val(used));
+        if index >= COMMUNICATORS_MAX || self.memory.reserve(offset, size_of::<CommunicatorSlot>()).is_err() {
+            return None;
+        }
+        layout.slots_used.store(index as u32 + 1, Release);
+        Some(index)
+    }
+
+    /// Returns the index of the slot whose communicator ended first.
+    fn ended_slot(&self) -> Option<usize> {
+        let slots = self.layout().used_slots().iter().enumerate();
+        let ended = slots.filter(|(_, slot)| slot.is_ended.load(Acquire) != 0);
+        ended.min_by_key(|(_, slot)| slot.changed_ns.load(Relaxed)).map(|(index, _)| index)
+    }
+
+    /// Sets the time of the file's last change to now: stores into mapped memory do not. It is a system call.
+    pub fn touch(&self) {
+        self.memory.touch();
     }
 
     /// Marks a communicator as ended. Its slot stays readable until another communicator needs it.
@@ -126,6 +156,7 @@ impl Record {
         if let Some(slot) = self.layout().communicators.get(index) {
             slot.changed_ns.store(monotonic_nanos(), Relaxed);
             slot.is_ended.store(1, Release);
+            self.touch();
         }
     }
 
@@ -144,7 +175,7 @@ impl Record {
         let now = monotonic_nanos();
         let function_number = match function_number {
             Some(number) => {
-                function.enqueued.store(number + 1, Relaxed);
+                function.enqueued.store(number.saturating_add(1), Relaxed);
                 number
             }
             None => function.enqueued.fetch_add(1, Relaxed),
@@ -179,7 +210,7 @@ impl Record {
         let function = function_of(slot, entry);
         entry.gpu_began.store(gpu_time, Relaxed);
         entry.begun_ns.store(now, Relaxed);
-        function.begun.fetch_max(entry.function_number.load(Relaxed) + 1, Relaxed);
+        function.begun.fetch_max(entry.function_number.load(Relaxed).saturating_add(1), Relaxed);
         slot.changed_ns.store(now, Release);
     }
 
@@ -195,11 +226,12 @@ impl Record {
         let took = gpu_time.saturating_sub(entry.gpu_began.load(Relaxed));
         if took > 0 && gpu_time > 0 {
             let bytes = crate::data_type::DataType::from_number(entry.data_type.load(Relaxed)).bytes();
+            function.timed.fetch_add(1, Relaxed);
             function.timed_bytes.fetch_add(entry.count.load(Relaxed).saturating_mul(bytes), Relaxed);
             function.gpu_ns.fetch_add(took, Relaxed);
         }
         entry.ended_ns.store(now, Relaxed);
-        function.ended.fetch_max(entry.function_number.load(Relaxed) + 1, Relaxed);
+        function.ended.fetch_max(entry.function_number.load(Relaxed).saturating_add(1), Relaxed);
         slot.changed_ns.store(now, Release);
     }
 

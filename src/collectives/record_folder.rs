@@ -5,6 +5,7 @@
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
+use std::mem::offset_of;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
@@ -12,8 +13,8 @@ use std::time::SystemTime;
 
 use rustix::fs::{FlockOperation, flock};
 
-use crate::layout::{LAYOUT_VERSION, MAGIC};
-use crate::mapped_record::{MappedRecord, RECORD_BYTES, ReadRecord, RecordError};
+use crate::layout::{LAYOUT_VERSION, MAGIC, RecordLayout};
+use crate::mapped_record::{MappedRecord, RECORD_BYTES, ReadRecord, RecordError, reserve};
 use crate::monotonic_nanos;
 use crate::record::Record;
 use crate::snapshot::{RecordSnapshot, read_record};
@@ -88,13 +89,16 @@ impl RecordFolder {
                 // Another process has it: the same number in another namespace.
                 continue;
             }
-            // An older record of this number goes. Its readers keep their mapping, whose pages would be cut off, so the file
-            // is replaced and not truncated.
+            // An older process of this number left it.
             if file.metadata().map_err(failed)?.len() != 0 {
-                std::fs::remove_file(&path).map_err(failed)?;
                 continue;
             }
-            file.set_len(RECORD_BYTES as u64).map_err(failed)?;
+            let header = offset_of!(RecordLayout, communicators);
+            let sized = file.set_len(RECORD_BYTES as u64).and_then(|()| reserve(&file, 0, header));
+            if let Err(error) = sized {
+                let _ = std::fs::remove_file(&path);
+                return Err(failed(error));
+            }
             let memory = MappedRecord::map_own(file, path.clone())?;
             return Record::start(memory, job, task);
         }
@@ -105,11 +109,21 @@ impl RecordFolder {
     /// Returns all records, and why others cannot be read. A folder that does not exist has none.
     ///
     /// # Errors
-    /// If the folder cannot be read.
+    /// If the folder cannot be read, or belongs to another user.
     pub fn read_all(&self) -> Result<(Vec<StoredRecord>, Vec<RecordError>), RecordError> {
         let (mut records, mut errors) = (Vec::new(), Vec::new());
-        for file in self.list()? {
-            match read_file(&file) {
+        let files = self.list()?;
+        let owner = match std::fs::metadata(&self.0) {
+            Ok(found) => found.uid(),
+            Err(_) => return Ok((records, errors)),
+        };
+        // Another user could cut off a file while it is read. The administrator reads all folders.
+        let user = rustix::process::geteuid().as_raw();
+        if owner != user && user != 0 {
+            return Err(RecordError::ForeignFolder(self.0.clone()));
+        }
+        for file in files {
+            match read_file(&file, owner) {
                 Ok(record) => records.push(record),
                 Err(error) => errors.push(error),
             }
@@ -148,7 +162,7 @@ impl RecordFolder {
     fn remove_old_records(&self) {
         let mut ended: Vec<(SystemTime, PathBuf)> = Vec::new();
         for path in self.list().unwrap_or_default() {
-            let Ok(file) = File::open(&path) else { continue };
+            let Ok(file) = open_to_read(&path) else { continue };
             if is_alive(&file) {
                 continue;
             }
@@ -170,11 +184,21 @@ fn is_alive(file: &File) -> bool {
     flock(file, FlockOperation::NonBlockingLockShared).is_err()
 }
 
-fn read_file(path: &Path) -> Result<StoredRecord, RecordError> {
+/// Opens a file to read. It follows no link, and does not wait for a writer of a pipe.
+fn open_to_read(path: &Path) -> io::Result<File> {
+    let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
+    OpenOptions::new().read(true).custom_flags(flags.bits().cast_signed()).open(path)
+}
+
+/// Reads the record in a file, which must be of the owner of the folder.
+fn read_file(path: &Path, owner: u32) -> Result<StoredRecord, RecordError> {
     let failed = |error| RecordError::File { file: path.to_owned(), error };
-    let mut options = OpenOptions::new();
-    options.read(true).custom_flags(rustix::fs::OFlags::NOFOLLOW.bits().cast_signed());
-    let file = options.open(path).map_err(failed)?;
+    let file = open_to_read(path).map_err(failed)?;
+    let found = file.metadata().map_err(failed)?;
+    if !found.is_file() || found.uid() != owner {
+        let found = "it is no file of the folder's owner".to_owned();
+        return Err(RecordError::NoRecord { file: path.to_owned(), found });
+    }
     let is_alive = is_alive(&file);
     let memory = ReadRecord::map(&file, path)?;
     let layout = memory.layout();
@@ -260,6 +284,83 @@ mod tests {
         assert_eq!(world.latest.map(|latest| latest.chain), Some(unfinished.chain));
         drop(record);
         assert!(!folder.records().read_all().unwrap().0[0].is_alive, "the lock ends with the process");
+    }
+
+    #[test]
+    fn a_collective_that_nccl_does_not_time_is_not_unfinished() {
+        let record = Record::in_memory(None, None).unwrap();
+        let world = record.open_communicator(&WORLD).unwrap();
+        let unfinished = || {
+            let snapshot = record.snapshot(0);
+            let [world] = &snapshot.communicators[..] else { panic!("{snapshot:?}") };
+            let numbers = world.unfinished.iter().map(|it| it.number).collect::<Vec<_>>();
+            (numbers, world.latest_ended.map(|it| it.number))
+        };
+        let handles: Vec<_> =
+            (0..4).map(|number| record.enqueue(world, &reduce(1), Some(number), true).unwrap()).collect();
+        assert_eq!(unfinished(), (vec![0, 1, 2, 3], None));
+        // Nothing comes of number 0, and number 1 begins.
+        record.channel_began(handles[1], 1_000);
+        assert_eq!(unfinished(), (vec![1, 2, 3], None));
+        // Number 2 shares a kernel with number 1, which has not ended.
+        record.channel_began(handles[2], 1_000);
+        assert_eq!(unfinished(), (vec![1, 2, 3], None));
+        for _ in 0..2 {
+            record.channel_ended(handles[2], 2_000);
+        }
+        assert_eq!(unfinished(), (vec![3], Some(2)));
+        let totals = record.snapshot(0).communicators[0].functions[0];
+        assert_eq!((totals.enqueued, totals.timed, totals.gpu_ns), (4, 1, 1_000));
+    }
+
+    #[test]
+    fn memory_is_reserved_before_it_is_used() {
+        let folder = TestFolder::new("reserved");
+        let record = folder.records().start_record(None, None).unwrap();
+        let blocks = || {
+            let entry = std::fs::read_dir(&folder.0).unwrap().next().unwrap().unwrap();
+            entry.metadata().unwrap().blocks() * 512
+        };
+        let header = offset_of!(RecordLayout, communicators) as u64;
+        let slot = size_of::<crate::layout::CommunicatorSlot>() as u64;
+        assert!((header..slot).contains(&blocks()), "{}", blocks());
+        let _ = record.snapshot(0);
+        assert!(blocks() < slot, "a reader touches no slot that was never used");
+        record.open_communicator(&WORLD).unwrap();
+        assert!(blocks() >= slot, "{} of {slot}", blocks());
+    }
+
+    #[test]
+    fn records_of_an_ended_process_of_the_same_number_stay() {
+        let folder = TestFolder::new("same-number");
+        for _ in 0..3 {
+            drop(folder.records().start_record(None, None).unwrap());
+        }
+        assert_eq!(folder.records().read_all().unwrap().0.len(), 3);
+    }
+
+    #[test]
+    fn a_record_counts_as_old_from_its_last_change() {
+        let folder = TestFolder::new("touched");
+        let record = folder.records().start_record(None, None).unwrap();
+        let path = folder.records().read_all().unwrap().0[0].file.clone();
+        let changed = || std::fs::metadata(&path).unwrap().modified().unwrap();
+        let file = OpenOptions::new().write(true).open(&path).unwrap();
+        file.set_modified(SystemTime::UNIX_EPOCH).unwrap();
+        record.touch();
+        assert!(changed() > SystemTime::UNIX_EPOCH);
+    }
+
+    #[test]
+    fn a_pipe_among_the_records_is_no_record() {
+        let folder = TestFolder::new("pipe");
+        let record = folder.records().start_record(None, None).unwrap();
+        let pipe = folder.0.join(format!("1.{EXTENSION}"));
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        let (records, errors) = folder.records().read_all().unwrap();
+        assert_eq!((records.len(), errors.len()), (1, 1), "{errors:?}");
+        drop(record);
+        folder.records().remove_old_records();
     }
 
     #[test]

@@ -57,6 +57,8 @@ pub struct CommunicatorSnapshot {
     pub functions: Vec<FunctionTotals>,
     /// The latest collective.
     pub latest: Option<OperationSnapshot>,
+    /// The latest collective of which the ring knows that it has ended on the GPU.
+    pub latest_ended: Option<OperationSnapshot>,
     /// The first collectives of which the ring knows that they have not ended on the GPU. Empty if their times are not known.
     pub unfinished: Vec<OperationSnapshot>,
 }
@@ -74,7 +76,9 @@ pub struct FunctionTotals {
     pub ended: u64,
     /// The bytes of all that were enqueued.
     pub bytes: u64,
-    /// The bytes of those whose time on the GPU is known.
+    /// The number of those whose time on the GPU is known.
+    pub timed: u64,
+    /// Their bytes.
     pub timed_bytes: u64,
     /// Their time on the GPU, in nanoseconds.
     pub gpu_ns: u64,
@@ -123,7 +127,7 @@ impl Record {
                 && slot.is_ended.load(Relaxed) == 0
                 && (slot.hash.load(Relaxed), slot.rank.load(Relaxed)) == (hash, rank)
         };
-        let Some(slot) = self.layout().communicators.iter().find(is_meant) else { return Vec::new() };
+        let Some(slot) = self.layout().used_slots().iter().find(is_meant) else { return Vec::new() };
         let end = slot.collectives.load(Acquire).min(first.saturating_add(most as u64));
         (first..end).filter_map(|number| read_operation(slot, number, now_ns)).collect()
     }
@@ -132,7 +136,7 @@ impl Record {
 /// Returns the contents of a record, which another process may be changing, or may have left damaged.
 pub(crate) fn read_record(layout: &RecordLayout, now_ns: u64) -> RecordSnapshot {
     let mut communicators: Vec<CommunicatorSnapshot> =
-        layout.communicators.iter().filter_map(|slot| read_communicator(slot, now_ns)).collect();
+        layout.used_slots().iter().filter_map(|slot| read_communicator(slot, now_ns)).collect();
     communicators.sort_by_key(|communicator| std::cmp::Reverse(communicator.opened_ago));
     RecordSnapshot {
         pid: layout.pid.load(Relaxed),
@@ -161,13 +165,14 @@ fn read_communicator(slot: &CommunicatorSlot, now_ns: u64) -> Option<Communicato
                 begun: slot.begun.load(Relaxed),
                 ended: slot.ended.load(Relaxed),
                 bytes: slot.bytes.load(Relaxed),
+                timed: slot.timed.load(Relaxed),
                 timed_bytes: slot.timed_bytes.load(Relaxed),
                 gpu_ns: slot.gpu_ns.load(Relaxed),
             })
         });
     let oldest = collectives.saturating_sub(COLLECTIVES_KEPT as u64);
-    let operations = || (oldest..collectives).filter_map(|number| read_operation(slot, number, now_ns));
-    let is_unfinished = |operation: &OperationSnapshot| operation.is_timed && operation.ended_ago.is_none();
+    let operations: Vec<OperationSnapshot> =
+        (oldest..collectives).filter_map(|number| read_operation(slot, number, now_ns)).collect();
     let snapshot = CommunicatorSnapshot {
         hash: slot.hash.load(Relaxed),
         name: read_name(&slot.name),
@@ -180,10 +185,26 @@ fn read_communicator(slot: &CommunicatorSlot, now_ns: u64) -> Option<Communicato
         collectives,
         functions: functions.collect(),
         latest: collectives.checked_sub(1).and_then(|number| read_operation(slot, number, now_ns)),
-        unfinished: operations().filter(is_unfinished).take(UNFINISHED_MAX).collect(),
+        latest_ended: operations.iter().rfind(|operation| operation.ended_ago.is_some()).copied(),
+        unfinished: first_unfinished(&operations),
     };
     fence(Acquire);
     (slot.generation.load(Relaxed) == generation).then_some(snapshot)
+}
+
+/// Returns the first collectives that have not ended, of those that NCCL times. A GPU runs the collectives of a communicator in
+/// order. So one that has shown no begin or end while a later one has is not timed, though the process asked for times: NCCL reads
+/// what it is asked for earlier than the plug-in learns of the collective, and has kernels that it never times.
+fn first_unfinished(operations: &[OperationSnapshot]) -> Vec<OperationSnapshot> {
+    let latest =
+        |has: fn(&OperationSnapshot) -> bool| operations.iter().rfind(|it| has(it)).map(|it| it.number);
+    let ended = latest(|it| it.ended_ago.is_some());
+    let begun = latest(|it| it.begun_ago.is_some()).max(ended);
+    let is_unfinished = |it: &&OperationSnapshot| {
+        let after = if it.begun_ago.is_some() { ended } else { begun };
+        it.is_timed && it.ended_ago.is_none() && Some(it.number) > after
+    };
+    operations.iter().filter(is_unfinished).take(UNFINISHED_MAX).copied().collect()
 }
 
 fn read_operation(slot: &CommunicatorSlot, number: u64, now_ns: u64) -> Option<OperationSnapshot> {

@@ -538,7 +538,8 @@ pub static JOB_SETTINGS: [Setting<JobSettings>; 9] = [
         placeholder: "RULE,...|none",
         is_advanced: true,
         help: "Findings upon which the server itself excludes the task that they name, in recoverable jobs: \
-               stalled-task, chronic-straggler, restart-storm, fatal-gpu-error, collective-stuck",
+               stalled-task, chronic-straggler, restart-storm, fatal-gpu-error, collective-stuck (only if times on the GPU \
+               show that one task alone is the cause)",
         show: |job| text_value(format_auto_exclude_rules(&job.auto_exclude)),
         set: |job, text| parse_auto_exclude_rules(text).map(|rules| job.auto_exclude = rules),
     },

@@ -45,7 +45,7 @@ pub enum AutoExcludeRule {
     RestartStorm,
     /// A GPU is lost to its process.
     FatalGpuError,
-    /// All others wait for a task in a collective.
+    /// All others wait for a task in a collective, and the times on the GPUs show that it alone is the cause.
     CollectiveStuck,
 }
 

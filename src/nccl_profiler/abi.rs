@@ -75,6 +75,9 @@ pub union EventOfKind {
     pub collective: CollectiveEvent,
     pub point_to_point: PointToPointEvent,
     pub kernel_channel: KernelChannelEvent,
+    pub group_call: GroupCallEvent,
+    pub collective_call: CollectiveCallEvent,
+    pub point_to_point_call: PointToPointCallEvent,
 }
 
 #[repr(C)]
@@ -110,6 +113,40 @@ pub struct KernelChannelEvent {
     pub channel: u8,
     /// By the clock of the GPU, in nanoseconds.
     pub gpu_time: u64,
+}
+
+/// A group of calls, from version 5 on.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct GroupCallEvent {
+    /// 1 if a CUDA graph captures the calls.
+    pub is_captured: u8,
+    pub depth: c_int,
+}
+
+/// The call of a collective, from version 5 on.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct CollectiveCallEvent {
+    pub function: *const c_char,
+    pub count: usize,
+    pub data_type: *const c_char,
+    pub root: c_int,
+    pub stream: *mut c_void,
+    /// 1 if a CUDA graph captures the call.
+    pub is_captured: u8,
+}
+
+/// The call of a send or receive, from version 5 on.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct PointToPointCallEvent {
+    pub function: *const c_char,
+    pub count: usize,
+    pub data_type: *const c_char,
+    pub stream: *mut c_void,
+    /// 1 if a CUDA graph captures the call.
+    pub is_captured: u8,
 }
 
 #[cfg(test)]
@@ -148,6 +185,12 @@ mod tests {
         assert_eq!(point_to_point.map(|at| at + of_kind), [24, 32, 40, 48, 56, 60]);
         let channel = [offset_of!(KernelChannelEvent, channel), offset_of!(KernelChannelEvent, gpu_time)];
         assert_eq!(channel.map(|at| at + of_kind), [24, 32]);
+        let is_captured = [
+            offset_of!(GroupCallEvent, is_captured),
+            offset_of!(CollectiveCallEvent, is_captured),
+            offset_of!(PointToPointCallEvent, is_captured),
+        ];
+        assert_eq!(is_captured.map(|at| at + of_kind), [24, 64, 56]);
         assert_eq!(size_of::<ProfilerTable<InitV5>>(), 48);
         // Version 4 has the shortest descriptor. No more than that is ever read.
         assert_eq!(size_of::<EventDescriptor>(), 104);

@@ -67,11 +67,11 @@ impl PluginState {
         });
         let (job, task) = reporter.as_ref().map_or((None, None), |(_, found)| (found.job(), found.task()));
         let folder = RecordFolder::of_this_user();
-        let record = match folder.start_record(job, task) {
-            Ok(record) => Some(record),
+        let (record, place) = match folder.start_record(job, task) {
+            Ok(record) => (Some(record), folder.path().display().to_string()),
             Err(error) => {
-                notes.push(format!("nothing is recorded: {error}"));
-                None
+                notes.push(format!("no other process can read the record of this one: {error}"));
+                (Record::in_memory(job, task).ok(), "the memory of this process".to_owned())
             }
         };
         match reporter {
@@ -81,10 +81,9 @@ impl PluginState {
                     start_reporting_thread(runtime, reporter);
                 }
             }
-            Err(error) => notes.push(format!(
-                "collectives are recorded in {}, and not reported: {error}",
-                folder.path().display()
-            )),
+            Err(error) => {
+                notes.push(format!("collectives are recorded in {place}, and not reported: {error}"));
+            }
         }
         let is_timed = AtomicBool::new(choice == TimingChoice::Always);
         let mask = Mutex::new(EventMask { address: 0, communicators: 0 });

@@ -1,10 +1,11 @@
 //! The tables that NCCL finds, and their functions. Begin at [`ncclProfiler_v5`].
 //!
 //! A context is one more than the index of a communicator's slot; null for a communicator that has none. A handle is a number:
-//! that of an operation, with a bit for a channel of it, or a constant for a group. Every function returns success, as NCCL
-//! ignores what they return.
+//! that of an operation, with a bit for a channel of it, or constants for groups and calls. `init` may fail, which disables the
+//! plug-in. Every other function returns success, as NCCL ignores what they return.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::io::Write as _;
 use std::sync::Once;
 
 use muster_collectives::{
@@ -21,8 +22,11 @@ const SUCCESS: c_int = 0;
 const INVALID_USAGE: c_int = 5;
 /// The bit of the handle of a channel.
 const CHANNEL_BIT: u64 = 1 << 57;
-/// The handle of groups. NCCL counts the operations of captured graphs only if their group has one.
-const GROUP_HANDLE: u64 = 1 << 58;
+/// The bits of the handles of groups and calls: of all, of those at which NCCL was asked for times, and of those that a CUDA graph
+/// captures. NCCL counts the operations of captured graphs only if their group has a handle.
+const CALL_BIT: u64 = 1 << 58;
+const TIMED_BIT: u64 = 1 << 59;
+const CAPTURED_BIT: u64 = 1 << 60;
 /// The log level of NCCL for what a person may want to know, and all its subsystems.
 const LOG_INFO: c_int = 3;
 const ALL_SUBSYSTEMS: std::ffi::c_ulong = std::ffi::c_ulong::MAX;
@@ -59,7 +63,9 @@ tables! {
 unsafe extern "C" fn init_of_old_version(_: *mut *mut c_void, _: *mut c_int) -> c_int {
     static TOLD: Once = Once::new();
     TOLD.call_once(|| {
-        eprintln!(
+        // Nobody may read it any more. That is no reason to end the program.
+        let _ = writeln!(
+            std::io::stderr(),
             "muster: this NCCL is older than 2.27, so its collectives are not recorded; the program goes on"
         );
     });
@@ -174,6 +180,7 @@ unsafe fn start(context: *mut c_void, event: &EventDescriptor) -> u64 {
     let slot = (context as usize).checked_sub(1);
     match event.kind {
         COLLECTIVE => {
+            let Some(is_timed) = is_timed_since_call(event.parent, state.is_timed()) else { return 0 };
             // SAFETY: the kind says which fields there are.
             let found = unsafe { event.of_kind.collective };
             let operation = Collective {
@@ -186,9 +193,10 @@ unsafe fn start(context: *mut c_void, event: &EventDescriptor) -> u64 {
                 channels: found.channels.max(1),
             };
             let number = Some(found.sequence_number);
-            enqueue(record, slot, &operation, number, state.is_timed())
+            enqueue(record, slot, &operation, number, is_timed)
         }
         POINT_TO_POINT => {
+            let Some(is_timed) = is_timed_since_call(event.parent, state.is_timed()) else { return 0 };
             // SAFETY: the kind says which fields there are.
             let found = unsafe { event.of_kind.point_to_point };
             // SAFETY: as the caller promises.
@@ -204,7 +212,7 @@ unsafe fn start(context: *mut c_void, event: &EventDescriptor) -> u64 {
                 root: found.peer,
                 channels: found.channels.max(1),
             };
-            enqueue(record, slot, &operation, None, state.is_timed())
+            enqueue(record, slot, &operation, None, is_timed)
         }
         KERNEL_CHANNEL => {
             let parent = event.parent as usize as u64;
@@ -216,8 +224,38 @@ unsafe fn start(context: *mut c_void, event: &EventDescriptor) -> u64 {
             record.channel_began(OperationHandle::from_bits(parent), channel.gpu_time);
             parent | CHANNEL_BIT
         }
-        GROUP | GROUP_API | COLLECTIVE_API | POINT_TO_POINT_API => GROUP_HANDLE,
+        GROUP | GROUP_API | COLLECTIVE_API | POINT_TO_POINT_API => {
+            // SAFETY: the kind says which fields there are.
+            let is_captured = unsafe {
+                match event.kind {
+                    GROUP_API => event.of_kind.group_call.is_captured,
+                    COLLECTIVE_API => event.of_kind.collective_call.is_captured,
+                    POINT_TO_POINT_API => event.of_kind.point_to_point_call.is_captured,
+                    _ => 0,
+                }
+            };
+            call_handle(event.parent, is_captured != 0, state.is_timed())
+        }
         _ => 0,
+    }
+}
+
+/// Returns the handle of a group or call, whose parent may be a group.
+fn call_handle(parent: *mut c_void, is_captured: bool, is_timed: bool) -> u64 {
+    let parent = parent as usize as u64;
+    let captured = if is_captured { CAPTURED_BIT } else { parent & CAPTURED_BIT };
+    CALL_BIT | captured | if is_timed { TIMED_BIT } else { 0 }
+}
+
+/// Returns whether NCCL was asked for the times of an operation when the program called it, which may be long before its event
+/// comes. `None` for an operation of a captured graph: NCCL sends events of these on some ranks only, so they have no numbers that
+/// could be compared.
+fn is_timed_since_call(parent: *mut c_void, is_timed_now: bool) -> Option<bool> {
+    let parent = parent as usize as u64;
+    match (parent & CALL_BIT != 0, parent & CAPTURED_BIT != 0) {
+        (true, true) => None,
+        (true, false) => Some(parent & TIMED_BIT != 0),
+        (false, _) => Some(is_timed_now),
     }
 }
 
@@ -243,7 +281,7 @@ unsafe extern "C" fn record_event_state(handle: *mut c_void, event_state: c_int,
     let handle = handle as usize as u64;
     if event_state == KERNEL_CHANNEL_ENDED
         && handle & CHANNEL_BIT != 0
-        && handle < GROUP_HANDLE
+        && handle < CALL_BIT
         && let Some(record) = plugin_state().record()
     {
         // SAFETY: NCCL passes the arguments of the state, or null.
@@ -259,4 +297,30 @@ unsafe extern "C" fn finalize(context: *mut c_void) -> c_int {
         plugin_state().end_communicator(slot);
     }
     SUCCESS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pointer(handle: u64) -> *mut c_void {
+        handle as usize as *mut c_void
+    }
+
+    #[test]
+    fn an_operation_is_timed_if_times_were_asked_for_at_its_call() {
+        let call = |is_timed| pointer(call_handle(pointer(0), false, is_timed));
+        assert_eq!(is_timed_since_call(call(false), true), Some(false));
+        assert_eq!(is_timed_since_call(call(true), false), Some(true));
+        // Version 4 has no events of calls.
+        assert_eq!(is_timed_since_call(pointer(0), true), Some(true));
+    }
+
+    #[test]
+    fn an_operation_of_a_captured_graph_is_not_recorded() {
+        let group = pointer(call_handle(pointer(0), true, true));
+        assert_eq!(is_timed_since_call(group, true), None);
+        let call = pointer(call_handle(group, false, true));
+        assert_eq!(is_timed_since_call(call, true), None);
+    }
 }

@@ -87,6 +87,7 @@ fn collectives_reports(sequence: u64) -> [CollectivesReport; 2] {
             begun: called,
             ended: called,
             bytes: called << 20,
+            timed: called,
             timed_bytes: called << 20,
             gpu_ns: called * 1_000_000,
         };

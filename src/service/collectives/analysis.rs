@@ -13,6 +13,8 @@
 //!
 //! Begin and end are known only of collectives that NCCL was asked to time. Without these times, a clique is judged by calls
 //! alone: programs run ahead of their GPUs, so the rank that has called least is the likely cause and not the certain one.
+//! A rank counts as beyond a collective only if its end, or a later begin, was reported. Without either it is neither named nor
+//! evidence against others.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -108,10 +110,9 @@ pub(super) fn find_wait(ranks: u32, reports: &BTreeMap<u32, RankReport<'_>>) -> 
     if reports.values().all(|report| report.is_silent) {
         return None;
     }
-    let back = reports.values().map(|report| report.communicator.collectives).min()?;
     find_different_program(reports)
-        .or_else(|| find_wait_on_gpus(ranks, reports, back))
-        .or_else(|| find_wait_for_calls(reports, back))
+        .or_else(|| find_wait_on_gpus(ranks, reports))
+        .or_else(|| find_wait_for_calls(reports))
 }
 
 /// Returns the collectives that were reported at each number.
@@ -166,68 +167,115 @@ fn latest_change(reports: &BTreeMap<u32, RankReport<'_>>) -> Option<Timestamp> {
 }
 
 /// Returns the first collective of a rank of which it is known that it has not ended.
+///
+/// A GPU runs the collectives of a communicator in order. So one that has shown no begin or end while a later one has is not timed
+/// by NCCL, though its process asked for times.
 fn first_unended<'a>(report: &RankReport<'a>) -> Option<&'a ReportedCollective> {
-    let is_unended = |operation: &&ReportedCollective| operation.is_timed && operation.ended_at.is_none();
-    report.communicator.operations.iter().find(is_unended)
+    let operations = &report.communicator.operations;
+    let ended = operations.iter().filter(|it| it.ended_at.is_some()).map(|it| it.number).max();
+    let begun = operations.iter().filter(|it| it.begun_at.is_some()).map(|it| it.number).max().max(ended);
+    operations.iter().find(|it| {
+        let after = if it.begun_at.is_some() { ended } else { begun };
+        it.is_timed && it.ended_at.is_none() && Some(it.number) > after
+    })
+}
+
+/// How far the GPU of a rank has come at a collective, and since when.
+enum GpuProgress {
+    NotBegun(Timestamp),
+    Begun(Timestamp),
+    Ended(Timestamp),
+    /// No times of this collective are known.
+    Unknown,
+}
+
+impl GpuProgress {
+    fn of_rank(report: &RankReport<'_>, number: u64) -> Self {
+        if let Some(unended) = first_unended(report).filter(|operation| operation.number == number) {
+            return unended.begun_at.map_or(Self::NotBegun(unended.enqueued_at), Self::Begun);
+        }
+        // A later one that has begun shows that this one has ended.
+        let is_evidence = |it: &&ReportedCollective| {
+            it.number >= number && (it.ended_at.is_some() || (it.number > number && it.begun_at.is_some()))
+        };
+        match report.communicator.operations.iter().find(is_evidence) {
+            Some(own) if own.number == number => Self::Ended(own.ended_at.unwrap_or(own.enqueued_at)),
+            Some(_) => Self::Ended(report.communicator.changed_at),
+            None => Self::Unknown,
+        }
+    }
 }
 
 /// Finds a collective that all ranks have called, and that has not ended everywhere though some GPUs have begun it.
-fn find_wait_on_gpus(ranks: u32, reports: &BTreeMap<u32, RankReport<'_>>, back: u64) -> Option<CliqueWait> {
-    let heard = reports.values().filter(|report| !report.is_silent);
-    let first = heard.filter_map(first_unended).min_by_key(|operation| operation.number)?;
+///
+/// The calls of a silent rank do not count: if only its reports are lost, it goes on.
+fn find_wait_on_gpus(ranks: u32, reports: &BTreeMap<u32, RankReport<'_>>) -> Option<CliqueWait> {
+    let heard = || reports.values().filter(|report| !report.is_silent);
+    let back = heard().map(|report| report.communicator.collectives).min()?;
+    let first = heard().filter_map(first_unended).min_by_key(|operation| operation.number)?;
     if first.number >= back {
         return None;
     }
     let number = first.number;
     let (mut not_begun, mut begun, mut silent) = (Vec::new(), Vec::new(), Vec::new());
+    // Ranks of which nothing shows that they have come to it: those that are silent, and those that were never heard.
+    let mut missing = ranks_without_report(ranks, reports);
+    let (mut has_ended_somewhere, mut is_unknown_somewhere) = (false, false);
     let mut since = Timestamp(0);
-    let mut has_ended_somewhere = false;
     for (rank, report) in reports {
-        let unended = first_unended(report);
-        if report.is_silent {
-            // It had not ended this one when it was heard last. The others have waited since they changed last.
-            if unended.is_some_and(|operation| operation.number <= number) {
+        let at = match (GpuProgress::of_rank(report, number), report.is_silent) {
+            (GpuProgress::NotBegun(_), true) => {
                 silent.push(*rank);
-                since = since.max(report.heard_at).max(latest_change(reports)?);
+                continue;
             }
-            continue;
-        }
-        // A rank whose first one is a later one has ended this one.
-        let Some(operation) = unended.filter(|operation| operation.number == number) else {
-            has_ended_somewhere = true;
-            continue;
+            (GpuProgress::Begun(_) | GpuProgress::Unknown, true) => {
+                missing.push(*rank);
+                continue;
+            }
+            (GpuProgress::Unknown, false) => {
+                is_unknown_somewhere = true;
+                continue;
+            }
+            (GpuProgress::Ended(at), _) => {
+                has_ended_somewhere = true;
+                at
+            }
+            (GpuProgress::NotBegun(at), false) => {
+                not_begun.push(*rank);
+                at
+            }
+            (GpuProgress::Begun(at), false) => {
+                begun.push(*rank);
+                at
+            }
         };
-        let (list, at) = match operation.begun_at {
-            Some(at) => (&mut begun, at),
-            None => (&mut not_begun, operation.enqueued_at),
-        };
-        list.push(*rank);
         since = since.max(at);
     }
-    let never_heard = ranks_without_report(ranks, reports);
-    let kind = match () {
+    missing.sort_unstable();
+    let (kind, ranks) = match () {
         () if begun.is_empty() && !has_ended_somewhere => return None,
-        () if !silent.is_empty() => WaitKind::NotHeard,
-        () if !not_begun.is_empty() => WaitKind::NotBegun,
-        () if !never_heard.is_empty() => WaitKind::NotHeard,
-        () => WaitKind::NotEnded,
-    };
-    let ranks = match kind {
-        WaitKind::NotBegun => not_begun,
-        WaitKind::NotHeard if silent.is_empty() => never_heard,
-        WaitKind::NotHeard => silent,
+        () if !silent.is_empty() => (WaitKind::NotHeard, silent),
+        () if !not_begun.is_empty() => (WaitKind::NotBegun, not_begun),
+        () if !missing.is_empty() => (WaitKind::NotHeard, missing),
         // If it has ended for some, the others are named.
-        _ if has_ended_somewhere => begun.clone(),
-        _ => Vec::new(),
+        () if has_ended_somewhere => (WaitKind::NotEnded, begun.clone()),
+        () => (WaitKind::NotEnded, Vec::new()),
     };
-    let operation = Some(first.operation);
+    if kind == WaitKind::NotHeard {
+        // The last report of a silent rank does not tell what it has done since. The others have waited since they changed last.
+        let last_reports = ranks.iter().filter_map(|rank| reports.get(rank)).map(|report| report.heard_at);
+        since = last_reports.fold(since, Timestamp::max).max(latest_change(reports)?);
+    }
     let known_until = match kind {
         WaitKind::NotHeard => None,
         // Every rank that is not named would have to end it, too.
         _ if ranks.is_empty() => last_heard(reports, &begun),
         _ => last_heard(reports, &ranks),
     };
-    Some(CliqueWait { kind, number, operation, ranks, instead: None, since, known_until, is_timed: true })
+    // A rank of which no times are known may be the one that holds up the others.
+    let is_timed = kind == WaitKind::NotBegun || !is_unknown_somewhere;
+    let operation = Some(first.operation);
+    Some(CliqueWait { kind, number, operation, ranks, instead: None, since, known_until, is_timed })
 }
 
 /// The most ranks without a report that are named.
@@ -241,7 +289,8 @@ fn ranks_without_report(ranks: u32, reports: &BTreeMap<u32, RankReport<'_>>) -> 
 }
 
 /// Finds ranks that have not called a collective that others have called.
-fn find_wait_for_calls(reports: &BTreeMap<u32, RankReport<'_>>, back: u64) -> Option<CliqueWait> {
+fn find_wait_for_calls(reports: &BTreeMap<u32, RankReport<'_>>) -> Option<CliqueWait> {
+    let back = reports.values().map(|report| report.communicator.collectives).min()?;
     let is_behind = |report: &RankReport<'_>| report.communicator.collectives == back;
     let ahead: Vec<&RankReport<'_>> =
         reports.values().filter(|report| !is_behind(report) && !report.is_silent).collect();
@@ -289,7 +338,7 @@ fn find_wait_for_calls(reports: &BTreeMap<u32, RankReport<'_>>, back: u64) -> Op
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct RankWindow {
     pub rank: u32,
-    /// The number of collectives that were enqueued.
+    /// The number of collectives that ended with known times on the GPU.
     pub collectives: u64,
     /// The time of the GPU in them, in nanoseconds.
     pub gpu_ns: u64,

@@ -69,24 +69,20 @@ pub(super) fn judge<'a>(
     now: Timestamp,
 ) -> Vec<JudgedClique<'a>> {
     let cliques = of_job.cliques(now, silent_after);
-    let is_shown = |wait: &CliqueWait| wait.lasted(now) >= SHOWN_AFTER;
-    let waits: Vec<Option<CliqueWait>> =
-        cliques.iter().map(|clique| find_wait(clique.ranks, &clique.members).filter(is_shown)).collect();
-    let waiting: Vec<WaitingClique> = cliques
-        .iter()
-        .zip(&waits)
-        .filter_map(|(clique, wait)| {
-            let wait = wait.as_ref()?;
-            let waited_for: BTreeSet<Participant> =
-                wait.ranks.iter().map(|rank| names.participant(clique, *rank)).collect();
-            let others = clique.members.keys().filter(|rank| !wait.ranks.contains(rank));
-            Some(WaitingClique {
-                lasted: wait.lasted(now),
-                waiting: others.map(|rank| names.participant(clique, *rank)).collect(),
-                waited_for,
-            })
-        })
-        .collect();
+    // After an outage of the service or of the network, reports return one after the other. Until all had time to return, a clique
+    // that lacks some of them is not judged.
+    let is_resuming = now.since(of_job.resumed_at) < silent_after;
+    let judge_one = |clique: &ReportedClique<'_>| {
+        let is_whole = clique.heard_count() == clique.ranks as usize;
+        let wait = find_wait(clique.ranks, &clique.members).filter(|_| is_whole || !is_resuming);
+        wait.filter(|wait| wait.lasted(now) >= SHOWN_AFTER)
+    };
+    let waits: Vec<Option<CliqueWait>> = cliques.iter().map(judge_one).collect();
+    let of_clique = |(clique, wait): (&ReportedClique<'_>, &Option<CliqueWait>)| {
+        let wait = wait.as_ref()?;
+        Some(waiting_clique(names, clique, wait, now))
+    };
+    let waiting: Vec<WaitingClique> = cliques.iter().zip(&waits).filter_map(of_clique).collect();
     let mut roles = find_causes(&waiting).into_iter();
     let mut judged: Vec<JudgedClique<'_>> = cliques
         .into_iter()
@@ -96,10 +92,28 @@ pub(super) fn judge<'a>(
             JudgedClique { clique, wait }
         })
         .collect();
+    // For how long a wait is known to last changes with every report, and since when does not.
     judged.sort_by_key(|judged| {
         let wait = judged.wait.as_ref();
-        let place = wait.map(|(wait, role)| (*role == WaitRole::Consequence, Reverse(wait.lasted(now))));
+        let place = wait.map(|(wait, role)| (*role == WaitRole::Consequence, wait.since));
         (place.is_none(), place, Reverse(judged.clique.ranks), judged.clique.hash)
     });
     judged
+}
+
+/// Returns who waits in a clique, and for whom. A silent rank waits for nobody, and a task that the others wait for does not wait
+/// there with another of its ranks.
+fn waiting_clique(
+    names: &TaskNames<'_>,
+    clique: &ReportedClique<'_>,
+    wait: &CliqueWait,
+    now: Timestamp,
+) -> WaitingClique {
+    let waited_for: BTreeSet<Participant> =
+        wait.ranks.iter().map(|rank| names.participant(clique, *rank)).collect();
+    let others =
+        clique.members.iter().filter(|(rank, it)| !it.is_silent && wait.ranks.binary_search(rank).is_err());
+    let waiting = others.map(|(rank, _)| names.participant(clique, *rank));
+    let waiting = waiting.filter(|participant| !waited_for.contains(participant)).collect();
+    WaitingClique { lasted: wait.lasted(now), waiting, waited_for }
 }

@@ -1,18 +1,22 @@
 //! The collectives of jobs: how far each communicator has come, and which task holds it up.
 //!
 //! NCCL's profiler plug-in (`src/nccl_profiler`) reports over `muster.v1.Collectives/Report` from within unmodified programs.
-//! Reports are measurements outside of the state machine, and no rule of coordination depends on them: nobody proves who
-//! reports. Begin at [`CollectiveReports`], then `analysis.rs`.
+//! Reports are measurements outside of the state machine, and no process proves that a report is its own. One rule of
+//! coordination depends on them, and only if a job asks for it: the setting `auto-exclude` may exclude a task that the finding
+//! `collective-stuck` names. It needs more than a report, see [`StuckCliqueView::may_exclude`]. Begin at [`CollectiveReports`],
+//! then `analysis.rs`.
 //!
 //! | file | contents |
 //! | --- | --- |
 //! | `parse.rs` | a checked report, in which every list is bounded and every name is known |
 //! | `clique_key.rs` | from a communicator to devices and tasks, by the keys that XLA writes |
 //! | `report_store.rs` | the reports of all jobs, within bounds |
+//! | `rank_windows.rs` | the totals of a rank over windows of time |
 //! | `analysis.rs` | the state of a clique: which ranks hold it up, and how |
 //! | `wait_graph.rs` | of several cliques that wait, the tasks that are the cause |
 //! | `judged_cliques.rs` | all cliques of a job at one moment, those that wait first |
 //! | `view.rs` | the views that pages, REST, findings and the command line share |
+//! | `wait_text.rs` | the sentence about a clique that waits |
 //! | `metrics.rs` | the reports as metrics |
 //!
 //! - A *communicator* is one rank's side; a *clique* is what all ranks share, known by NCCL's hash of the unique id. XLA writes
@@ -30,11 +34,13 @@ mod fuzzing;
 mod judged_cliques;
 mod metrics;
 mod parse;
+mod rank_windows;
 mod report_store;
 #[cfg(test)]
 mod tests;
 mod view;
 mod wait_graph;
+mod wait_text;
 
 use std::time::Duration;
 
@@ -65,6 +71,8 @@ pub const RANKS_MAX: u32 = 1 << 20;
 pub const PROCESSES_PER_TASK: usize = 4;
 /// The maximum memory of the reports of all jobs, in bytes.
 pub const ALL_BYTES_MAX: usize = 256 << 20;
+/// The maximum memory of the reports of one job, in bytes.
+pub const JOB_BYTES_MAX: usize = ALL_BYTES_MAX / 2;
 /// The silence after which a process counts as not heard. Processes report every second, in large jobs less often.
 pub const SILENT_AFTER: Duration = Duration::from_secs(10);
 /// The silence after which the last report of a process is dropped.

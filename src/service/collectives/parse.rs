@@ -105,6 +105,8 @@ pub(super) struct ReportedFunction {
     pub function: CollectiveFunction,
     pub enqueued: u64,
     pub bytes: u64,
+    /// The number of those whose time on the GPU is known.
+    pub timed: u64,
     pub timed_bytes: u64,
     pub gpu_ns: u64,
 }
@@ -190,6 +192,7 @@ fn parse_communicator(
         function: CollectiveFunction::from_name(row.function.as_bytes()),
         enqueued: row.enqueued,
         bytes: row.bytes,
+        timed: row.timed,
         timed_bytes: row.timed_bytes,
         gpu_ns: row.gpu_ns,
     });

@@ -1,6 +1,6 @@
 //! The reports of all jobs: the latest one of each process, within bounds. Begin at [`CollectiveReports`].
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -10,17 +10,18 @@ use muster_collectives::CollectiveFunction;
 use super::analysis::{RankReport, RankWindow, find_wait};
 use super::clique_key::CliqueIndex;
 use super::parse::{CollectiveReportError, ProcessCollectives, ReportedCommunicator};
-use super::{ALL_BYTES_MAX, DROPPED_AFTER, PROCESSES_PER_TASK, SILENT_AFTER, STUCK_AFTER};
+use super::rank_windows::RankTotals;
+use super::{ALL_BYTES_MAX, DROPPED_AFTER, JOB_BYTES_MAX, PROCESSES_PER_TASK, SILENT_AFTER, STUCK_AFTER};
 use crate::coordination::{JobId, Timestamp};
 use crate::engine::Engine;
 use crate::service::reports::report_interval_ms;
 
 /// The time for which NCCL is asked for times after a clique has looked stuck.
 const TIMING_KEPT: Duration = Duration::from_secs(60);
-/// The shortest time between two readings of a job's cliques.
+/// The shortest time between two readings of a job's cliques, and the time between two of which the first found no key for the
+/// same communicators.
 const INDEX_INTERVAL: Duration = Duration::from_secs(1);
-/// The time over which ranks are compared for a slow one.
-const WINDOW: Duration = Duration::from_secs(30);
+const INDEX_RETRY_INTERVAL: Duration = Duration::from_secs(30);
 /// The number of collectives before the one that is waited for that ranks are asked for, and the wait after which they are.
 const CONTEXT: u64 = 8;
 const WANTED_AFTER: Duration = Duration::from_secs(1);
@@ -51,22 +52,13 @@ pub struct CollectiveAnswer {
     pub wanted: Vec<WantedCollectives>,
 }
 
-/// The totals of a rank at the begin of a window, and over the last whole window.
-#[derive(Debug, Clone, Copy)]
-struct WindowStart {
-    at: Timestamp,
-    collectives: u64,
-    gpu_ns: u64,
-    last: Option<(u64, u64)>,
-}
-
 /// The latest report of a process.
 #[derive(Debug)]
 pub(super) struct ProcessReport {
     pub report: ProcessCollectives,
     pub heard_at: Timestamp,
     /// By clique and rank.
-    windows: BTreeMap<(u64, u32), WindowStart>,
+    windows: BTreeMap<(u64, u32), RankTotals>,
     bytes: usize,
 }
 
@@ -84,12 +76,19 @@ pub(super) struct JobCollectives {
     pub processes: BTreeMap<u64, Arc<ProcessReport>>,
     pub index: Arc<CliqueIndex>,
     indexed_at: Option<Timestamp>,
+    /// The communicators that had no key when the index was read.
+    without_key: BTreeSet<u64>,
     pub functions: BTreeMap<CollectiveFunction, FunctionCounts>,
     /// Until when NCCL is asked for times.
     timed_until: Timestamp,
     /// The cliques that wait, with the number of the collective and for how long; and when that was found.
     waits: BTreeMap<u64, (u64, Duration)>,
     judged_at: Option<Timestamp>,
+    /// Since when cliques lack the reports of some of their ranks.
+    incomplete_since: BTreeMap<u64, Timestamp>,
+    /// When a report came last, and when the first one came after none had come for long.
+    accepted_at: Option<Timestamp>,
+    pub resumed_at: Timestamp,
     /// The memory of the reports.
     bytes: usize,
     pub accepted: u64,
@@ -105,23 +104,25 @@ pub(super) struct ReportedClique<'a> {
     pub members: BTreeMap<u32, RankReport<'a>>,
 }
 
+impl ReportedClique<'_> {
+    /// Returns the number of ranks that are heard.
+    pub fn heard_count(&self) -> usize {
+        self.members.values().filter(|report| !report.is_silent).count()
+    }
+}
+
 impl JobCollectives {
     /// Returns the cliques by their hashes. Those of which no rank is heard any more are left out.
     pub fn cliques(&self, now: Timestamp, silent_after: Duration) -> Vec<ReportedClique<'_>> {
-        let mut cliques: BTreeMap<u64, ReportedClique<'_>> = BTreeMap::new();
+        let mut cliques: BTreeMap<u64, ReportedClique<'_>> = self.clique_sizes().into_iter().collect();
         for (process, found) in &self.processes {
             let is_silent = now.since(found.heard_at) > silent_after;
             for communicator in &found.report.communicators {
                 let ReportedCommunicator { hash, rank, ranks, .. } = *communicator;
-                let clique = cliques.entry(hash).or_insert_with(|| ReportedClique {
-                    hash,
-                    ranks,
-                    members: BTreeMap::new(),
-                });
                 // A report of another size is of no use beside the others.
-                if clique.ranks != ranks {
+                let Some(clique) = cliques.get_mut(&hash).filter(|clique| clique.ranks == ranks) else {
                     continue;
-                }
+                };
                 let report =
                     RankReport { process: *process, communicator, heard_at: found.heard_at, is_silent };
                 let is_newer = |known: &RankReport<'_>| known.heard_at < report.heard_at;
@@ -130,22 +131,56 @@ impl JobCollectives {
                 }
             }
         }
-        let is_heard = |clique: &ReportedClique<'_>| clique.members.values().any(|it| !it.is_silent);
-        cliques.into_values().filter(is_heard).collect()
+        cliques.into_values().filter(|clique| clique.heard_count() > 0).collect()
     }
 
-    /// Returns what each rank of a clique did over the last whole window.
+    /// Returns the cliques without members. The size of a clique is that of its key, or else the one that most processes report.
+    fn clique_sizes<'a>(&self) -> impl IntoIterator<Item = (u64, ReportedClique<'a>)> {
+        let mut sizes: BTreeMap<u64, BTreeMap<u32, usize>> = BTreeMap::new();
+        for found in self.processes.values() {
+            // A process counts once for a size, however many ranks it reports.
+            let told: BTreeSet<(u64, u32)> =
+                found.report.communicators.iter().map(|it| (it.hash, it.ranks)).collect();
+            for (hash, ranks) in told {
+                *sizes.entry(hash).or_default().entry(ranks).or_default() += 1;
+            }
+        }
+        sizes.into_iter().filter_map(|(hash, reported)| {
+            let by_key = self.index.get(hash).and_then(|key| u32::try_from(key.devices.len()).ok());
+            let by_key = by_key.filter(|ranks| reported.contains_key(ranks));
+            let by_most = reported.iter().max_by_key(|(_, processes)| **processes).map(|(ranks, _)| *ranks);
+            let ranks = by_key.or(by_most)?;
+            Some((hash, ReportedClique { hash, ranks, members: BTreeMap::new() }))
+        })
+    }
+
+    /// Returns what each rank of a clique did over the last whole window; nothing if the windows of ranks differ.
     pub fn windows_of(&self, clique: &ReportedClique<'_>) -> Vec<RankWindow> {
         let of_member = |(rank, report): (&u32, &RankReport<'_>)| {
-            let start = self.processes.get(&report.process)?.windows.get(&(clique.hash, *rank))?;
-            start.last.map(|(collectives, gpu_ns)| RankWindow { rank: *rank, collectives, gpu_ns })
+            self.processes.get(&report.process)?.windows.get(&(clique.hash, *rank))?.last_window()
         };
-        let windows: Vec<RankWindow> = clique.members.iter().filter_map(of_member).collect();
-        if windows.len() == clique.members.len() { windows } else { Vec::new() }
+        let windows: Option<Vec<_>> = clique.members.iter().map(of_member).collect();
+        let windows = windows.unwrap_or_default();
+        let Some((first, _)) = windows.first() else { return Vec::new() };
+        if windows.iter().any(|(number, _)| number != first) {
+            return Vec::new();
+        }
+        let of_rank = |(rank, (_, (collectives, gpu_ns))): (&u32, &(u64, (u64, u64)))| RankWindow {
+            rank: *rank,
+            collectives: *collectives,
+            gpu_ns: *gpu_ns,
+        };
+        clique.members.keys().zip(&windows).map(of_rank).collect()
     }
 
-    fn accept(&mut self, report: ProcessCollectives, now: Timestamp) {
+    /// Keeps a report in place of the former one of its process. `silent_after` is the silence after which a process counts as
+    /// not heard.
+    pub fn accept(&mut self, report: ProcessCollectives, silent_after: Duration, now: Timestamp) {
         self.accepted += 1;
+        if self.accepted_at.is_none_or(|at| now.since(at) > silent_after) {
+            self.resumed_at = now;
+        }
+        self.accepted_at = Some(now);
         let known = self.processes.get(&report.process);
         if known.is_some_and(|known| known.report.sequence >= report.sequence) {
             return;
@@ -161,29 +196,24 @@ impl JobCollectives {
                     before.and_then(|it| it.functions.iter().find(|old| old.function == row.function));
                 let counts = self.functions.entry(row.function).or_default();
                 let more = |new: u64, old: Option<u64>| new.saturating_sub(old.unwrap_or_default());
-                counts.operations += more(row.enqueued, former.map(|old| old.enqueued));
+                let operations = more(row.enqueued, former.map(|old| old.enqueued));
+                counts.operations = counts.operations.saturating_add(operations);
                 counts.bytes = counts.bytes.saturating_add(more(row.bytes, former.map(|old| old.bytes)));
                 counts.gpu_ns = counts.gpu_ns.saturating_add(more(row.gpu_ns, former.map(|old| old.gpu_ns)));
             }
         }
         let mut windows = self.remove(report.process).map(|known| known.windows.clone()).unwrap_or_default();
-        let totals: BTreeMap<(u64, u32), (u64, u64)> = report
-            .communicators
-            .iter()
-            .map(|it| {
-                let gpu_ns = it.functions.iter().map(|row| row.gpu_ns).fold(0, u64::saturating_add);
-                ((it.hash, it.rank), (it.collectives, gpu_ns))
-            })
-            .collect();
-        windows.retain(|key, _| totals.contains_key(key));
-        for (key, (collectives, gpu_ns)) in totals {
-            let fresh = WindowStart { at: now, collectives, gpu_ns, last: None };
-            let start = windows.entry(key).or_insert(fresh);
-            if now.since(start.at) >= WINDOW {
-                let last =
-                    (collectives.saturating_sub(start.collectives), gpu_ns.saturating_sub(start.gpu_ns));
-                *start = WindowStart { at: now, collectives, gpu_ns, last: Some(last) };
-            }
+        let reported: BTreeSet<(u64, u32)> =
+            report.communicators.iter().map(|it| (it.hash, it.rank)).collect();
+        windows.retain(|key, _| reported.contains(key));
+        for communicator in &report.communicators {
+            let key = (communicator.hash, communicator.rank);
+            let collectives = communicator.functions.iter().filter(|it| !it.function.is_point_to_point());
+            let totals = collectives.fold((0_u64, 0_u64), |(timed, ns), row| {
+                (timed.saturating_add(row.timed), ns.saturating_add(row.gpu_ns))
+            });
+            let of_rank = windows.entry(key).or_insert_with(|| RankTotals::start(totals, now));
+            of_rank.update(totals, report.is_timed, now);
         }
         let bytes = memory_of(&report);
         self.bytes += bytes;
@@ -198,6 +228,22 @@ impl JobCollectives {
         Some(removed)
     }
 
+    /// Removes processes that have been silent for long. The totals of the job stay.
+    fn remove_silent(&mut self, now: Timestamp) {
+        let is_over = |known: &Arc<ProcessReport>| now.since(known.heard_at) > DROPPED_AFTER;
+        let over: Vec<u64> =
+            self.processes.iter().filter(|(_, known)| is_over(known)).map(|(process, _)| *process).collect();
+        for process in over {
+            self.remove(process);
+        }
+        if self.processes.is_empty() {
+            (self.index, self.indexed_at) = (Arc::default(), None);
+            self.without_key.clear();
+            self.incomplete_since.clear();
+            self.waits.clear();
+        }
+    }
+
     /// Removes processes that have been silent for long; and the oldest silent one, if there is no room for another process.
     fn make_room(
         &mut self,
@@ -205,16 +251,8 @@ impl JobCollectives {
         silent_after: Duration,
         now: Timestamp,
     ) -> Result<(), CollectiveReportError> {
+        self.remove_silent(now);
         let silence = |known: &ProcessReport| now.since(known.heard_at);
-        let over: Vec<u64> = self
-            .processes
-            .iter()
-            .filter(|(_, known)| silence(known) > DROPPED_AFTER)
-            .map(|(process, _)| *process)
-            .collect();
-        for process in over {
-            self.remove(process);
-        }
         if self.processes.len() >= most {
             let oldest = self.processes.iter().min_by_key(|(_, known)| known.heard_at);
             let oldest = oldest.filter(|(_, known)| silence(known) > silent_after);
@@ -224,22 +262,40 @@ impl JobCollectives {
         Ok(())
     }
 
-    /// Finds the cliques that wait, at most once a second.
-    fn judge(&mut self, stuck_after: Duration, silent_after: Duration, now: Timestamp) {
+    /// Returns a copy to judge, at most once an interval.
+    fn copy_to_judge(&mut self, now: Timestamp) -> Option<Self> {
         // In large jobs it takes longer, and is done less often.
         let times = u32::try_from(self.processes.len() / PROCESSES_PER_INTERVAL + 1).unwrap_or(u32::MAX);
         if self.judged_at.is_some_and(|at| now.since(at) < JUDGE_INTERVAL * times) {
-            return;
+            return None;
         }
+        self.judged_at = Some(now);
+        Some(self.clone())
+    }
+
+    /// Finds the cliques that wait.
+    pub fn judge(&mut self, stuck_after: Duration, silent_after: Duration, now: Timestamp) {
         let find = |clique: &ReportedClique<'_>| {
             let wait = find_wait(clique.ranks, &clique.members)?;
             Some((clique.hash, (wait.number, wait.lasted(now))))
         };
-        self.waits = self.cliques(now, silent_after).iter().filter_map(find).collect();
-        self.judged_at = Some(now);
-        if self.waits.values().any(|(_, lasted)| *lasted >= stuck_after / 4) {
+        let cliques = self.cliques(now, silent_after);
+        let waits = cliques.iter().filter_map(find).collect();
+        let incomplete = cliques.iter().filter(|clique| clique.heard_count() < clique.ranks as usize);
+        let since = |hash: u64| self.incomplete_since.get(&hash).copied().unwrap_or(now);
+        let incomplete_since = incomplete.map(|it| (it.hash, since(it.hash))).collect();
+        (self.waits, self.incomplete_since) = (waits, incomplete_since);
+        let looks_stuck = self.waits.values().any(|(_, lasted)| *lasted >= stuck_after / 4);
+        // If some ranks should have reported by now, a wait for them looks without times as if all ranks were level.
+        let lacks_ranks = self.incomplete_since.values().any(|since| now.since(*since) >= silent_after);
+        if looks_stuck || lacks_ranks {
             self.timed_until = now.after(TIMING_KEPT);
         }
+    }
+
+    /// Returns whether NCCL should be asked for the times on the GPU.
+    pub fn is_timed(&self, now: Timestamp) -> bool {
+        self.timed_until > now
     }
 
     /// Returns the collectives that a process should report.
@@ -256,23 +312,37 @@ impl JobCollectives {
         wanted.collect()
     }
 
-    /// Reads the cliques of the key-value store if a process reports one that is not known.
-    fn refresh_index(&mut self, engine: &Engine, job: JobId, now: Timestamp) {
-        if self.indexed_at.is_some_and(|at| now.since(at) < INDEX_INTERVAL) {
-            return;
-        }
-        let is_unknown = |process: &Arc<ProcessReport>| {
-            process.report.communicators.iter().any(|it| self.index.get(it.hash).is_none())
-        };
-        let has_unknown = self.processes.values().any(is_unknown);
+    /// Notes that the keys of communicators are being read.
+    pub fn note_look_up(&mut self, now: Timestamp, unknown: &BTreeSet<u64>) {
         self.indexed_at = Some(now);
+        self.without_key.clone_from(unknown);
+    }
+
+    /// Reads the cliques of the key-value store, if communicators have no key yet or the job is in another run.
+    fn refresh_index(&mut self, engine: &Engine, job: JobId, unknown: &BTreeSet<u64>) {
         engine.read(|core, _| {
             let Some(reader) = core.job(job) else { return };
             let run = reader.summary().run;
-            if has_unknown || !self.index.is_of_run(run) {
-                Arc::make_mut(&mut self.index).refresh(&reader, run);
+            if !unknown.is_empty() || !self.index.is_of_run(run) {
+                let mut index = CliqueIndex::default();
+                index.refresh(&reader, run);
+                self.index = Arc::new(index);
             }
         });
+    }
+
+    /// Returns the communicators without a key, if the cliques of the key-value store are to be read now.
+    pub fn hashes_to_look_up(&mut self, now: Timestamp) -> Option<BTreeSet<u64>> {
+        let age = self.indexed_at.map(|at| now.since(at));
+        if age.is_some_and(|age| age < INDEX_INTERVAL) {
+            return None;
+        }
+        let hashes = self.processes.values().flat_map(|it| &it.report.communicators).map(|it| it.hash);
+        let unknown: BTreeSet<u64> = hashes.filter(|hash| self.index.get(*hash).is_none()).collect();
+        // Communicators that were split off another one never get a key.
+        let is_retry = age.is_none_or(|age| age >= INDEX_RETRY_INTERVAL);
+        let has_new = !unknown.is_subset(&self.without_key);
+        (has_new || is_retry).then_some(unknown)
     }
 }
 
@@ -284,7 +354,10 @@ fn memory_of(report: &ProcessCollectives) -> usize {
             + it.functions.len() * size_of::<super::parse::ReportedFunction>()
             + it.operations.len() * size_of::<super::parse::ReportedCollective>()
     };
+    // What a map needs beside its keys and values is about as much again.
+    let windows = report.communicators.len() * 2 * size_of::<((u64, u32), RankTotals)>();
     size_of::<ProcessReport>()
+        + windows
         + report.host.len()
         + report.communicators.iter().map(of_communicator).sum::<usize>()
 }
@@ -345,17 +418,28 @@ impl CollectiveReports {
                 let most = tasks.saturating_mul(PROCESSES_PER_TASK).max(PROCESSES_PER_TASK);
                 of_job.make_room(most, silent_after, now)?;
             }
-            if all_bytes + memory_of(&report) > ALL_BYTES_MAX {
+            let former = of_job.processes.get(&process).map_or(0, |known| known.bytes);
+            let more = memory_of(&report);
+            if all_bytes - former + more > ALL_BYTES_MAX || of_job.bytes - former + more > JOB_BYTES_MAX {
                 return Err(CollectiveReportError::NoRoom);
             }
-            of_job.accept(report, now);
+            of_job.accept(report, silent_after, now);
             Ok(process)
         });
         let process = accepted.inspect_err(|_| of_job.refused += 1)?;
-        of_job.judge(self.stuck_after(), silent_after, now);
+        if let Some(mut copy) = of_job.copy_to_judge(now) {
+            // Other reports do not wait for the judgement.
+            drop(jobs);
+            copy.judge(self.stuck_after(), silent_after, now);
+            jobs = self.lock_jobs();
+            let of_job = jobs.entry(job).or_default();
+            (of_job.waits, of_job.incomplete_since) = (copy.waits, copy.incomplete_since);
+            of_job.timed_until = of_job.timed_until.max(copy.timed_until);
+        }
+        let of_job = jobs.entry(job).or_default();
         Ok(CollectiveAnswer {
             interval_ms: report_interval_ms(tasks),
-            is_timed: of_job.timed_until > now,
+            is_timed: of_job.is_timed(now),
             wanted: of_job.wanted_of(process),
         })
     }
@@ -371,9 +455,19 @@ impl CollectiveReports {
         let now = engine.clock().now();
         let mut jobs = self.lock_jobs();
         let of_job = jobs.get_mut(&job).filter(|of_job| !of_job.processes.is_empty())?;
-        of_job.refresh_index(engine, job, now);
-        let copy = of_job.clone();
+        let to_look_up = of_job.hashes_to_look_up(now);
+        if let Some(unknown) = &to_look_up {
+            of_job.note_look_up(now, unknown);
+        }
+        let mut copy = of_job.clone();
         drop(jobs);
+        // Keys are read without the lock, so that reports do not wait.
+        if let Some(unknown) = to_look_up {
+            copy.refresh_index(engine, job, &unknown);
+            if let Some(of_job) = self.lock_jobs().get_mut(&job) {
+                of_job.index = Arc::clone(&copy.index);
+            }
+        }
         Some(look(&copy, now))
     }
 
@@ -385,9 +479,11 @@ impl CollectiveReports {
         (functions.collect(), [of_job.accepted, of_job.refused])
     }
 
-    /// Drops the reports of deleted jobs.
-    pub fn retain_jobs(&self, exists: impl Fn(JobId) -> bool) {
-        self.lock_jobs().retain(|job, _| exists(*job));
+    /// Drops the reports of deleted jobs, and those of processes that have been silent for long.
+    pub fn retain_jobs(&self, now: Timestamp, exists: impl Fn(JobId) -> bool) {
+        let mut jobs = self.lock_jobs();
+        jobs.retain(|job, _| exists(*job));
+        jobs.values_mut().for_each(|of_job| of_job.remove_silent(now));
     }
 
     /// Returns the memory of all reports, in bytes.

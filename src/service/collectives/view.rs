@@ -14,13 +14,10 @@ use super::analysis::{CliqueWait, RankReport, WaitKind, find_slow_rank};
 use super::judged_cliques::{JudgedClique, TaskNames, judge};
 use super::report_store::{CollectiveReports, ReportedClique, silent_after};
 use super::wait_graph::WaitRole;
+use super::wait_text::{collective_text, describe_wait};
 use crate::coordination::{JobId, TaskId, Timestamp};
 use crate::engine::Engine;
 use crate::service::stacks::TaskRange;
-use crate::text::{format_bytes, format_count_with_noun};
-
-/// The number of ranks that a text names.
-const RANKS_NAMED: usize = 8;
 
 /// A collective.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -52,7 +49,7 @@ impl CollectiveView {
     /// Returns it in a few words: `AllReduce of 4 MiB float32`.
     #[must_use]
     pub fn text(&self) -> String {
-        format!("{} of {} {}", self.function, format_bytes(self.bytes), self.data_type)
+        collective_text(&self.function, self.bytes, &self.data_type)
     }
 }
 
@@ -115,7 +112,7 @@ pub struct CliqueView {
     pub name: String,
     /// The number of ranks.
     pub ranks: u32,
-    /// The number of ranks that have reported.
+    /// The number of ranks that have reported. The others were never heard.
     pub reported: usize,
     /// The number of hosts.
     pub hosts: u32,
@@ -138,6 +135,17 @@ pub struct CliqueView {
     pub members: Vec<CliqueMemberView>,
 }
 
+impl CliqueView {
+    /// Returns whether its ranks send and receive, which is counted and not judged.
+    #[must_use]
+    pub fn has_sends(&self) -> bool {
+        let is_send = |row: &CliqueFunctionView| {
+            CollectiveFunction::from_name(row.function.as_bytes()).is_point_to_point()
+        };
+        self.functions.iter().any(is_send)
+    }
+}
+
 /// How the ranks of a clique wait.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[schema(as = CliqueWait)]
@@ -148,7 +156,7 @@ pub struct CliqueWaitView {
     pub role: WaitRole,
     /// Since when nothing has happened that could end the wait.
     pub since: Timestamp,
-    /// The time since then, in seconds: as far as the ranks that are waited for have reported, if they are heard.
+    /// For how long the wait is known to last, in seconds: until the last report of the ranks that are waited for, if they are heard.
     pub waited_s: f64,
     /// The number of the collective, from 0.
     pub number: u64,
@@ -209,16 +217,21 @@ pub struct StuckCliqueView {
     pub clique: String,
     /// How it waits.
     pub wait: CliqueWaitView,
+    /// The sentence about it without the tasks that hold it up.
+    pub summary_without_tasks: String,
     /// The tasks that hold it up.
     pub tasks: Vec<TaskId>,
-    /// The number of other cliques that wait, and follow from this one or are in a cycle with it.
+    /// The number of other cliques that wait, whatever for.
     pub others: usize,
+    /// The evidence suffices to exclude the task: the times on the GPU are known, exactly one task holds up the clique and waits in
+    /// no other one, and the clique has a key of XLA in the job's key-value store. A peer that only sends reports cannot invent that key.
+    pub may_exclude: bool,
 }
 
 /// What should be told of the collectives of a job, all of it at one moment.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct CollectiveTroubles {
-    /// The cliques that wait too long and do not follow from others, the longest wait first.
+    /// The cliques that wait too long and do not follow from others, the oldest wait first.
     pub stuck: Vec<StuckCliqueView>,
     /// The ranks for which the others wait in most collectives, with their cliques.
     pub slow: Vec<(String, SlowRankView)>,
@@ -234,76 +247,19 @@ fn wait_view(
     (wait, role): &(CliqueWait, WaitRole),
     now: Timestamp,
 ) -> CliqueWaitView {
-    let collective = wait.operation.as_ref().map(CollectiveView::new);
-    let instead = wait.instead.as_ref().map(CollectiveView::new);
-    let who = describe_ranks(names, clique, &wait.ranks);
-    let many = wait.ranks.len() > 1;
-    let what = collective.as_ref().map_or_else(|| "a collective".to_owned(), CollectiveView::text);
-    let place = format!("collective {} ({what})", wait.number);
-    let others = clique.members.len().saturating_sub(wait.ranks.len());
-    let others = format_count_with_noun(others, "rank waits", "ranks wait");
-    let have = if many { "have" } else { "has" };
-    let summary = match wait.kind {
-        WaitKind::DifferentProgram => match &instead {
-            Some(instead) => {
-                format!("{who} {have} enqueued {} where the others have {place}", instead.text())
-            }
-            None => format!(
-                "{who} {have} enqueued other collectives than the others before collective {}",
-                wait.number
-            ),
-        },
-        WaitKind::NotBegun => {
-            format!(
-                "{who} {have} called {place}, but {} not begun it; {others}",
-                if many { "their GPUs have" } else { "its GPU has" }
-            )
-        }
-        WaitKind::NotEnded if wait.ranks.is_empty() => {
-            format!("all ranks have begun {place}, and none has ended it")
-        }
-        WaitKind::NotEnded => format!("{who} {have} begun {place} and not ended it, and others have"),
-        WaitKind::NotCalled if wait.ranks.is_empty() => format!(
-            "the ranks have called different numbers of collectives, at least up to {place}, and none goes on; \
-             which one holds up the others is not known without times on the GPU"
-        ),
-        WaitKind::NotCalled => {
-            let likely = if wait.is_timed { "" } else { " (by calls alone: times on the GPU are not known)" };
-            format!("{who} {have} not called {place}; {others}{likely}")
-        }
-        WaitKind::NotHeard => {
-            format!("{who} {} nothing, and {place} waits; {others}", if many { "report" } else { "reports" })
-        }
-    };
     CliqueWaitView {
         kind: wait.kind,
         role: *role,
         since: wait.since,
         waited_s: wait.lasted(now).as_secs_f64(),
         number: wait.number,
-        collective,
-        instead,
+        collective: wait.operation.as_ref().map(CollectiveView::new),
+        instead: wait.instead.as_ref().map(CollectiveView::new),
         tasks: task_ranges(wait.ranks.iter().map(|rank| names.task(clique, *rank))),
         waited_for: wait.ranks.clone(),
         certain: wait.is_timed,
-        summary,
+        summary: describe_wait(names, clique, wait, true),
     }
-}
-
-/// Returns the tasks of ranks in words, or the ranks whose tasks are not known.
-fn describe_ranks(names: &TaskNames<'_>, clique: &ReportedClique<'_>, ranks: &[u32]) -> String {
-    let tasks: Vec<Option<TaskId>> = ranks.iter().map(|rank| names.task(clique, *rank)).collect();
-    let (noun, numbers): (_, Vec<i64>) = match tasks.iter().copied().collect::<Option<BTreeSet<TaskId>>>() {
-        Some(tasks) => ("task", tasks.into_iter().map(|task| i64::from(task.0)).collect()),
-        None => ("rank", ranks.iter().map(|rank| i64::from(*rank)).collect()),
-    };
-    let shown: Vec<String> = numbers.iter().take(RANKS_NAMED).map(i64::to_string).collect();
-    let more = match numbers.len().saturating_sub(RANKS_NAMED) {
-        0 => String::new(),
-        more => format!(" and {more} more"),
-    };
-    let plural = if numbers.len() == 1 { "" } else { "s" };
-    format!("{noun}{plural} {}{more}", shown.join(", "))
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
@@ -336,7 +292,7 @@ fn member_views(
         let process = names.of_job.processes.get(&report.process)?;
         let communicator = report.communicator;
         let latest = communicator.operations.last();
-        let latest = latest.filter(|latest| latest.number + 1 == communicator.collectives);
+        let latest = latest.filter(|latest| latest.number.checked_add(1) == Some(communicator.collectives));
         Some(CliqueMemberView {
             rank: *rank,
             task: names.task(clique, *rank),
@@ -348,7 +304,7 @@ fn member_views(
             changed_at: communicator.changed_at,
             heard_at: report.heard_at,
             silent: report.is_silent,
-            waited_for: waited_for.contains(rank),
+            waited_for: waited_for.binary_search(rank).is_ok(),
             latest: latest.map(|latest| CollectiveView::new(&latest.operation)),
         })
     };
@@ -426,7 +382,9 @@ impl JudgedJob<'_> {
         CollectivesView {
             processes: heard().count(),
             timed_processes: heard().filter(|it| it.report.is_timed).count(),
-            communicators_not_recorded: heard().map(|it| it.report.communicators_not_recorded).sum(),
+            communicators_not_recorded: heard()
+                .map(|it| it.report.communicators_not_recorded)
+                .fold(0, u64::saturating_add),
             stuck_after_s: stuck_after.as_secs_f64(),
             clique_count: self.cliques.len(),
             waiting_count: self.waiting_count(),
@@ -437,13 +395,19 @@ impl JudgedJob<'_> {
 
     fn troubles(&self, stuck_after: Duration) -> CollectiveTroubles {
         let stuck = self.cliques.iter().filter_map(|judged| {
-            let wait = judged.wait.as_ref().filter(|(wait, role)| {
+            let found = judged.wait.as_ref().filter(|(wait, role)| {
                 *role != WaitRole::Consequence && wait.lasted(self.now) >= stuck_after
             })?;
-            let wait = wait_view(&self.names, &judged.clique, wait, self.now);
+            let wait = wait_view(&self.names, &judged.clique, found, self.now);
+            let tasks: Vec<TaskId> = TaskRange::tasks(&wait.tasks).collect();
             Some(StuckCliqueView {
                 clique: clique_name(judged.clique.hash),
-                tasks: TaskRange::tasks(&wait.tasks).collect(),
+                summary_without_tasks: describe_wait(&self.names, &judged.clique, &found.0, false),
+                may_exclude: wait.certain
+                    && wait.role == WaitRole::Cause
+                    && tasks.len() == 1
+                    && self.names.key(&judged.clique).is_some(),
+                tasks,
                 wait,
                 others: self.waiting_count() - 1,
             })

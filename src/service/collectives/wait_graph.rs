@@ -57,7 +57,7 @@ pub(super) fn find_causes(cliques: &[WaitingClique]) -> Vec<WaitRole> {
             waits_in.entry(*participant).or_default().push(index);
         }
     }
-    let follows: Vec<Vec<usize>> = cliques
+    let follows: Vec<BTreeSet<usize>> = cliques
         .iter()
         .enumerate()
         .map(|(index, clique)| {
@@ -68,31 +68,65 @@ pub(super) fn find_causes(cliques: &[WaitingClique]) -> Vec<WaitRole> {
             };
             let of_each: Vec<Vec<usize>> = clique.waited_for.iter().map(elsewhere).collect();
             // One participant that waits nowhere else is cause enough.
-            if of_each.iter().any(Vec::is_empty) { Vec::new() } else { of_each.concat() }
+            let is_cause = of_each.iter().any(Vec::is_empty);
+            if is_cause { BTreeSet::new() } else { of_each.into_iter().flatten().collect() }
         })
         .collect();
-    (0..cliques.len())
-        .map(|index| match () {
-            () if follows[index].is_empty() => WaitRole::Cause,
-            () if is_reachable(&follows, index, index) => WaitRole::Cycle,
-            () => WaitRole::Consequence,
-        })
-        .collect()
+    let in_cycle = find_cycles(&follows);
+    let role = |index: usize| match () {
+        () if follows[index].is_empty() => WaitRole::Cause,
+        () if in_cycle[index] => WaitRole::Cycle,
+        () => WaitRole::Consequence,
+    };
+    (0..cliques.len()).map(role).collect()
 }
 
-/// Returns whether `to` is reached from `from` by at least one step.
-fn is_reachable(follows: &[Vec<usize>], from: usize, to: usize) -> bool {
-    let mut seen = BTreeSet::new();
-    let mut left = follows[from].clone();
-    while let Some(next) = left.pop() {
-        if next == to {
-            return true;
-        }
-        if seen.insert(next) {
-            left.extend(&follows[next]);
+/// Returns which nodes of a graph are in a cycle: those that share a strongly connected component with another node (Kosaraju).
+fn find_cycles(follows: &[BTreeSet<usize>]) -> Vec<bool> {
+    let mut reverse: Vec<Vec<usize>> = vec![Vec::new(); follows.len()];
+    for (from, to) in follows.iter().enumerate().flat_map(|(from, all)| all.iter().map(move |to| (from, *to)))
+    {
+        reverse[to].push(from);
+    }
+    let forward: Vec<Vec<usize>> = follows.iter().map(|all| all.iter().copied().collect()).collect();
+    let mut seen = vec![false; follows.len()];
+    let mut finished = Vec::new();
+    for start in 0..follows.len() {
+        visit(&forward, start, &mut seen, &mut finished);
+    }
+    let mut in_cycle = vec![false; follows.len()];
+    seen.fill(false);
+    for start in finished.into_iter().rev() {
+        let mut component = Vec::new();
+        visit(&reverse, start, &mut seen, &mut component);
+        if component.len() > 1 {
+            component.into_iter().for_each(|node| in_cycle[node] = true);
         }
     }
-    false
+    in_cycle
+}
+
+/// Visits every node that is reached from `start` and was not seen, depth first. Appends each when all that follow it are done.
+fn visit(edges: &[Vec<usize>], start: usize, seen: &mut [bool], finished: &mut Vec<usize>) {
+    if std::mem::replace(&mut seen[start], true) {
+        return;
+    }
+    let mut path = vec![(start, 0)];
+    while let Some((node, at)) = path.last_mut() {
+        let node = *node;
+        match edges[node].get(*at).copied() {
+            None => {
+                finished.push(node);
+                path.pop();
+            }
+            Some(next) => {
+                *at += 1;
+                if !std::mem::replace(&mut seen[next], true) {
+                    path.push((next, 0));
+                }
+            }
+        }
+    }
 }
 
 #[cfg(test)]
@@ -122,5 +156,16 @@ mod tests {
         // 2 advances in another clique, in which it waits for a moment.
         let moment = WaitingClique { lasted: Duration::from_secs(1), ..waiting(&[2, 3], &[]) };
         assert_eq!(find_causes(&[waiting(&[1], &[2]), moment]), [Cause, Cause]);
+    }
+
+    #[test]
+    fn a_chain_into_a_cycle_is_no_part_of_it() {
+        use WaitRole::{Cause, Consequence, Cycle};
+        let chain = [waiting(&[1], &[2]), waiting(&[2], &[3]), waiting(&[3], &[2]), waiting(&[3], &[9])];
+        assert_eq!(find_causes(&chain), [Consequence, Cycle, Cycle, Cause]);
+        // Each of many cliques follows from every one of the other half, through each of their tasks.
+        let tasks_of = |half: u64| (0..60).filter(|task| task % 2 == half).collect::<Vec<u64>>();
+        let many: Vec<_> = (0..600).map(|it| waiting(&tasks_of(it % 2), &tasks_of((it + 1) % 2))).collect();
+        assert!(find_causes(&many).iter().all(|role| *role == Cycle));
     }
 }

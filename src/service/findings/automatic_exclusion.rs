@@ -40,6 +40,9 @@ pub(super) fn automatic_exclusion_for_finding(
     job: JobId,
     finding: &Finding,
 ) -> Option<AutomaticExclusion> {
+    if !finding.may_exclude {
+        return None;
+    }
     let rule = AutoExcludeRule::ALL.into_iter().find(|rule| rule.name() == finding.id.as_ref())?;
     engine.read(|core, _| {
         let job_seen = core.job(job)?;

@@ -3,8 +3,10 @@
 //! `service/collectives/` finds the waits. Of several cliques that wait, only those that do not follow from others are told.
 //! Begin at `detect`.
 
+use std::collections::BTreeSet;
+
 use super::detector::{Detection, Detector, DetectorInput, Severity};
-use crate::coordination::RunState;
+use crate::coordination::{RunState, TaskId};
 use crate::service::collectives::{StuckCliqueView, WaitKind, WaitRole};
 use crate::text::format_count_with_noun;
 
@@ -17,7 +19,8 @@ pub(super) static DETECTOR: Detector = Detector {
     advice: "Look at the page Collectives of the job. A task that has not called the collective is busy or stuck in its program: \
              look at its stack (page Stacks). A GPU that has not begun it is held by an earlier kernel or another collective. If all \
              GPUs have begun it, look at the network and at the kernel's log (Xid) on the hosts. If programs differ, they have \
-             taken different branches: compare their inputs. Then restart or exclude the task.",
+             taken different branches: compare their inputs. Then restart or exclude the task. Without times on the GPU the \
+             finding is a warning: the program that has called least is the likely cause and not the certain one.",
     detect,
 };
 
@@ -25,8 +28,11 @@ fn detect(DetectorInput { job, stuck_cliques, .. }: DetectorInput<'_>) -> Option
     if job.state != RunState::Running {
         return None;
     }
-    let StuckCliqueView { clique, wait, tasks, others } = stuck_cliques.first()?;
-    let mut summary = format!("clique {clique}: {}", wait.summary);
+    let first = stuck_cliques.first()?;
+    let StuckCliqueView { clique, wait, others, .. } = first;
+    let mut summary = format!("clique {clique}: {}", first.summary_without_tasks);
+    let other_causes = stuck_cliques[1..].iter().filter(|it| it.wait.role == WaitRole::Cause);
+    let other_causes = other_causes.filter(|it| it.tasks != first.tasks).count();
     match (wait.role, others) {
         (_, 0) => {}
         (WaitRole::Cycle, _) => summary += "; its tasks wait for one another in several cliques",
@@ -37,6 +43,9 @@ fn detect(DetectorInput { job, stuck_cliques, .. }: DetectorInput<'_>) -> Option
             );
         }
     }
+    if other_causes > 0 {
+        summary += &format!(", {other_causes} of them for other tasks");
+    }
     let title = match wait.kind {
         WaitKind::DifferentProgram => "Tasks call different collectives",
         WaitKind::NotBegun => "A GPU has not begun a collective",
@@ -44,6 +53,16 @@ fn detect(DetectorInput { job, stuck_cliques, .. }: DetectorInput<'_>) -> Option
         WaitKind::NotCalled => "A task has not called a collective",
         WaitKind::NotHeard => "A task in a collective is silent",
     };
-    let found = Detection::new(summary, wait.since, tasks.clone()).with_title(title.to_owned());
-    Some(found.with_evidence("ranks that are waited for", wait.waited_for.len() as f64, 1.0))
+    // The causes may be several, and independent of one another.
+    let tasks: BTreeSet<TaskId> = stuck_cliques.iter().flat_map(|it| it.tasks.iter().copied()).collect();
+    let may_exclude = first.may_exclude && tasks.len() == 1;
+    let mut found = Detection::new(summary, wait.since, tasks.into_iter().collect())
+        .with_title(title.to_owned())
+        .with_evidence("ranks that are waited for", wait.waited_for.len() as f64, 1.0);
+    found.may_exclude = may_exclude;
+    // Programs run ahead of their GPUs. In a job with long steps, a program that has called less may be well.
+    if wait.kind == WaitKind::NotCalled && !wait.certain {
+        found.severity = Some(Severity::Warning);
+    }
+    Some(found)
 }

@@ -95,6 +95,10 @@ pub struct Evidence {
 pub struct Detection {
     /// Its title, if it differs from the detector's.
     pub title: Option<String>,
+    /// Its severity, if it differs from the detector's.
+    pub severity: Option<Severity>,
+    /// The evidence suffices for an automatic exclusion.
+    pub may_exclude: bool,
     /// A sentence about the condition. It names neither tasks nor a duration, which have fields of their own.
     pub summary_without_tasks: String,
     /// The time since which the condition has held.
@@ -115,6 +119,8 @@ impl Detection {
         let task_count = tasks.len();
         Self {
             title: None,
+            severity: None,
+            may_exclude: true,
             summary_without_tasks,
             since,
             tasks,

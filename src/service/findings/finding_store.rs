@@ -37,6 +37,9 @@ pub struct Finding {
     pub title: String,
     /// The severity.
     pub severity: Severity,
+    /// The evidence suffices for an automatic exclusion.
+    #[serde(skip)]
+    pub may_exclude: bool,
     /// A sentence about the condition that names the first of the tasks.
     pub summary: String,
     /// The same sentence without the tasks.
@@ -235,7 +238,8 @@ fn finding_from_detection(seen: &JobObservation, detector: &Detector, mut found:
         job: seen.name.clone(),
         run: seen.run,
         title: found.title.unwrap_or_else(|| detector.title.into()),
-        severity: detector.severity,
+        severity: found.severity.unwrap_or(detector.severity),
+        may_exclude: found.may_exclude,
         summary,
         summary_without_tasks: found.summary_without_tasks,
         since: found.since,

@@ -149,7 +149,7 @@ pub fn run_detectors_on_all_jobs(
     let mut remedies = Vec::new();
     let jobs: Vec<JobId> = engine.read(|core, _| core.jobs().map(|(job, _)| job).collect());
     board.retain_jobs(|job| jobs.contains(&job));
-    reports.collectives.retain_jobs(|job| jobs.contains(&job));
+    reports.collectives.retain_jobs(engine.clock().now(), |job| jobs.contains(&job));
     for job in jobs {
         let Some(seen) = engine.read(|core, now| core.observe_job(job, now)) else { continue };
         let summary = JobReportSummary::new(engine, reports, &seen);

@@ -8,11 +8,14 @@ use std::time::Duration;
 
 use super::finding_store::TASKS_NAMED;
 use super::*;
+use crate::clock::Clock;
 use crate::coordination::{
-    BarrierArrival, BarrierKind, BarrierObservation, BarrierOutcome, BarrierRecord, BoundUsage, GapHistogram,
-    HostAssignment, HostCounts, JobName, PastRunObservation, RunNumber, RunOutcome, RunState, StragglerView,
-    TaskCounts, TaskObservation, TaskPhase, Timestamp, WaitingCallCounts,
+    AutoExcludeRule, BarrierArrival, BarrierKind, BarrierObservation, BarrierOutcome, BarrierRecord,
+    BoundUsage, GapHistogram, HostAssignment, HostCounts, JobName, JobSettings, PastRunObservation,
+    RunNumber, RunOutcome, RunState, StragglerView, TaskCounts, TaskObservation, TaskPhase, Timestamp,
+    WaitingCallCounts,
 };
+use crate::service::collectives::{CliqueWaitView, StuckCliqueView, WaitKind, WaitRole};
 
 const NOW: Timestamp = Timestamp(10_000_000_000);
 
@@ -468,4 +471,65 @@ fn a_majority_of_hosts_blames_the_service_clock() {
     let found =
         run_detectors_with_clocks(&job, &[(0, 60.0, 0.0), (2, -90.0, 0.0), (4, 20.0, 0.0), (6, 300.0, 0.0)]);
     assert_eq!(found[0].1.tasks, [TaskId(6), TaskId(2), TaskId(0), TaskId(4)]);
+}
+
+/// Returns a clique that waits for tasks since then.
+fn stuck_clique(clique: &str, kind: WaitKind, tasks: &[i32], seconds: u64) -> StuckCliqueView {
+    let wait = CliqueWaitView {
+        kind,
+        role: WaitRole::Cause,
+        since: seconds_ago(seconds),
+        waited_s: seconds as f64,
+        number: 3,
+        collective: None,
+        instead: None,
+        waited_for: tasks.iter().map(|task| *task as u32).collect(),
+        tasks: Vec::new(),
+        certain: kind == WaitKind::NotBegun,
+        summary: String::new(),
+    };
+    StuckCliqueView {
+        clique: clique.to_owned(),
+        may_exclude: wait.certain,
+        wait,
+        summary_without_tasks: "a task has not called a collective".to_owned(),
+        tasks: tasks.iter().copied().map(TaskId).collect(),
+        others: 1,
+    }
+}
+
+#[test]
+fn a_stuck_collective_names_the_tasks_of_all_causes() {
+    let seen = healthy_job();
+    let detect = |stuck: &[StuckCliqueView]| {
+        let input = DetectorInput { stuck_cliques: stuck, ..DetectorInput::without_reports(&seen) };
+        let (_, found) = run_detectors(input).remove(0);
+        found
+    };
+    let by_times = stuck_clique("a", WaitKind::NotBegun, &[1], 60);
+    let found = detect(std::slice::from_ref(&by_times));
+    assert_eq!((found.severity, found.may_exclude, &found.tasks[..]), (None, true, &[TaskId(1)][..]));
+    let by_calls = stuck_clique("b", WaitKind::NotCalled, &[4], 40);
+    let found = detect(std::slice::from_ref(&by_calls));
+    assert_eq!((found.severity, found.may_exclude), (Some(Severity::Warning), false), "it may be well");
+    let found = detect(&[by_times, by_calls]);
+    assert_eq!(
+        (found.may_exclude, &found.tasks[..]),
+        (false, &[TaskId(1), TaskId(4)][..]),
+        "which of the two?"
+    );
+    assert!(found.summary_without_tasks.ends_with("1 other clique waits too, 1 of them for other tasks"));
+    // Nothing is excluded by a finding that lacks evidence, whatever the settings say.
+    let engine = Engine::new(Clock::start());
+    let settings =
+        JobSettings { auto_exclude: [AutoExcludeRule::CollectiveStuck].into(), ..JobSettings::new(8) };
+    let job = engine.declare_job("train".parse().unwrap(), settings).unwrap();
+    let exclusion_by = |found: Detection| {
+        let board = FindingStore::default();
+        let opened = board.update_with_detections(&seen, vec![(&collective_stuck::DETECTOR, found)]);
+        let [FindingTransition::Opened(finding)] = &opened[..] else { panic!("{opened:?}") };
+        automatic_exclusion::automatic_exclusion_for_finding(&engine, job, finding).map(|it| it.task)
+    };
+    assert_eq!(exclusion_by(found), None);
+    assert_eq!(exclusion_by(detect(&[stuck_clique("a", WaitKind::NotBegun, &[1], 60)])), Some(TaskId(1)));
 }

@@ -230,7 +230,8 @@ catalogue! {
     COLLECTIVE_CLIQUES_WAITING: Gauge "muster_collective_cliques_waiting" ["muster_job", "kind"];
     /// The longest time for which the ranks of a clique have waited.
     COLLECTIVE_WAIT_SECONDS: Gauge "muster_collective_wait_seconds" ["muster_job"];
-    /// Collectives that all ranks have enqueued, by function. Of functions that were used.
+    /// Collectives, sends and receives that were enqueued, by function, as a sum over ranks: a collective of four ranks counts four
+    /// times. Of functions that were used. The first report of a process counts its whole past, also after a restart of the service.
     COLLECTIVE_OPERATIONS: Counter "muster_collective_operations_total" ["muster_job", "function"];
     /// Their bytes: count times the size of an element.
     COLLECTIVE_BYTES: Counter "muster_collective_bytes_total" ["muster_job", "function"];

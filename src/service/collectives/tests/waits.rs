@@ -1,25 +1,14 @@
-//! Tests the analysis with invented ranks, and the store with an engine and encoded reports.
-//!
-//! `tests/collectives` has the same stories with real processes. Begin at `CliqueFixture`.
+//! Tests the analysis of one clique with invented ranks. Begin at `CliqueFixture`.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::Duration;
 
 use muster_collectives::{Collective, CollectiveFunction, DataType};
 use proptest::prelude::*;
-use prost::Message as _;
 
-use super::analysis::{CliqueWait, RankReport, RankWindow, WaitKind, find_slow_rank, find_wait};
-use super::parse::{ProcessCollectives, ReportedCollective, ReportedCommunicator};
-use super::*;
-use crate::clock::Clock;
-use crate::coordination::{
-    CallOutcome, Caller, JobId, JobSettings, Request, TaskId, TaskIncarnation, Timestamp,
-};
-use crate::engine::{AnswerInbox, Engine};
-use crate::proto::muster::v1 as pb;
+use super::super::analysis::{CliqueWait, RankReport, RankWindow, WaitKind, find_slow_rank, find_wait};
+use super::super::parse::{ReportedCollective, ReportedCommunicator};
+use crate::coordination::Timestamp;
 
 /// The moment at which cliques are judged, and the age of what happened in them.
 const NOW: Timestamp = Timestamp(1_000_000_000);
@@ -55,6 +44,10 @@ struct RankFixture {
     is_silent: bool,
     /// The number of its latest collectives that it reports.
     reported: usize,
+    /// When collectives begin and end, if that is not when they are called.
+    gpu_at: Option<Timestamp>,
+    /// A collective that NCCL does not time.
+    without_events: Option<usize>,
 }
 
 impl CliqueFixture {
@@ -69,6 +62,8 @@ impl CliqueFixture {
             heard_at: NOW,
             is_silent: false,
             reported: 10,
+            gpu_at: None,
+            without_events: None,
         };
         Self { ranks: (0..ranks).map(|_| rank()).collect() }
     }
@@ -112,7 +107,9 @@ impl RankFixture {
             .enumerate()
             .map(|(number, operation)| {
                 chain = operation.chain(chain);
-                let happened = |until: usize| (self.is_timed && number < until).then_some(self.at);
+                let has_events = self.is_timed && self.without_events != Some(number);
+                let at = self.gpu_at.unwrap_or(self.at);
+                let happened = |until: usize| (has_events && number < until).then_some(at);
                 ReportedCollective {
                     number: number as u64,
                     operation: *operation,
@@ -279,6 +276,77 @@ fn a_rank_that_is_silent_or_was_never_heard_is_named() {
 }
 
 #[test]
+fn a_rank_without_times_is_neither_named_nor_evidence() {
+    let mut clique = CliqueFixture::level(4, 20, true);
+    clique.ranks[1].is_timed = false;
+    clique.call(0..4, all_reduce(1), 40);
+    assert_eq!(clique.wait(), None, "rank 1 may be at an earlier kernel, as all others are");
+    for rank in [0, 2, 3] {
+        clique.ranks[rank].begun = 21;
+    }
+    assert_eq!(
+        summary(clique.wait()),
+        Some((WaitKind::NotEnded, 20, vec![], false)),
+        "rank 1 may hold it up"
+    );
+    // What the others show is certain.
+    clique.ranks[3].begun = 20;
+    assert_eq!(summary(clique.wait()), Some((WaitKind::NotBegun, 20, vec![3], true)));
+}
+
+#[test]
+fn a_rank_that_ran_far_ahead_has_ended_nothing_by_that() {
+    let mut clique = CliqueFixture::level(4, 20, true);
+    clique.call(0..4, all_reduce(1), 40);
+    (0..15).for_each(|_| clique.call([1], all_reduce(2), 40));
+    // The first collective that its report has is number 26, and it has not begun.
+    assert_eq!(summary(clique.wait()), Some((WaitKind::NotCalled, 21, vec![], false)));
+}
+
+#[test]
+fn a_wait_on_a_gpu_begins_when_the_other_gpus_come_to_it() {
+    let mut clique = CliqueFixture::level(4, 20, true);
+    // The programs called 40 s before the GPUs came to it, and rank 1 has not reported since.
+    clique.call(0..4, all_reduce(1), 40);
+    clique.ranks[1].heard_at = ago(2);
+    for rank in [0, 2, 3] {
+        (clique.ranks[rank].begun, clique.ranks[rank].ended) = (21, 21);
+        clique.ranks[rank].gpu_at = Some(ago(1));
+    }
+    let wait = clique.wait().unwrap();
+    assert_eq!((wait.kind, wait.since, wait.lasted(NOW)), (WaitKind::NotBegun, ago(1), Duration::ZERO));
+}
+
+#[test]
+fn a_silent_rank_does_not_hide_the_rank_that_holds_up_the_others() {
+    let mut clique = CliqueFixture::level(4, 20, true);
+    clique.ranks[3].is_silent = true;
+    for number in 0..10 {
+        clique.call(0..3, all_reduce(number), 12);
+    }
+    for (rank, begun) in [30, 29, 30].into_iter().enumerate() {
+        (clique.ranks[rank].begun, clique.ranks[rank].ended) = (begun, 29);
+    }
+    assert_eq!(summary(clique.wait()), Some((WaitKind::NotBegun, 29, vec![1], true)));
+    clique.ranks[1].begun = 30;
+    assert_eq!(summary(clique.wait()), Some((WaitKind::NotHeard, 29, vec![3], true)));
+}
+
+#[test]
+fn a_collective_that_nccl_does_not_time_holds_up_nothing() {
+    let mut clique = CliqueFixture::level(4, 20, true);
+    clique.call(0..4, all_reduce(1), 12);
+    clique.call(0..4, all_reduce(2), 11);
+    clique.ranks[1].without_events = Some(20);
+    for rank in &mut clique.ranks {
+        (rank.begun, rank.ended) = (22, 21);
+    }
+    assert_eq!(summary(clique.wait()), Some((WaitKind::NotEnded, 21, vec![], true)));
+    clique.ranks.iter_mut().for_each(|rank| rank.ended = 22);
+    assert_eq!(clique.wait(), None);
+}
+
+#[test]
 fn programs_that_differ_are_told_apart_at_the_first_difference() {
     let gather = Collective { function: CollectiveFunction::AllGather, ..all_reduce(1) };
     let mut clique = CliqueFixture::level(4, 20, false);
@@ -355,181 +423,4 @@ proptest! {
             }
         }
     }
-}
-
-struct UnreadAnswers;
-
-impl AnswerInbox for UnreadAnswers {
-    fn deliver(&self, _slot: u64, _outcome: CallOutcome) {}
-}
-
-struct StoreFixture {
-    engine: Arc<Engine>,
-    reports: CollectiveReports,
-    job: JobId,
-}
-
-impl StoreFixture {
-    fn with_tasks(tasks: u32) -> Self {
-        let engine = Engine::new(Clock::start());
-        let job = engine.declare_job("train".parse().unwrap(), JobSettings::new(tasks)).unwrap();
-        let connection = engine.register_connection(SocketAddr::from(([127, 0, 0, 1], 1)));
-        let inbox: Arc<dyn AnswerInbox> = Arc::new(UnreadAnswers);
-        for task in 0..i32::try_from(tasks).unwrap() {
-            let incarnation = TaskIncarnation(7);
-            let request = Request::Register { task: TaskId(task), incarnation, recoverable: false };
-            engine.call(job, Caller { connection, claim: None }, request, &inbox, 0);
-        }
-        Self { engine, reports: CollectiveReports::default(), job }
-    }
-
-    fn send(&self, report: &pb::CollectivesReport) -> Result<CollectiveAnswer, CollectiveReportError> {
-        self.reports.accept_report(&self.engine, self.job, &report.encode_to_vec())
-    }
-}
-
-/// Returns the report of a process that is a task and has one communicator of two ranks.
-fn report(task: u32, collectives: u64) -> pb::CollectivesReport {
-    let reduced = pb::FunctionReport {
-        function: "AllReduce".into(),
-        enqueued: collectives,
-        bytes: collectives * 400,
-        timed_bytes: collectives * 400,
-        gpu_ns: collectives * 1_000,
-        ..Default::default()
-    };
-    let latest = pb::CollectiveReport {
-        number: collectives - 1,
-        function: "AllReduce".into(),
-        data_type: "float32".into(),
-        count: 100,
-        chain: collectives,
-        enqueued_us: 3_000_000,
-        ..Default::default()
-    };
-    pb::CollectivesReport {
-        process: u64::from(task) + 100,
-        sequence: collectives,
-        pid: 4711,
-        host: "node\n7".into(),
-        task: Some(task),
-        communicators: vec![pb::CommunicatorReport {
-            hash: 0xABCD,
-            rank: task,
-            ranks: 2,
-            nodes: 1,
-            changed_us: 3_000_000,
-            collectives,
-            functions: vec![reduced],
-            operations: vec![latest],
-            ..Default::default()
-        }],
-        ..Default::default()
-    }
-}
-
-#[test]
-fn the_view_names_the_task_that_has_not_called() {
-    let fixture = StoreFixture::with_tasks(2);
-    assert_eq!(fixture.reports.view(&fixture.engine, fixture.job, 2).clique_count, 0);
-    fixture.send(&report(0, 12)).unwrap();
-    let answer = fixture.send(&report(1, 11)).unwrap();
-    assert_eq!(answer.interval_ms, 1_000);
-    let view = fixture.reports.view(&fixture.engine, fixture.job, 2);
-    assert_eq!((view.processes, view.clique_count, view.waiting_count), (2, 1, 1));
-    let [clique] = &view.cliques[..] else { panic!("{view:?}") };
-    assert_eq!((&*clique.clique, clique.front, clique.back), ("000000000000abcd", 12, 11));
-    let wait = clique.wait.as_ref().unwrap();
-    assert_eq!(
-        (wait.kind, wait.role, &wait.waited_for[..]),
-        (WaitKind::NotCalled, WaitRole::Cause, &[1][..])
-    );
-    assert!(
-        wait.summary.starts_with("task 1 has not called collective 11 (AllReduce of 400 B float32)"),
-        "{wait:?}"
-    );
-    assert!(!wait.certain && wait.waited_s >= 2.9, "{wait:?}");
-    let clique = fixture.reports.clique(&fixture.engine, fixture.job, 2, 0xABCD).unwrap();
-    let ranks: Vec<_> =
-        clique.members.iter().map(|it| (it.rank, it.task, it.behind, it.waited_for)).collect();
-    assert_eq!(ranks, [(0, Some(TaskId(0)), 0, false), (1, Some(TaskId(1)), 1, true)]);
-    assert_eq!(clique.members[0].host, "node | 7");
-    assert_eq!(fixture.reports.clique(&fixture.engine, fixture.job, 2, 0xABCE), None);
-    assert!(
-        fixture.reports.find_troubles(&fixture.engine, fixture.job, 2).stuck.is_empty(),
-        "30 s have not passed"
-    );
-    fixture.reports.set_stuck_after(Duration::from_secs(2));
-    let stuck = fixture.reports.find_troubles(&fixture.engine, fixture.job, 2).stuck;
-    assert_eq!(stuck.iter().map(|it| &it.tasks[..]).collect::<Vec<_>>(), [[TaskId(1)]]);
-    // The wait is old enough now that ranks are asked for more, and NCCL for times.
-    std::thread::sleep(Duration::from_millis(600));
-    let answer = fixture.send(&pb::CollectivesReport { sequence: 100, ..report(0, 12) }).unwrap();
-    assert!(answer.is_timed);
-    assert_eq!(answer.wanted, [WantedCollectives { hash: 0xABCD, rank: 0, first: 3 }]);
-}
-
-#[test]
-fn totals_rise_by_what_is_new_and_a_repeated_report_changes_nothing() {
-    let fixture = StoreFixture::with_tasks(2);
-    let totals = || fixture.reports.counts(fixture.job).0[0].1;
-    fixture.send(&report(0, 12)).unwrap();
-    fixture.send(&report(0, 12)).unwrap();
-    assert_eq!((totals().operations, totals().bytes), (12, 4_800));
-    fixture.send(&report(0, 20)).unwrap();
-    fixture.send(&report(0, 15)).unwrap();
-    assert_eq!((totals().operations, totals().gpu_ns), (20, 20_000));
-    // Another process of the same task begins again.
-    fixture.send(&pb::CollectivesReport { process: 9, ..report(0, 5) }).unwrap();
-    assert_eq!(totals().operations, 25);
-    assert_eq!(fixture.reports.counts(fixture.job).1, [5, 0]);
-}
-
-#[test]
-fn reports_that_are_no_reports_are_refused_and_counted() {
-    let fixture = StoreFixture::with_tasks(1);
-    let refuse =
-        |bytes: Vec<u8>| fixture.reports.accept_report(&fixture.engine, fixture.job, &bytes).unwrap_err();
-    let with_ranks = |rank, ranks| {
-        let mut report = report(0, 5);
-        report.communicators[0].rank = rank;
-        report.communicators[0].ranks = ranks;
-        report.encode_to_vec()
-    };
-    assert_eq!(refuse(vec![0; REPORT_BYTES_MAX + 1]), CollectiveReportError::TooLong(REPORT_BYTES_MAX + 1));
-    assert_eq!(refuse(with_ranks(2, 2)), CollectiveReportError::NoSuchRank { rank: 2, ranks: 2 });
-    assert_eq!(
-        refuse(with_ranks(0, u32::MAX)),
-        CollectiveReportError::NoSuchRank { rank: 0, ranks: u32::MAX }
-    );
-    assert!(matches!(refuse(vec![0xFF; 100]), CollectiveReportError::Unreadable(_)));
-    // Empty rows take two bytes each.
-    let many = |tag: u8, count: usize| [tag << 3 | 2, 0].repeat(count);
-    assert!(matches!(refuse(many(8, 100_000)), CollectiveReportError::TooMany { what: "communicators", .. }));
-    let nested = |tag, count| {
-        let inner = many(tag, count);
-        let mut message = vec![8 << 3 | 2];
-        prost::encoding::encode_varint(inner.len() as u64, &mut message);
-        [message, inner].concat()
-    };
-    for (tag, list) in [(8, "functions of a communicator"), (9, "collectives of a communicator")] {
-        let CollectiveReportError::TooMany { what, .. } = refuse(nested(tag, 50_000)) else {
-            panic!("{list}")
-        };
-        assert_eq!(what, list);
-    }
-    assert_eq!(fixture.reports.counts(fixture.job).1[1], 7);
-    // A job has a bounded number of processes.
-    for process in 0..PROCESSES_PER_TASK as u64 {
-        fixture.send(&pb::CollectivesReport { process, ..report(0, 5) }).unwrap();
-    }
-    let one_more = pb::CollectivesReport { process: 99, ..report(0, 5) };
-    assert_eq!(fixture.send(&one_more), Err(CollectiveReportError::NoRoom));
-    let bytes = fixture.reports.bytes();
-    assert!(bytes > 0);
-    fixture.send(&pb::CollectivesReport { process: 0, sequence: 100, ..report(0, 5) }).unwrap();
-    assert_eq!(fixture.reports.bytes(), bytes, "a report replaces the one before");
-    fixture.reports.retain_jobs(|_| false);
-    assert_eq!(fixture.reports.bytes(), 0);
-    assert!(ProcessCollectives::parse(&[], NOW).unwrap().communicators.is_empty());
 }
