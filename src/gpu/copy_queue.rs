@@ -4,8 +4,10 @@
 //! The streams of a device and the thread start with its first copy. Begin at [`Gpu::copy`].
 #![allow(unsafe_code, reason = "calls the driver")]
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::ffi::c_int;
+use std::panic::AssertUnwindSafe;
 use std::ptr::NonNull;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -85,12 +87,22 @@ unsafe impl Send for Stream {}
 // SAFETY: as above.
 unsafe impl Sync for Stream {}
 
+thread_local! {
+    static IS_REPORTING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Returns whether this thread reports the ends of copies. It must not wait for one.
+#[must_use]
+pub fn is_reporting_thread() -> bool {
+    IS_REPORTING.get()
+}
+
 /// The queues of each device, by its number.
 static QUEUES: [OnceLock<Arc<CopyQueues>>; DEVICES_MAX] = [const { OnceLock::new() }; DEVICES_MAX];
 
 impl Gpu {
     /// Copies, and calls `then` on another thread when all bytes are in place, or with the error. The call itself waits for
-    /// nothing.
+    /// nothing. `then` must not wait: the thread reports all copies of the device.
     ///
     /// # Errors
     /// Returns the error of the driver if no copy was asked of the device: then `then` is dropped uncalled.
@@ -228,6 +240,7 @@ impl CopyQueues {
 
     /// Reports the ends of copies, for ever.
     fn report_ends(&self) {
+        IS_REPORTING.set(true);
         let mut idle_rounds = 0;
         loop {
             let mut ended = Vec::new();
@@ -247,7 +260,11 @@ impl CopyQueues {
             drop(state);
             idle_rounds = 0;
             for (then, outcome) in ended {
-                then(outcome);
+                // A listener that panics must not end the reports of all others.
+                let told = std::panic::catch_unwind(AssertUnwindSafe(|| then(outcome)));
+                if told.is_err() {
+                    tracing::error!(gpu = self.gpu.ordinal(), "a listener of a copy panicked");
+                }
             }
         }
     }
@@ -279,7 +296,7 @@ impl CopyQueues {
                 Some(event) => event.has_happened(),
                 None => self.is_stream_idle(direction),
             };
-            if happened == Ok(false) {
+            if is_under_way(&happened) {
                 return;
             }
             let Some(PendingCopies { event, outcome, then }) = state.pending[direction].pop_front() else {
@@ -299,7 +316,7 @@ impl CopyQueues {
         let mut at = 0;
         while at < state.awaited.len() {
             let happened = state.awaited[at].0.has_happened();
-            if happened == Ok(false) {
+            if is_under_way(&happened) {
                 at += 1;
                 continue;
             }
@@ -315,6 +332,15 @@ impl CopyQueues {
         let _context = self.gpu.enter()?;
         // SAFETY: the stream is never destroyed.
         is_ready(unsafe { call!(self.gpu.driver(), cuStreamQuery(self.streams[direction].0)) })
+    }
+}
+
+/// Returns whether a query tells that work is not known to have ended. If the query itself failed, and the device is not
+/// lost, the work may go on.
+fn is_under_way(happened: &Result<bool, GpuError>) -> bool {
+    match happened {
+        Ok(happened) => !happened,
+        Err(error) => !error.is_sticky(),
     }
 }
 

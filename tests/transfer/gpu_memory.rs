@@ -291,7 +291,7 @@ fn after_the_proof_no_byte_changes_at_whatever_moment_it_is_asked_for() {
                 assert!(read(&target) == now, "{choice:?}: a byte landed after the proof");
             }
             println!("{choice:?}: {whole} whole, {cancelled} cancelled");
-            assert!(cancelled > 0, "{choice:?}");
+            assert!(whole > 0 && cancelled > 0, "{choice:?}");
         }
     });
 }
@@ -344,6 +344,27 @@ fn a_lost_gpu_fails_its_transfers_with_its_reason_on_both_sides() {
 }
 
 #[test]
+fn memory_of_the_host_moves_while_a_gpu_hangs() {
+    run_isolated(&[("SIMULATED_GPU", "devices=2")], || {
+        for choice in [TransportChoice::Unix, TransportChoice::Tcp] {
+            let gpus = GpuCluster::over(choice);
+            let len = 4 << 20;
+            let (source, target) = (gpus.filled(0, Memory::Gpu, len, 1), gpus.empty(1, Memory::Gpu, len));
+            let (host, there) = (gpus.filled(0, Memory::Host, len, 2), gpus.empty(1, Memory::Host, len));
+            gpus.simulated.set(Setting::HoldCopies, 1);
+            let (stuck, _there) = gpus.cluster.send(0, &source, 1, &target, 1);
+            eventually("a copy is under way", || gpus.simulated.count(Counter::HeldCopies) > 0);
+            let (sent, received) = gpus.cluster.send(0, &host, 1, &there, 2);
+            assert_eq!((done(&sent).err(), done(&received).err()), (None, None), "{choice:?}");
+            assert_eq!(stuck.outcome(), None);
+            gpus.simulated.set(Setting::HoldCopies, 0);
+            assert_eq!(done(&stuck).err(), None, "{choice:?}");
+            assert!(read(&target) == contents(len, 1) && read(&there) == contents(len, 2), "{choice:?}");
+        }
+    });
+}
+
+#[test]
 fn a_gpu_without_page_locked_memory_fails_the_transfer_and_not_the_engine() {
     run_isolated(&[("SIMULATED_GPU", "devices=2")], || {
         let gpus = GpuCluster::over(TransportChoice::Tcp);
@@ -367,16 +388,27 @@ fn lanes_share_a_bounded_number_of_slots() {
     run_isolated(&[("SIMULATED_GPU", "devices=2;copy_us=50")], || {
         let gpus = GpuCluster::new(|config| {
             config.transport = TransportChoice::Tcp;
-            (config.lanes, config.chunk) = (16, 4 << 20);
+            (config.lanes, config.chunk) = (16, 256 << 10);
+            // Four slots for sending, and four for receiving.
+            config.staging_bytes = 2 << 20;
         });
-        let len = 120 << 20;
+        let len = 40 << 20;
         let (source, target) = (gpus.filled(0, Memory::Gpu, len, 1), gpus.empty(1, Memory::Gpu, len));
         let (sent, received) = gpus.cluster.send(0, &source, 1, &target, 1);
         assert_eq!((done(&sent).err(), done(&received).err()), (None, None));
         assert!(read(&target) == contents(len, 1));
-        // Two engines, each with 32 slots of 4 MiB for sending and as many for receiving.
+        // Of each engine, four slots of a pool: sixteen lanes have waited for them.
         let pinned = gpus.simulated.count(Counter::PinnedRanges);
-        assert!((1..=128).contains(&pinned), "{pinned}");
+        assert!((5..=8).contains(&pinned), "{pinned}");
+        // A launch that fails while it has all slots gives them back.
+        gpus.simulated.set(Setting::HoldCopies, 1);
+        let (sent, received) = gpus.cluster.send(0, &source, 1, &target, 2);
+        eventually("copies are under way", || gpus.simulated.count(Counter::HeldCopies) > 0);
+        let _proof = sent.cancel("enough");
+        gpus.simulated.set(Setting::HoldCopies, 0);
+        assert!(done(&received).is_err());
+        let (sent, received) = gpus.cluster.send(0, &source, 1, &target, 3);
+        assert_eq!((done(&sent).err(), done(&received).err()), (None, None));
         gpus.assert_no_copy_blocked();
     });
 }

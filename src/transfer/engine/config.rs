@@ -40,6 +40,9 @@ pub struct EngineConfig {
     pub reactors: usize,
     /// The number of threads that copy from other processes.
     pub copiers: usize,
+    /// The most page-locked memory through which bytes of GPUs are sent and received, in bytes: half of it for either. It is
+    /// allocated when it is first needed.
+    pub staging_bytes: usize,
     /// The most connections that are kept; unused ones are dropped first.
     pub cliques_max: usize,
     /// The longest time to make a connection, or to reconnect a lost one.
@@ -78,6 +81,7 @@ impl EngineConfig {
             checks: true,
             reactors: cores.clamp(1, 4),
             copiers: cores.clamp(1, 8),
+            staging_bytes: 256 << 20,
             cliques_max: 1024,
             dial_timeout: Duration::from_secs(10),
             tls: None,

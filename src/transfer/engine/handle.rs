@@ -82,7 +82,7 @@ impl TransferEngine {
             listen: config.listen,
             advertise: &config.advertise,
         })?;
-        let (io, threads) = IoThreads::start(config.reactors, config.copiers)?;
+        let (io, threads) = IoThreads::start(config.reactors, config.copiers, config.staging_bytes)?;
         let shared = EngineShared::new(config, address, wrapping, io);
         // If a thread is refused, those that have started are ended as the handle is dropped.
         let handle = EngineOwner { shared: Arc::clone(&shared), threads: Mutex::new(threads) };

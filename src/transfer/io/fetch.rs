@@ -30,7 +30,7 @@ use crate::launch::launch_spans::LaunchBytes;
 use crate::launch::peer_launch::PeerLaunch;
 use crate::memory::{Mapping, PeerView, WriteView};
 use crate::protocol::link::GroupId;
-use crate::protocol::link::launch_definition::{DefinitionEntry, FetchSource, LaunchDefinition};
+use crate::protocol::link::launch_definition::{FetchSource, LaunchDefinition};
 
 /// The bytes of one step. A cancelled fetch stops at the end of a step.
 const STEP: u64 = 512 << 10;
@@ -210,10 +210,8 @@ impl FetchThreadPool {
         launch: &Arc<PeerLaunch>,
         definition: &LaunchDefinition,
     ) {
-        // Bytes of a GPU go through the slots of lanes, on either side.
-        let is_pushed =
-            |entry: &DefinitionEntry| !entry.outgoing && entry.bytes > 0 && entry.source == FetchSource::None;
-        if launch.lists.inbound.gpu().is_some() || definition.entries.iter().any(is_pushed) {
+        // Bytes for a GPU go through the slots of a lane.
+        if launch.lists.inbound.gpu().is_some() {
             return host.request_push(launch);
         }
         let runs = contiguous_runs(&*host, launch, definition);

@@ -211,7 +211,7 @@ impl Reactor {
             let Some(lane) = self.lock_state().lanes.get(&number).cloned() else { continue };
             if let Err(error) = lane.pump_output() {
                 self.drain_and_end_lane(number, &lane, &error);
-            } else if both || lane.awaits_chunk_destination() {
+            } else if both || lane.input_needs_pump() {
                 self.pump_input(number, lane, unread);
             }
         }

@@ -25,8 +25,6 @@ use crate::launch::launch_spans::BytesPiece;
 use crate::launch::peer_launch::OwnedAccessGuard;
 use crate::memory::{ReadView, WriteView};
 
-/// The most page-locked memory of a pool, in bytes, unless one slot is longer.
-const POOL_BYTES_MAX: usize = 128 << 20;
 /// The least length of a slot.
 const SLOT_MIN: usize = 64 << 10;
 
@@ -41,15 +39,17 @@ pub struct StagingPools {
     pub receiving: Arc<StagingPool>,
 }
 
-impl Default for StagingPools {
-    fn default() -> Self {
-        let pool = || Arc::new(StagingPool { state: Mutex::default() });
+impl StagingPools {
+    /// Creates pools that have together at most so many bytes, unless one slot is longer than half of them.
+    pub fn new(bytes_max: usize) -> Self {
+        let pool = || StagingPool::new(bytes_max / 2);
         Self { sending: pool(), receiving: pool() }
     }
 }
 
 /// Slots, allocated when they are first needed, and kept.
 pub struct StagingPool {
+    bytes_max: usize,
     state: Mutex<PoolState>,
 }
 
@@ -68,6 +68,10 @@ pub struct StagingSlot {
 }
 
 impl StagingPool {
+    fn new(bytes_max: usize) -> Arc<Self> {
+        Arc::new(Self { bytes_max, state: Mutex::default() })
+    }
+
     /// Takes a slot of at least `len` bytes. If all are taken, it returns none, and `waiter` is called once when a slot was
     /// given back.
     ///
@@ -80,43 +84,78 @@ impl StagingPool {
         waiter: Option<SlotWaiter>,
     ) -> Result<Option<StagingSlot>, GpuError> {
         let len = len.next_power_of_two().max(SLOT_MIN);
+        let mut dropped = Vec::new();
         let mut state = lock(&self.state);
-        let memory = match state.take_free(len) {
-            Some(memory) => Some(memory),
-            None => state.allocate(gpu, len)?,
-        };
-        if memory.is_none() {
-            state.waiters.extend(waiter);
+        if let Some(memory) = state.take_free(len) {
+            return Ok(Some(self.slot(memory)));
         }
-        Ok(memory.map(|memory| StagingSlot { memory: Some(memory), pool: Arc::clone(self) }))
+        if !state.reserve(len, self.bytes_max, &mut dropped) {
+            state.waiters.extend(waiter);
+            return Ok(None);
+        }
+        // The driver is called without the lock, which the thread that reports copies takes.
+        drop(state);
+        drop(dropped);
+        let refused = match PageLocked::allocate(gpu, len) {
+            Ok(memory) => return Ok(Some(self.slot(memory))),
+            Err(error) => error,
+        };
+        let mut state = lock(&self.state);
+        let dropped = state.give_up_reservation(len);
+        if !dropped.is_empty() {
+            // Free slots that are too short may be what leaves no memory.
+            state.allocated += len;
+            drop(state);
+            drop(dropped);
+            match PageLocked::allocate(gpu, len) {
+                Ok(memory) => return Ok(Some(self.slot(memory))),
+                Err(_) => state = lock(&self.state),
+            }
+            state.allocated -= len;
+        }
+        if state.allocated == 0 {
+            return Err(refused);
+        }
+        state.waiters.extend(waiter);
+        Ok(None)
+    }
+
+    fn slot(self: &Arc<Self>, memory: PageLocked) -> StagingSlot {
+        StagingSlot { memory: Some(memory), pool: Arc::clone(self) }
     }
 }
 
 impl PoolState {
+    /// Takes the shortest free slot that is long enough.
     fn take_free(&mut self, len: usize) -> Option<PageLocked> {
-        let found = self.free.iter().position(|memory| memory.len() >= len)?;
+        let fitting = self.free.iter().enumerate().filter(|(_, memory)| memory.len() >= len);
+        let (found, _) = fitting.min_by_key(|(_, memory)| memory.len())?;
         Some(self.free.swap_remove(found))
     }
 
-    /// Allocates a slot, in place of free ones that are too short if need be. None if the bound leaves no room for it now.
-    fn allocate(&mut self, gpu: &Gpu, len: usize) -> Result<Option<PageLocked>, GpuError> {
-        while self.allocated + len > POOL_BYTES_MAX
+    /// Reserves the bytes of a new slot, in place of free ones that are too short if need be. Returns whether the bound leaves
+    /// room for it.
+    fn reserve(&mut self, len: usize, bytes_max: usize, dropped: &mut Vec<PageLocked>) -> bool {
+        let free: usize = self.free.iter().map(PageLocked::len).sum();
+        let taken = self.allocated - free;
+        if taken > 0 && taken + len > bytes_max {
+            return false;
+        }
+        while self.allocated + len > bytes_max
             && let Some(shorter) = self.free.pop()
         {
             self.allocated -= shorter.len();
+            dropped.push(shorter);
         }
-        if self.allocated > 0 && self.allocated + len > POOL_BYTES_MAX {
-            return Ok(None);
-        }
-        match PageLocked::allocate(gpu, len) {
-            Ok(memory) => {
-                self.allocated += len;
-                Ok(Some(memory))
-            }
-            // A slot that is taken will be given back.
-            Err(_) if self.allocated > 0 => Ok(None),
-            Err(error) => Err(error),
-        }
+        self.allocated += len;
+        true
+    }
+
+    /// Gives up the bytes of a slot that could not be allocated, and all free slots.
+    fn give_up_reservation(&mut self, len: usize) -> Vec<PageLocked> {
+        let dropped = std::mem::take(&mut self.free);
+        self.allocated -= len + dropped.iter().map(PageLocked::len).sum::<usize>();
+        dropped
     }
 }
 

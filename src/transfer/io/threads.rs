@@ -19,16 +19,20 @@ pub struct IoThreads {
 }
 
 impl IoThreads {
-    /// Starts so many of both kinds, at least one of each.
+    /// Starts so many of both kinds, at least one of each. `staging_bytes` bounds the page-locked memory.
     ///
     /// # Errors
     /// Returns the error of the system if it refuses a thread.
-    pub fn start(reactors: usize, fetchers: usize) -> std::io::Result<(Arc<Self>, Vec<JoinHandle<()>>)> {
+    pub fn start(
+        reactors: usize,
+        fetchers: usize,
+        staging_bytes: usize,
+    ) -> std::io::Result<(Arc<Self>, Vec<JoinHandle<()>>)> {
         // If a thread is refused, those that have started are ended as this is dropped.
         let mut io = Self {
             reactors: Vec::new(),
             fetchers: FetchThreadPool::new(fetchers.max(1)),
-            staging: StagingPools::default(),
+            staging: StagingPools::new(staging_bytes),
         };
         let mut threads = io.fetchers.start()?;
         for n in 0..reactors.max(1) {

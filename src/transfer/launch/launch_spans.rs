@@ -24,6 +24,11 @@ impl LaunchSpans {
         self.outbound.total() + self.inbound.total()
     }
 
+    /// Returns whether some of the bytes are in the memory of GPUs.
+    pub const fn has_bytes_of_gpus(&self) -> bool {
+        self.outbound.gpu().is_some() || self.inbound.gpu().is_some()
+    }
+
     /// Returns the numbers of all transfers, the sends first.
     pub fn transfer_numbers(&self) -> impl Iterator<Item = u32> {
         self.outbound.specs.iter().chain(&self.inbound.specs).copied()
@@ -36,8 +41,8 @@ pub enum BytesPiece<'a, V> {
     Device(&'a DeviceMemory, u64, usize),
 }
 
-/// The bytes of a launch, accessible to the holder of a guard. Only the functions that give pieces do for a stream that
-/// [has bytes of GPUs](SpanStream::gpu).
+/// The bytes of a launch, accessible to the holder of a guard. If a stream has bytes of [GPUs](SpanStream::gpu), only the
+/// functions that give pieces may be called for it; the others panic.
 ///
 /// The spans of a launch are reserved before the link lets any byte move, and stay reserved until its last
 /// guard is dropped. The link gives each chunk to one thread at a time. Therefore no thread writes bytes

@@ -312,10 +312,14 @@ impl PeerLaunch {
     pub fn fail_locally(self: &Arc<Self>, error: TransferError) -> bool {
         let first = self.failure.set(error).is_ok();
         if self.gate.close() {
-            if self.gate.is_closed_and_empty() {
+            let is_empty = self.gate.is_closed_and_empty();
+            if is_empty {
                 self.resolve_failed_if_quiet();
-            } else if let Some(session) = self.session() {
-                // A lane that waits in the middle of a chunk must wake up to drop its guard.
+            }
+            // A lane that waits in the middle of a chunk must wake up to drop its guard, or the slot of bytes of a GPU.
+            if (!is_empty || self.lists.has_bytes_of_gpus())
+                && let Some(session) = self.session()
+            {
                 session.wake_lanes();
             }
         }

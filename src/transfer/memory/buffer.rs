@@ -275,11 +275,17 @@ impl Buffer {
     /// some of them, and [`MemoryError::Gpu`] if the GPU fails.
     pub fn read_contents(&self, start: usize, into: &mut [u8]) -> Result<(), MemoryError> {
         let span = self.range(start..start.saturating_add(into.len()))?;
-        let Some(memory) = span.device_memory() else {
-            return self.with_bytes(|bytes| into.copy_from_slice(&bytes[start..start + into.len()]));
-        };
+        self.check_unclaimed()?;
         let _reserved = span.reserve(AccessKind::Read)?;
-        read_device_bytes(memory, span.region_offset(), into)
+        match span.device_memory() {
+            Some(memory) => read_device_bytes(memory, span.region_offset(), into),
+            // SAFETY: the bytes are reserved against writers until this returns.
+            None => {
+                unsafe { span.read_view_unchecked(0, span.len) }
+                    .with_bytes(|bytes| into.copy_from_slice(bytes));
+                Ok(())
+            }
+        }
     }
 
     /// Copies `bytes` to the bytes from `start` on, in whatever memory the buffer is. For memory of a GPU it blocks until the
@@ -290,11 +296,17 @@ impl Buffer {
     /// written.
     pub fn write_contents(&self, start: usize, bytes: &[u8]) -> Result<(), MemoryError> {
         let span = self.range(start..start.saturating_add(bytes.len()))?;
-        let Some(memory) = span.device_memory() else {
-            return self.with_bytes_mut(|into| into[start..start + bytes.len()].copy_from_slice(bytes));
-        };
+        self.check_unclaimed()?;
         let _reserved = span.reserve(AccessKind::Write)?;
-        write_device_bytes(memory, span.region_offset(), bytes)
+        match span.device_memory() {
+            Some(memory) => write_device_bytes(memory, span.region_offset(), bytes),
+            // SAFETY: the bytes are reserved for this call alone.
+            None => {
+                let mut view = unsafe { span.write_view_unchecked(0, span.len) };
+                view.with_bytes_mut(|into| into.copy_from_slice(bytes));
+                Ok(())
+            }
+        }
     }
 
     /// Sets every byte to `byte`.
@@ -310,10 +322,15 @@ impl Buffer {
 
     fn span_if_unclaimed(&self) -> Result<Span, MemoryError> {
         self.check_in_host_memory()?;
-        if self.lock_reserved_access().claims > 0 {
-            return Err(MemoryError::Busy { start: 0, end: self.len() });
-        }
+        self.check_unclaimed()?;
         Ok(self.full_span())
+    }
+
+    fn check_unclaimed(&self) -> Result<(), MemoryError> {
+        match self.lock_reserved_access().claims {
+            0 => Ok(()),
+            _ => Err(MemoryError::Busy { start: 0, end: self.len() }),
+        }
     }
 
     /// Claims the buffer for this access: programs cannot access its contents while the claim lives, transfers

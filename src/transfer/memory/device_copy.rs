@@ -6,7 +6,7 @@
 use std::ptr::NonNull;
 use std::sync::mpsc::channel;
 
-use muster_gpu::{Copy, CopyDirection, DeviceMemory, GpuError, PageLocked};
+use muster_gpu::{Copy, CopyDirection, DeviceMemory, GpuError, PageLocked, is_reporting_thread};
 
 use crate::base::error::MemoryError;
 
@@ -47,10 +47,15 @@ fn copy_and_wait(
     host: NonNull<u8>,
     len: usize,
 ) -> Result<(), GpuError> {
+    let failed = |why: &str| GpuError { call: "copy", code: 0, name: why.to_owned() };
+    if is_reporting_thread() {
+        return Err(failed(
+            "the thread that reports copies cannot wait for one: read or write on another thread",
+        ));
+    }
     let (tell, told) = channel();
     let copy = Copy { host, device: memory.address() + offset as u64, len };
     // SAFETY: the caller keeps both memories until the end, which this function awaits.
     unsafe { memory.gpu().copy(direction, &[copy], move |outcome| drop(tell.send(outcome)))? };
-    let never_told = |_| GpuError { call: "copy", code: 0, name: "its end was never reported".to_owned() };
-    told.recv().map_err(never_told)?
+    told.recv().map_err(|_| failed("its end was never reported"))?
 }

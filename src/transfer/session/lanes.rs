@@ -112,7 +112,12 @@ impl LaneHost for Connection {
         Some(frame)
     }
 
-    fn next_chunk(&self, lane: u16, control: bool) -> Option<OutgoingChunk<Arc<PeerLaunch>>> {
+    fn next_chunk(
+        &self,
+        lane: u16,
+        control: bool,
+        may_stage: bool,
+    ) -> Option<OutgoingChunk<Arc<PeerLaunch>>> {
         if control && self.lanes().iter().any(|lane| !lane.control && !lane.is_over()) {
             return None;
         }
@@ -122,7 +127,7 @@ impl LaneHost for Connection {
         if control && link.has_control_frames_for_socket() {
             return None;
         }
-        link.next_chunk(lane)
+        link.next_chunk_of(lane, |launch| may_stage || launch.lists.outbound.gpu().is_none())
     }
 
     fn has_queued_control_frames(&self) -> bool {
@@ -243,11 +248,13 @@ impl LaneHost for Connection {
         }
     }
 
-    fn send_staged(&self, lane: u16, bytes: usize) {
+    fn send_staged(&self, lane: u16, launch: &PeerLaunch) {
         let lanes = self.lanes();
         let Some(lane) = lanes.iter().find(|other| other.id == lane) else { return };
+        let is_small =
+            launch.lists.outbound.total() <= SEND_AT_ONCE && !lock(&self.link).has_chunks_to_send();
         // The reactor ends a lane that fails.
-        if bytes as u64 > SEND_AT_ONCE || lane.pump_output().is_err() {
+        if !is_small || lane.pump_output().is_err() {
             self.pump_on_reactor(lane);
         }
     }

@@ -211,12 +211,12 @@ impl Connection {
             if let Err(failure) = outcome {
                 return this.on_copy_failed(launch, failure);
             }
+            if !launch.group_id().is_some_and(|at| lock(&this.link).announce_received(at)) {
+                return;
+            }
+            this.process_outputs_and_flush();
             launch.set_transport(by);
             this.count_bytes(by, true, launch.lists.inbound.total());
-            if let Some(at) = launch.group_id() {
-                lock(&this.link).announce_received(at);
-                this.process_outputs_and_flush();
-            }
             launch.record_arrived_bytes(0, launch.lists.inbound.total());
         });
     }
@@ -294,7 +294,7 @@ impl Connection {
     /// Wakes the lanes that hold a chunk until its destination is known.
     pub(super) fn wake_waiting_lanes(&self) {
         for lane in self.lanes() {
-            if lane.awaits_chunk_destination() {
+            if lane.input_needs_pump() {
                 self.pump_on_reactor(&lane);
             }
         }

@@ -48,3 +48,10 @@ pub enum OutgoingFrame {
         sent: usize,
     },
 }
+
+impl OutgoingFrame {
+    /// Returns the frame that sends the copied rest of a chunk, which may be empty.
+    pub fn of_rest(bytes: Vec<u8>) -> Self {
+        if bytes.is_empty() { Self::Idle } else { Self::Bytes { bytes, sent: 0, descriptor: None } }
+    }
+}

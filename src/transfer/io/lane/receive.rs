@@ -63,21 +63,16 @@ impl Lane {
         turn: &mut usize,
         replies: &mut PendingReplies,
     ) -> Result<ReceiveStep, LaneError> {
-        if !matches!(input.now, IncomingFrame::Held { .. } | IncomingFrame::AwaitsSlot { .. }) {
-            return self.receive_part_of_frame(host, input, turn, replies);
-        }
-        let (header, placed) = match std::mem::replace(&mut input.now, IncomingFrame::Header) {
+        let (header, placed) = match &mut input.now {
             IncomingFrame::Held { header } => {
-                let placed = self.find_chunk_destination(host, header);
-                (header, placed.unwrap_or(IncomingFrame::Held { header }))
+                let header = *header;
+                (header, self.find_chunk_destination(host, header).unwrap_or(IncomingFrame::Held { header }))
             }
             IncomingFrame::AwaitsSlot { header, launch, start } => {
-                (header, self.begin_staged_receive(host, (header, launch, start)))
+                let chunk = (*header, Arc::clone(launch), *start);
+                (chunk.0, self.begin_staged_receive(host, chunk))
             }
-            other => {
-                input.now = other;
-                return Ok(ReceiveStep::Go);
-            }
+            _ => return self.receive_part_of_frame(host, input, turn, replies),
         };
         input.now = placed;
         if matches!(input.now, IncomingFrame::Held { .. } | IncomingFrame::AwaitsSlot { .. }) {
@@ -222,6 +217,7 @@ impl Lane {
         };
         let left = header.len as usize - *got;
         if launch.is_closing() {
+            self.held.store(false, Ordering::SeqCst);
             host.abandon_chunk_receive(header);
             *now = IncomingFrame::Discard { left };
             return Ok(ReceiveStep::Go);

@@ -22,6 +22,7 @@ impl Lane {
 
     /// Sends until the wire is full, or nothing is queued.
     fn send_until_blocked(&self, host: &dyn LaneHost, output: &mut OutgoingFrame) -> Result<(), LaneError> {
+        self.staged.drop_closing();
         loop {
             if self.is_over() {
                 return Err(LaneError::Closed);
@@ -88,12 +89,19 @@ impl Lane {
 
     fn begin_chunk_frame(&self, host: &dyn LaneHost, output: &mut OutgoingFrame) -> bool {
         loop {
-            // The copies of the next chunks begin before this chunk is sent, so that the GPU does not wait for the lane.
-            if !self.staged.has_room() {
-                return self.begin_staged_frame(host, output);
+            // The copies of the next chunks begin before a staged one is sent, so that the GPU does not wait for the lane.
+            if !self.staged.has_room() && self.begin_staged_frame(host, output) {
+                return true;
             }
-            let Some(push) = host.next_chunk(self.id, self.control) else {
-                return self.begin_staged_frame(host, output);
+            let has_room = self.staged.has_room();
+            let Some(push) = host.next_chunk(self.id, self.control, has_room) else {
+                if self.begin_staged_frame(host, output) {
+                    return true;
+                }
+                if !has_room && self.staged.has_room() {
+                    continue;
+                }
+                return false;
             };
             if push.token.lists.outbound.gpu().is_some() {
                 self.stage_chunk(host, push);
@@ -136,6 +144,16 @@ impl Lane {
             }
             OutgoingFrame::StagedChunk { header, launch, slot, len, sent } => {
                 let body = sent.saturating_sub(HEADER);
+                if launch.is_closing() {
+                    // The slot is given back at once, and the frame is completed from a copy.
+                    let mut bytes = Vec::new();
+                    if *sent > 0 {
+                        bytes.extend_from_slice(&header[(*sent).min(HEADER)..]);
+                        slot.read_view(body, *len - body).with_bytes(|rest| bytes.extend_from_slice(rest));
+                    }
+                    *output = OutgoingFrame::of_rest(bytes);
+                    return Ok(0);
+                }
                 let mut views = Vec::with_capacity(2);
                 if *sent < HEADER {
                     views.push(ReadView::of_slice(&header[*sent..]));
@@ -163,11 +181,7 @@ impl Lane {
                         bytes.extend_from_slice(&header[(*sent).min(HEADER)..]);
                         guard.bytes().copy_out(*start + body as u64, (*len - body) as u64, &mut bytes);
                     }
-                    *output = if bytes.is_empty() {
-                        OutgoingFrame::Idle
-                    } else {
-                        OutgoingFrame::Bytes { bytes, sent: 0, descriptor: None }
-                    };
+                    *output = OutgoingFrame::of_rest(bytes);
                     return Ok(0);
                 }
                 let mut views = Vec::with_capacity(8);

@@ -11,7 +11,7 @@ use crate::io::staging::StagingSlot;
 use crate::launch::peer_launch::PeerLaunch;
 use crate::protocol::frame::Header;
 
-/// The most chunks of a lane that are staged: one that the lane sends next, and those that the GPU copies meanwhile.
+/// The most chunks of a lane that are staged, besides the one that it sends: those that the GPU copies meanwhile.
 const STAGED_MAX: usize = 4;
 
 /// A chunk to send.
@@ -79,6 +79,21 @@ impl StagedChunks {
     /// Returns whether there are none.
     pub fn is_empty(&self) -> bool {
         self.count.load(Ordering::Relaxed) == 0
+    }
+
+    /// Drops the chunks whose launch is over, also while another frame is being sent.
+    pub fn drop_closing(&self) {
+        if self.is_empty() {
+            return;
+        }
+        let mut all = lock(&self.all);
+        let (dropped, kept) = std::mem::take(&mut *all)
+            .into_iter()
+            .partition::<VecDeque<_>, _>(|chunk| chunk.launch.is_closing());
+        *all = kept;
+        self.count.store(all.len(), Ordering::Relaxed);
+        drop(all);
+        dropped.iter().for_each(|chunk| chunk.set_state(StagedState::Over));
     }
 
     /// Takes the first chunk that can be sent, and drops those whose launch is over.

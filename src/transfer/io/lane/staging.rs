@@ -59,13 +59,13 @@ impl Lane {
         copy_to_slot((slot, guard), (chunk.start, len), move |(slot, guard), outcome| {
             drop(guard);
             let failure = outcome.err();
-            let after = if failure.is_some() { StagedState::Over } else { StagedState::Ready(slot) };
-            chunk.set_state(after);
+            let is_over = failure.is_some() || chunk.launch.is_closing();
+            chunk.set_state(if is_over { StagedState::Over } else { StagedState::Ready(slot) });
             let Some(host) = weak.upgrade() else { return };
             if let Some(failure) = failure {
                 host.on_copy_failed(&chunk.launch, failure);
             }
-            host.send_staged(lane, len);
+            host.send_staged(lane, &chunk.launch);
         });
     }
 
@@ -117,8 +117,11 @@ impl Lane {
     ) -> IncomingFrame {
         let len = header.len as usize;
         let pool = &host.staging().receiving;
+        // Before the slot is asked for: from then on a pump looks at the input.
+        self.held.store(true, Ordering::SeqCst);
         match self.take_slot(host, pool, &self.awaits_receive_slot, &launch.lists.inbound, &launch, len) {
             _ if launch.is_closing() => {
+                self.held.store(false, Ordering::SeqCst);
                 host.abandon_chunk_receive(&header);
                 IncomingFrame::Discard { left: len }
             }
@@ -134,6 +137,7 @@ impl Lane {
         (header, launch, start): (Header, Arc<PeerLaunch>, u64),
         slot: StagingSlot,
     ) {
+        self.held.store(false, Ordering::SeqCst);
         let len = header.len as usize;
         let is_intact =
             !header.has(flag::CHECKED) || slot.read_view(0, len).with_bytes(crc32c_of) == header.payload_crc;

@@ -46,9 +46,10 @@ pub trait LaneHost: Send + Sync {
     /// Returns whether control frames are queued for the control lane.
     fn has_queued_control_frames(&self) -> bool;
 
-    /// Returns the next chunk for the lane with this number. The control lane carries chunks only if there is
-    /// no other lane, and after the queued control frames.
-    fn next_chunk(&self, lane: u16, control: bool) -> Option<OutgoingChunk<Arc<PeerLaunch>>>;
+    /// Returns the next chunk for the lane with this number; one with bytes of a GPU only if it `may_stage`. The control
+    /// lane carries chunks only if there is no other lane, and after the queued control frames.
+    fn next_chunk(&self, lane: u16, control: bool, may_stage: bool)
+    -> Option<OutgoingChunk<Arc<PeerLaunch>>>;
 
     /// Sends the begin of a control frame together with its descriptors.
     fn send_with_descriptors(
@@ -103,8 +104,9 @@ pub trait LaneHost: Send + Sync {
     /// Makes the reactor of the lane with this number send and receive on it.
     fn request_pump(&self, lane: u16);
 
-    /// Sends a chunk of so many bytes on the lane with this number: on this thread if they are few, else on its reactor.
-    fn send_staged(&self, lane: u16, bytes: usize);
+    /// Sends a chunk of a launch that is in its slot, on the lane with this number: on this thread if the launch is small and
+    /// nothing else is to be sent, else on the lane's reactor.
+    fn send_staged(&self, lane: u16, launch: &PeerLaunch);
 
     /// Reports that a GPU failed to copy a chunk, or had no page-locked memory for it.
     fn on_copy_failed(&self, launch: &Arc<PeerLaunch>, failure: CopyFailure);
@@ -144,6 +146,8 @@ pub struct Lane {
     pub(super) input: Mutex<LaneInput>,
     over: AtomicBool,
     seat: OnceLock<u64>,
+    /// Whether a pump must look at the input although no bytes have arrived: a chunk waits for its destination or for a
+    /// slot, or has a slot that is to be given back once its launch is over.
     pub(super) held: AtomicBool,
     /// The chunks to send whose bytes a GPU copies to a slot, or has copied.
     pub(super) staged: StagedChunks,
@@ -217,8 +221,8 @@ impl Lane {
         self.over.load(Ordering::Acquire)
     }
 
-    /// Returns whether it reads nothing until the destination of a chunk is known.
-    pub fn awaits_chunk_destination(&self) -> bool {
+    /// Returns whether a pump must look at the input although no bytes have arrived.
+    pub fn input_needs_pump(&self) -> bool {
         self.held.load(Ordering::SeqCst)
     }
 

@@ -10,7 +10,7 @@ use super::chunks;
 use super::chunks::{ChunkedReceiveState, InboundStream, NONE, OutboundStream, chunk_len};
 use super::launch_definition::LaunchDefinition;
 
-use super::chunk_scheduler::GroupId;
+use super::chunk_scheduler::{GroupId, PriorityClass};
 use super::interface::{ChunkDestination, ControlFrame, LinkOutput, OutgoingChunk, WaitersToWake};
 use super::link_side::LinkSide;
 use crate::protocol::frame::{FrameKind, Header};
@@ -112,13 +112,37 @@ impl<T: Clone> LinkSide<T> {
     }
 
     /// Returns the next chunk to send on `lane`.
+    #[cfg(any(test, feature = "fuzzing"))]
     pub fn next_chunk(&mut self, lane: u16) -> Option<OutgoingChunk<T>> {
+        self.next_chunk_of(lane, |_| true)
+    }
+
+    /// Returns the next chunk to send on `lane` of a launch that is `wanted`. The turns of other launches stay theirs.
+    pub fn next_chunk_of(&mut self, lane: u16, wanted: impl Fn(&T) -> bool) -> Option<OutgoingChunk<T>> {
+        let mut passed_over = Vec::new();
+        let found = self.take_next_chunk(lane, wanted, &mut passed_over);
+        for (class, at) in passed_over {
+            self.schedule.add(class, at);
+        }
+        found
+    }
+
+    fn take_next_chunk(
+        &mut self,
+        lane: u16,
+        wanted: impl Fn(&T) -> bool,
+        passed_over: &mut Vec<(PriorityClass, GroupId)>,
+    ) -> Option<OutgoingChunk<T>> {
         while let Some((class, at)) = self.schedule.next() {
             let header = self.new_header(FrameKind::Data);
             let Some(group) = self.groups.get_mut(&at).filter(|group| group.stop.is_none()) else { continue };
             let (OutboundStream::Pushing(out), Some(local)) = (&mut group.out, &group.local) else {
                 continue;
             };
+            if !wanted(&local.token) {
+                passed_over.push((class, at));
+                continue;
+            }
             let count = out.lanes.len() as u32;
             let index = match out.again.pop() {
                 Some(index) => index,

@@ -315,14 +315,17 @@ impl<T: Clone> LinkSide<T> {
         }
     }
 
-    /// Announces that all bytes to be received are in place.
-    pub fn announce_received(&mut self, at: GroupId) {
-        let Some(group) = self.groups.get_mut(&at) else { return };
-        if group.stop.is_none() && group.matched && group.inbound != InboundStream::Done {
+    /// Announces that all bytes to be received are in place. Returns whether that counts: it does not if the group was
+    /// cancelled meanwhile.
+    pub fn announce_received(&mut self, at: GroupId) -> bool {
+        let Some(group) = self.groups.get_mut(&at) else { return false };
+        let counts = group.stop.is_none() && group.matched && group.inbound != InboundStream::Done;
+        if counts {
             group.inbound = InboundStream::Done;
             self.queue_group_frame(FrameKind::Done, at);
             self.forget_if_complete(at);
         }
+        counts
     }
 
     /// Asks the peer to push bytes that could not be fetched. None of them has been fetched.
