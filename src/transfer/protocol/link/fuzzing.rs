@@ -144,7 +144,7 @@ pub(crate) fn fuzz_link_conversation(input: &[u8]) {
             match output {
                 LinkOutput::StoppedByPeer(token, _) => drop(link.announce_group_quiescence(launched[token])),
                 LinkOutput::Fetch(token, _) | LinkOutput::Inline(token, _) if token % 2 == 0 => {
-                    link.announce_received(launched[token])
+                    _ = link.announce_received(launched[token]);
                 }
                 LinkOutput::CloseLane(lane) => link.report_received_chunks(lane),
                 _ => {}

@@ -120,7 +120,7 @@ fn a_peer_that_knows_no_rules_makes_a_link_neither_panic_nor_grow() {
                         _ = link.announce_group_quiescence((0, token as u64));
                     }
                     LinkOutput::Fetch(token, _) | LinkOutput::Inline(token, _) if random.bool() => {
-                        link.announce_received((0, token as u64))
+                        _ = link.announce_received((0, token as u64));
                     }
                     LinkOutput::CloseLane(lane) => link.report_received_chunks(lane),
                     _ => {}
