@@ -1,7 +1,7 @@
 //! The flow of chunks on a link: which chunk to send next, where an arriving chunk is written, and which chunks and
 //! control frames to send again.
 //!
-//! Lanes move the bytes. Begin at [`LinkSide::next_chunk`] and [`LinkSide::begin_chunk_receive`].
+//! Lanes move the bytes. Begin at [`LinkSide::next_chunk_of`] and [`LinkSide::begin_chunk_receive`].
 
 use std::sync::Arc;
 
