@@ -274,7 +274,11 @@ fn after_the_proof_no_byte_changes_at_whatever_moment_it_is_asked_for() {
             for round in 0..60 {
                 let target = gpus.empty(1, Memory::Gpu, len);
                 let (sent, received) = gpus.cluster.send(0, &source, 1, &target, round);
-                std::thread::sleep(Duration::from_micros(random.u64(0..8000)));
+                // Some are cancelled too late.
+                match round % 10 {
+                    9 => drop(done(&received)),
+                    _ => std::thread::sleep(Duration::from_micros(random.u64(0..8000))),
+                }
                 let proof = if round % 2 == 0 { sent.cancel("enough") } else { received.cancel("enough") };
                 assert!(proof.wait_for(PATIENCE), "{choice:?}");
                 // A receiver that has all bytes tells the sender before it releases the buffer.
