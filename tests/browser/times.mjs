@@ -105,6 +105,7 @@ const pressed = (page) => page.locator('.times button[aria-pressed=true]').inner
   const read = () => chart.locator('.readout').innerText();
   const range = () => chart.locator('.ranges button[aria-pressed=true]').allInnerTexts();
   if ((await chart.locator('.ranges button').allInnerTexts()).join() !== '1 min,10 min,1 h,all') wrong(`the ranges are ${await chart.locator('.ranges button').allInnerTexts()}`);
+  await chart.scrollIntoViewIfNeeded();
   const over = await chart.locator('.u-over').boundingBox();
   await page.mouse.move(over.x + over.width / 2, over.y + over.height / 2);
   const [, first] = (await read()).match(/UTC: (shm|tcp) [\d.]+ [KM]iB\/s/) ?? [];
