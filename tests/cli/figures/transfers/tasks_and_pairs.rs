@@ -266,7 +266,7 @@ impl Comparison<'_> {
         };
         let in_rest: Vec<Vec<u64>> = throughput.transports.iter().map(|it| steps(&it.sent)).collect();
         let html = html_section(&self.seen.transfers_page, "throughput");
-        let table: Vec<Vec<u64>> = texts_between(html, "<tr><th scope=\"row\">", "</tr>")
+        let table: Vec<Vec<u64>> = texts_between(html, "<th scope=\"row\">", "</tr>")
             .map(|row| {
                 texts_between(row, "data-value=\"", "\"").map(|it| it.parse().expect("a number")).collect()
             })
