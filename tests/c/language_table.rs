@@ -241,9 +241,9 @@ fn every_kind_of_error_of_rust_has_its_status() {
         kinds.extend(enum_variants("src/transfer/base/error.rs", name));
     }
     assert!(kinds.len() > 40, "{kinds:?}");
-    // Those of calls that C does not have: claims of a task id, attached engines, reserved launches and those that wait, other jobs, and memory that is only read or
+    // Those of calls that C does not have: claims of a task id, attached engines, reserved launches and those that wait, other jobs, memory of GPUs, and memory that is only read or
     // exported. The last two of the agent are MUSTER_STATUS_NO_ENGINE and MUSTER_STATUS_TIMED_OUT.
-    const NOT_IN_C: [&str; 14] = [
+    const NOT_IN_C: [&str; 17] = [
         "AgentError::NoTask",
         "AgentError::EngineExists",
         "AgentError::EngineUnusable",
@@ -251,12 +251,15 @@ fn every_kind_of_error_of_rust_has_its_status() {
         "AgentError::PeerJobRefused",
         "AgentError::NoSuchPeerJob",
         "AgentError::TooManyWaitingLaunches",
+        "TransferError::Gpu",
         "TransferError::JobRefused",
         "PrepareError::JobRefused",
         "PrepareError::UnknownPeerDevice",
         "PrepareError::Reserved",
         "MemoryError::Exported",
         "MemoryError::Foreign",
+        "MemoryError::Gpu",
+        "MemoryError::OnDevice",
         "MemoryError::ReadOnly",
     ];
     assert!(WRAPPERS.iter().chain(&NOT_IN_C).all(|kind| kinds.remove(*kind)), "{kinds:?}");
