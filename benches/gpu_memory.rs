@@ -15,7 +15,7 @@ use muster::transfer::{
     MemberInfo, Membership, PreparedTransfers, TaskId, TransferEngine, TransferKey, TransferSpec,
     TransportChoice,
 };
-use muster_gpu::{Copy, CopyDirection, DeviceMemory, PageLocked};
+use muster_gpu::{CopyDirection, DeviceMemory, GpuCopy, PageLocked};
 use simulated_gpu::{Counter, Setting, SimulatedGpu};
 
 const CHUNK: usize = 4 << 20;
@@ -78,7 +78,7 @@ fn time_copies(
     count: usize,
 ) -> Duration {
     let (tell, told) = channel();
-    let copy = Copy { host: host.base(), device: memory.address(), len };
+    let copy = GpuCopy { host: host.base(), device: memory.address(), len };
     let began = Instant::now();
     for _ in 0..count {
         let tell = tell.clone();

@@ -40,7 +40,7 @@ pub enum CopyDirection {
 
 /// One copy of contiguous bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Copy {
+pub struct GpuCopy {
     /// The address in page-locked host memory.
     pub host: NonNull<u8>,
     /// The address in device memory.
@@ -114,7 +114,7 @@ impl Gpu {
     pub unsafe fn copy(
         &self,
         direction: CopyDirection,
-        copies: &[Copy],
+        copies: &[GpuCopy],
         then: impl FnOnce(Result<(), GpuError>) + Send + 'static,
     ) -> Result<(), GpuError> {
         // SAFETY: the caller guarantees the memory.
@@ -174,7 +174,7 @@ impl CopyQueues {
     unsafe fn submit(
         &self,
         direction: CopyDirection,
-        copies: &[Copy],
+        copies: &[GpuCopy],
         then: EndListener,
     ) -> Result<(), GpuError> {
         let noted = |error: GpuError| {
@@ -222,7 +222,7 @@ impl CopyQueues {
         &self,
         direction: CopyDirection,
         stream: CUstream,
-        copy: &Copy,
+        copy: &GpuCopy,
     ) -> Result<(), GpuError> {
         let (host, driver) = (copy.host.as_ptr(), self.gpu.driver());
         // SAFETY: the caller guarantees the memory.

@@ -33,7 +33,7 @@ mod error;
 mod event;
 mod page_locked;
 
-pub use copy_queue::{Copy, CopyDirection, is_reporting_thread};
+pub use copy_queue::{CopyDirection, GpuCopy, is_reporting_thread};
 pub use device::{DeviceFacts, Gpu};
 pub use device_memory::{DeviceMemory, device_memory_bytes};
 pub use driver::{device_count, driver_version};

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use cudarc::driver::sys;
 use muster_gpu::{
-    Copy, CopyDirection, DeviceMemory, Gpu, GpuError, GpuEvent, PageLocked, device_memory_bytes,
+    CopyDirection, DeviceMemory, Gpu, GpuCopy, GpuError, GpuEvent, PageLocked, device_memory_bytes,
 };
 use simulated_gpu::{Counter, Setting, SimulatedGpu};
 
@@ -14,7 +14,7 @@ use crate::isolated_test::run_isolated;
 type Outcome = Result<(), GpuError>;
 
 /// Asks for copies of memory that lives until the end of the test.
-fn copy(gpu: &Gpu, direction: CopyDirection, copies: &[Copy]) -> Receiver<Outcome> {
+fn copy(gpu: &Gpu, direction: CopyDirection, copies: &[GpuCopy]) -> Receiver<Outcome> {
     let (tell, told) = channel();
     // SAFETY: each test keeps its memory until it has the outcome.
     unsafe { gpu.copy(direction, copies, move |outcome| tell.send(outcome).unwrap()) }.unwrap();
@@ -25,8 +25,8 @@ fn wait(told: &Receiver<Outcome>) -> Outcome {
     told.recv_timeout(Duration::from_secs(30)).expect("the end of a copy is reported")
 }
 
-fn whole(host: &PageLocked, device: &DeviceMemory) -> Copy {
-    Copy { host: host.base(), device: device.address(), len: host.len().min(device.len()) }
+fn whole(host: &PageLocked, device: &DeviceMemory) -> GpuCopy {
+    GpuCopy { host: host.base(), device: device.address(), len: host.len().min(device.len()) }
 }
 
 fn bytes_of(memory: &mut PageLocked) -> &mut [u8] {
@@ -59,10 +59,10 @@ fn random_pieces_arrive_where_they_belong_and_no_copy_blocks() {
                 plan.push((start, memory.address() + at as u64, len));
                 at += len;
             }
-            let copies = |host: &PageLocked| -> Vec<Copy> {
+            let copies = |host: &PageLocked| -> Vec<GpuCopy> {
                 let piece = |(start, device, len): &(usize, u64, usize)| {
                     // SAFETY: the piece is within the memory.
-                    Copy { host: unsafe { host.base().add(*start) }, device: *device, len: *len }
+                    GpuCopy { host: unsafe { host.base().add(*start) }, device: *device, len: *len }
                 };
                 plan.iter().map(piece).collect()
             };

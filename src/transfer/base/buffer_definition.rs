@@ -56,8 +56,9 @@ impl BufferDefinitionEvent {
         match gpu.call_when_happened(event, end) {
             Ok(()) => defined,
             Err(error) => {
-                let over = DefinitionState::Over(Err(format!("GPU {ordinal}: {error}")));
-                Self(Arc::new(Mutex::new(over)))
+                let (promise, failed) = Self::new();
+                promise.fail(format!("GPU {ordinal}: {error}"));
+                failed
             }
         }
     }

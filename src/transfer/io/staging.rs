@@ -18,7 +18,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use muster_gpu::{Copy, CopyDirection, Gpu, GpuError, PageLocked};
+use muster_gpu::{CopyDirection, Gpu, GpuCopy, GpuError, PageLocked};
 
 use crate::base::sync::lock;
 use crate::launch::launch_spans::BytesPiece;
@@ -84,40 +84,36 @@ impl StagingPool {
         waiter: Option<SlotWaiter>,
     ) -> Result<Option<StagingSlot>, GpuError> {
         let len = len.next_power_of_two().max(SLOT_MIN);
-        let mut dropped = Vec::new();
-        let mut state = lock(&self.state);
-        if let Some(memory) = state.take_free(len) {
-            return Ok(Some(self.slot(memory)));
-        }
-        if !state.reserve(len, self.bytes_max, &mut dropped) {
-            state.waiters.extend(waiter);
-            return Ok(None);
-        }
-        // The driver is called without the lock, which the thread that reports copies takes.
-        drop(state);
-        drop(dropped);
-        let refused = match PageLocked::allocate(gpu, len) {
-            Ok(memory) => return Ok(Some(self.slot(memory))),
-            Err(error) => error,
-        };
-        let mut state = lock(&self.state);
-        let dropped = state.give_up_reservation(len);
-        if !dropped.is_empty() {
-            // Free slots that are too short may be what leaves no memory.
-            state.allocated += len;
+        loop {
+            let mut dropped = Vec::new();
+            let mut state = lock(&self.state);
+            if let Some(memory) = state.take_free(len) {
+                return Ok(Some(self.slot(memory)));
+            }
+            if !state.reserve(len, self.bytes_max, &mut dropped) {
+                state.waiters.extend(waiter);
+                return Ok(None);
+            }
+            // The driver is called without the lock, which the thread that reports copies takes.
             drop(state);
             drop(dropped);
-            match PageLocked::allocate(gpu, len) {
+            let refused = match PageLocked::allocate(gpu, len) {
                 Ok(memory) => return Ok(Some(self.slot(memory))),
-                Err(_) => state = lock(&self.state),
+                Err(error) => error,
+            };
+            let mut state = lock(&self.state);
+            let too_short = state.give_up_reservation(len);
+            if too_short.is_empty() {
+                if state.allocated == 0 {
+                    return Err(refused);
+                }
+                state.waiters.extend(waiter);
+                return Ok(None);
             }
-            state.allocated -= len;
+            // Once more without the free slots, which may be what leaves no memory.
+            drop(state);
+            drop(too_short);
         }
-        if state.allocated == 0 {
-            return Err(refused);
-        }
-        state.waiters.extend(waiter);
-        Ok(None)
     }
 
     fn slot(self: &Arc<Self>, memory: PageLocked) -> StagingSlot {
@@ -199,18 +195,21 @@ impl Drop for StagingSlot {
 /// The first failure of a copy: the GPU, and its error.
 pub type CopyFailure = (u32, GpuError);
 
+/// What a copy of a chunk keeps: the slot, and the guard of the launch's bytes.
+pub type StagedBytes = (StagingSlot, OwnedAccessGuard);
+
+/// Takes over what a copy has kept, with the outcome.
+type EndOfCopies = Box<dyn FnOnce(StagedBytes, Result<(), CopyFailure>) + Send>;
+
 /// The copies of one chunk, which may concern several GPUs, and what is done at their end.
-struct ChunkCopies<T> {
+struct ChunkCopies {
     /// The GPUs whose end is not reported, plus one until all were asked.
     left: AtomicUsize,
     failure: OnceLock<CopyFailure>,
-    /// What must live until the end, and the function that takes it over.
-    then: Mutex<Option<(T, EndOfCopies<T>)>>,
+    end: Mutex<Option<(StagedBytes, EndOfCopies)>>,
 }
 
-type EndOfCopies<T> = Box<dyn FnOnce(T, Result<(), CopyFailure>) + Send>;
-
-impl<T> ChunkCopies<T> {
+impl ChunkCopies {
     fn finish_one(&self, outcome: Result<(), CopyFailure>) {
         if let Err(failure) = outcome {
             let _first = self.failure.set(failure);
@@ -218,15 +217,12 @@ impl<T> ChunkCopies<T> {
         if self.left.fetch_sub(1, Ordering::AcqRel) > 1 {
             return;
         }
-        let then = lock(&self.then).take();
-        if let Some((kept, then)) = then {
+        let end = lock(&self.end).take();
+        if let Some((kept, then)) = end {
             then(kept, self.failure.get().cloned().map_or(Ok(()), Err));
         }
     }
 }
-
-/// What a copy of a chunk keeps: the slot, and the guard of the launch's bytes.
-pub type StagedBytes = (StagingSlot, OwnedAccessGuard);
 
 /// Copies the bytes `start..start + len` of the outbound stream into the slot, then calls `then`: on this thread, or on that
 /// of a GPU.
@@ -244,12 +240,7 @@ pub fn copy_to_slot(
                 slot.write_view(at, view.len()).copy_from(&view);
                 view.len()
             }
-            BytesPiece::Device(memory, device, len) => {
-                let (from, len) = slot.clamp(at, len);
-                // SAFETY: the range is within the slot.
-                copies.add(memory.gpu(), Copy { host: unsafe { slot.base().add(from) }, device, len });
-                len
-            }
+            BytesPiece::Device(memory, device, len) => copies.add(memory.gpu(), &slot, at, device, len),
         };
     });
     // SAFETY: the guard reserves the bytes for reading, and the slot is this chunk's.
@@ -272,12 +263,7 @@ pub fn copy_from_slot(
                 view.copy_from(&slot.read_view(at, view.len()));
                 view.len()
             }
-            BytesPiece::Device(memory, device, len) => {
-                let (from, len) = slot.clamp(at, len);
-                // SAFETY: the range is within the slot.
-                copies.add(memory.gpu(), Copy { host: unsafe { slot.base().add(from) }, device, len });
-                len
-            }
+            BytesPiece::Device(memory, device, len) => copies.add(memory.gpu(), &slot, at, device, len),
         };
     });
     // SAFETY: the guard reserves the bytes for writing, the link gave them to the caller alone, and the slot is this
@@ -287,25 +273,30 @@ pub fn copy_from_slot(
 
 /// The copies of a chunk by GPU: almost always one.
 #[derive(Default)]
-struct CopiesByGpu(Vec<(Gpu, Vec<Copy>)>);
+struct CopiesByGpu(Vec<(Gpu, Vec<GpuCopy>)>);
 
 impl CopiesByGpu {
-    fn add(&mut self, gpu: &Gpu, copy: Copy) {
+    /// Adds a copy between the bytes of a slot from `at` on and those of a GPU from `device` on. Returns its length.
+    fn add(&mut self, gpu: &Gpu, slot: &StagingSlot, at: usize, device: u64, len: usize) -> usize {
+        let (from, len) = slot.clamp(at, len);
+        // SAFETY: the range is within the slot.
+        let copy = GpuCopy { host: unsafe { slot.base().add(from) }, device, len };
         match self.0.iter_mut().find(|(other, _)| other == gpu) {
             Some((_, copies)) => copies.push(copy),
             None => self.0.push((gpu.clone(), vec![copy])),
         }
+        len
     }
 
     /// Asks the GPUs for the copies.
     ///
     /// # Safety
     /// As of [`Gpu::copy`], for as long as `staged` lives.
-    unsafe fn start(self, direction: CopyDirection, staged: StagedBytes, then: EndOfCopies<StagedBytes>) {
+    unsafe fn start(self, direction: CopyDirection, staged: StagedBytes, then: EndOfCopies) {
         let all = Arc::new(ChunkCopies {
             left: AtomicUsize::new(1 + self.0.len()),
             failure: OnceLock::new(),
-            then: Mutex::new(Some((staged, then))),
+            end: Mutex::new(Some((staged, then))),
         });
         for (gpu, copies) in self.0 {
             let (ended, number) = (Arc::clone(&all), gpu.ordinal());

@@ -6,7 +6,7 @@
 
 use muster_gpu::DeviceMemory;
 
-use crate::memory::{ReadView, SpanStream, StreamPiece, WriteView};
+use crate::memory::{ReadView, Span, SpanStream, WriteView};
 use crate::protocol::frame::Crc32c;
 
 /// The spans that a prepared launch sends to one peer and receives from it; the same for every launch of it.
@@ -75,17 +75,11 @@ impl<'a> LaunchBytes<'a> {
         self,
         start: u64,
         len: u64,
-        mut with: impl FnMut(BytesPiece<'a, ReadView<'a>>),
+        with: impl FnMut(BytesPiece<'a, ReadView<'a>>),
     ) {
-        self.0.outbound.for_each_memory(start, len, |piece| {
-            with(match piece {
-                StreamPiece::Device(memory, address, len) => BytesPiece::Device(memory, address, len),
-                // SAFETY: as in `append_outbound_views`.
-                StreamPiece::Host(span, from, len) => {
-                    BytesPiece::Host(unsafe { span.read_view_unchecked(from, len) })
-                }
-            });
-        });
+        // SAFETY: as in `append_outbound_views`.
+        let view = |span: &'a Span, from, len| unsafe { span.read_view_unchecked(from, len) };
+        for_each_piece(&self.0.outbound, (start, len), view, with);
     }
 
     /// Calls `with` for each contiguous piece of the bytes `start..start + len` of the inbound stream, in order. The link must
@@ -94,17 +88,11 @@ impl<'a> LaunchBytes<'a> {
         self,
         start: u64,
         len: u64,
-        mut with: impl FnMut(BytesPiece<'a, WriteView<'a>>),
+        with: impl FnMut(BytesPiece<'a, WriteView<'a>>),
     ) {
-        self.0.inbound.for_each_memory(start, len, |piece| {
-            with(match piece {
-                StreamPiece::Device(memory, address, len) => BytesPiece::Device(memory, address, len),
-                // SAFETY: as in `append_inbound_views`.
-                StreamPiece::Host(span, from, len) => {
-                    BytesPiece::Host(unsafe { span.write_view_unchecked(from, len) })
-                }
-            });
-        });
+        // SAFETY: as in `append_inbound_views`.
+        let view = |span: &'a Span, from, len| unsafe { span.write_view_unchecked(from, len) };
+        for_each_piece(&self.0.inbound, (start, len), view, with);
     }
 
     /// Returns a view to write `len` bytes from `start` on of the receive with index `at`; it may reach into
@@ -148,6 +136,25 @@ impl<'a> LaunchBytes<'a> {
         unsafe { self.0.inbound.read_views_unchecked(start, len, usize::MAX, &mut views) };
         checksum_of_views(&views)
     }
+}
+
+/// Calls `with` for each contiguous piece of `len` bytes from `start` on, in order. `view` makes the views of host memory.
+fn for_each_piece<'a, V>(
+    stream: &'a SpanStream,
+    (start, len): (u64, u64),
+    view: impl Fn(&'a Span, usize, usize) -> V,
+    mut with: impl FnMut(BytesPiece<'a, V>),
+) {
+    stream.for_each_contiguous_run(start, len, |span, from, bytes| {
+        with(match span.device_memory() {
+            Some(memory) => {
+                let offset = (span.region_offset() + from) as u64;
+                BytesPiece::Device(memory, memory.address() + offset, bytes)
+            }
+            None => BytesPiece::Host(view(span, from, bytes)),
+        });
+        true
+    });
 }
 
 fn checksum_of_views(views: &[ReadView<'_>]) -> u32 {

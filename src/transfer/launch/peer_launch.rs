@@ -61,7 +61,7 @@ pub struct AccessGuard<'a>(&'a Arc<PeerLaunch>);
 
 /// The permission to use the bytes of a launch beyond one call. A lane holds it from the first byte of a
 /// chunk that it sends to the last, because a frame whose header has left must be completed with the bytes
-/// that it announced. Once it [`is_closing`](Self::is_closing), the lane copies the rest of the chunk and
+/// that it announced. Once it [is closing](PeerLaunch::is_closing), the lane copies the rest of the chunk and
 /// drops this guard.
 pub struct OwnedAccessGuard(Arc<PeerLaunch>);
 
@@ -89,11 +89,6 @@ impl OwnedAccessGuard {
     /// Returns access to the bytes of the launch.
     pub fn bytes(&self) -> LaunchBytes<'_> {
         LaunchBytes::guarded(&self.0.lists)
-    }
-
-    /// Returns whether the launch was cancelled, and waits for this guard to be dropped.
-    pub fn is_closing(&self) -> bool {
-        self.0.gate.is_closed()
     }
 }
 

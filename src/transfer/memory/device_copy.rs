@@ -6,7 +6,7 @@
 use std::ptr::NonNull;
 use std::sync::mpsc::channel;
 
-use muster_gpu::{Copy, CopyDirection, DeviceMemory, GpuError, PageLocked, is_reporting_thread};
+use muster_gpu::{CopyDirection, DeviceMemory, GpuCopy, GpuError, PageLocked, is_reporting_thread};
 
 use crate::base::error::MemoryError;
 
@@ -54,7 +54,7 @@ fn copy_and_wait(
         ));
     }
     let (tell, told) = channel();
-    let copy = Copy { host, device: memory.address() + offset as u64, len };
+    let copy = GpuCopy { host, device: memory.address() + offset as u64, len };
     // SAFETY: the caller keeps both memories until the end, which this function awaits.
     unsafe { memory.gpu().copy(direction, &[copy], move |outcome| drop(tell.send(outcome)))? };
     told.recv().map_err(|_| failed("its end was never reported"))?

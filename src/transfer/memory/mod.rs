@@ -32,5 +32,5 @@ pub use region::registered_bytes;
 pub(crate) use buffer::{AccessKind, BufferClaim, Reservation};
 pub(crate) use mapping::Mapping;
 pub(crate) use region::{MemoryRegion, RegionUnmapListener};
-pub(crate) use span_stream::{SpanStream, StreamPiece};
+pub(crate) use span_stream::SpanStream;
 pub(crate) use view::{PeerView, ReadView, WriteView, total_len_of_views};

@@ -7,7 +7,7 @@
 
 #![allow(unsafe_code, reason = "passes on what its callers promise of the bytes")]
 
-use muster_gpu::{DeviceMemory, Gpu};
+use muster_gpu::Gpu;
 
 use super::buffer::Span;
 use super::view::{ReadView, WriteView};
@@ -25,14 +25,6 @@ pub struct SpanStream {
     joined: Vec<bool>,
     /// The GPU of the first bytes that are in the memory of one.
     gpu: Option<Gpu>,
-}
-
-/// Contiguous bytes of a stream.
-pub enum StreamPiece<'a> {
-    /// Bytes of host memory: the span, the first byte within it, and the length.
-    Host(&'a Span, usize, usize),
-    /// Bytes of a GPU: its memory, the address of the first byte, and the length.
-    Device(&'a DeviceMemory, u64, usize),
 }
 
 impl SpanStream {
@@ -64,20 +56,6 @@ impl SpanStream {
         self.gpu.as_ref()
     }
 
-    /// Calls `with` for each contiguous piece of the bytes `start..start + len`, in order.
-    pub fn for_each_memory<'a>(&'a self, start: u64, len: u64, mut with: impl FnMut(StreamPiece<'a>)) {
-        self.for_each_contiguous_run(start, len, |span, from, bytes| {
-            with(match span.device_memory() {
-                Some(memory) => {
-                    let offset = (span.region_offset() + from) as u64;
-                    StreamPiece::Device(memory, memory.address() + offset, bytes)
-                }
-                None => StreamPiece::Host(span, from, bytes),
-            });
-            true
-        });
-    }
-
     /// Returns the offset of a span in the stream.
     pub fn span_start(&self, at: usize) -> u64 {
         self.starts[at]
@@ -106,7 +84,7 @@ impl SpanStream {
     /// Calls `with` for each contiguous stretch of memory of the bytes `start..start + len`, until it returns
     /// false: the span in which the stretch begins, its first byte within that span, and its length.
     /// Adjoining spans make one stretch.
-    fn for_each_contiguous_run<'a>(
+    pub fn for_each_contiguous_run<'a>(
         &'a self,
         start: u64,
         len: u64,

@@ -169,8 +169,8 @@ impl Connection {
         // A launch that was cancelled a moment ago gives no guard, and its bytes must not be read.
         let guard = launch.access();
         let ready = ready && guard.is_some();
-        let inlines = ready && self.inlines && link.should_inline(total);
-        let inlines = inlines && launch.lists.outbound.gpu().is_none();
+        let is_on_host = launch.lists.outbound.gpu().is_none();
+        let inlines = ready && self.inlines && is_on_host && link.should_inline(total);
         let inline = guard.as_ref().filter(|_| inlines).map(|guard| {
             let mut bytes = Vec::with_capacity(total as usize);
             guard.bytes().copy_out(0, total, &mut bytes);

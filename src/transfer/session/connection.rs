@@ -238,6 +238,12 @@ impl Connection {
         self.lanes.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Returns the lane with this number, unless it is over.
+    pub(super) fn lane(&self, id: u16) -> Option<Arc<Lane>> {
+        let lanes = self.lanes.read().unwrap_or_else(PoisonError::into_inner);
+        lanes.iter().find(|lane| lane.id == id).cloned()
+    }
+
     /// Returns the error with which the connection ended, or none while it lives.
     pub fn end_error(&self) -> Option<&TransferError> {
         self.over.get()

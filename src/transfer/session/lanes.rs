@@ -243,19 +243,18 @@ impl LaneHost for Connection {
     }
 
     fn request_pump(&self, lane: u16) {
-        if let Some(lane) = self.lanes().iter().find(|other| other.id == lane) {
-            self.pump_on_reactor(lane);
+        if let Some(lane) = self.lane(lane) {
+            self.pump_on_reactor(&lane);
         }
     }
 
     fn send_staged(&self, lane: u16, launch: &PeerLaunch) {
-        let lanes = self.lanes();
-        let Some(lane) = lanes.iter().find(|other| other.id == lane) else { return };
+        let Some(lane) = self.lane(lane) else { return };
         let is_small =
             launch.lists.outbound.total() <= SEND_AT_ONCE && !lock(&self.link).has_chunks_to_send();
         // The reactor ends a lane that fails.
         if !is_small || lane.pump_output().is_err() {
-            self.pump_on_reactor(lane);
+            self.pump_on_reactor(&lane);
         }
     }
 

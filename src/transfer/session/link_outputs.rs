@@ -173,7 +173,7 @@ impl Connection {
     /// Copies the bytes that came with a launch frame into place.
     fn copy_inline_payload(&self, launch: &Arc<PeerLaunch>, bytes: &[u8], replies: &mut PendingReplies) {
         if launch.lists.inbound.gpu().is_some() {
-            return self.stage_inline_payload(Arc::clone(launch), bytes.to_vec());
+            return self.stage_inline_payload(Arc::clone(launch), bytes.into());
         }
         let Some(guard) = launch.access_owned() else { return };
         guard.bytes().copy_in(0, bytes);
@@ -187,9 +187,9 @@ impl Connection {
     }
 
     /// Copies the bytes that came with a launch frame to a slot, and from there to the GPUs of their destination.
-    fn stage_inline_payload(&self, launch: Arc<PeerLaunch>, bytes: Vec<u8>) {
+    fn stage_inline_payload(&self, launch: Arc<PeerLaunch>, bytes: Arc<[u8]>) {
         let Some(gpu) = launch.lists.inbound.gpu() else { return };
-        let (weak, again, kept) = (self.weak(), Arc::clone(&launch), bytes.clone());
+        let (weak, again, kept) = (self.weak(), Arc::clone(&launch), Arc::clone(&bytes));
         let try_again = Box::new(move || {
             if let Some(this) = weak.upgrade() {
                 this.stage_inline_payload(again, kept);

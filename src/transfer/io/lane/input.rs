@@ -27,7 +27,7 @@ pub enum IncomingFrame {
         /// The number of bytes received.
         got: usize,
     },
-    /// A chunk, received directly into its destination.
+    /// A chunk, received directly into its destination, or into a slot.
     Chunk {
         /// Its header.
         header: Header,
@@ -37,19 +37,8 @@ pub enum IncomingFrame {
         start: u64,
         /// The number of bytes received.
         got: usize,
-    },
-    /// A chunk with bytes of a GPU, received into a slot.
-    StagedChunk {
-        /// Its header.
-        header: Header,
-        /// The launch that it belongs to.
-        launch: Arc<PeerLaunch>,
-        /// Its first byte in the inbound stream.
-        start: u64,
-        /// The number of bytes received.
-        got: usize,
-        /// The slot.
-        slot: StagingSlot,
+        /// The slot, if some are bytes for a GPU.
+        slot: Option<StagingSlot>,
     },
     /// A chunk with bytes of a GPU, for which there is no slot yet. The lane reads nothing more until there is.
     AwaitsSlot {
@@ -76,9 +65,7 @@ impl IncomingFrame {
     /// Returns the header of a chunk whose landing has begun.
     pub const fn begun_chunk(&self) -> Option<&Header> {
         match self {
-            Self::Chunk { header, .. }
-            | Self::StagedChunk { header, .. }
-            | Self::AwaitsSlot { header, .. } => Some(header),
+            Self::Chunk { header, .. } | Self::AwaitsSlot { header, .. } => Some(header),
             Self::Header | Self::Control { .. } | Self::Discard { .. } | Self::Held { .. } => None,
         }
     }

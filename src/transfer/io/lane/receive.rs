@@ -12,6 +12,7 @@ use std::sync::atomic::Ordering;
 use super::input::{IncomingFrame, LaneInput};
 use super::state::{Lane, LaneError, LaneHost, PendingReplies};
 use crate::base::sync::lock;
+use crate::io::staging::StagingSlot;
 use crate::io::sys;
 use crate::io::wire::{ReceivedCount, WireError};
 use crate::launch::peer_launch::{AccessGuard, PeerLaunch};
@@ -147,7 +148,6 @@ impl Lane {
                 Ok(ReceiveStep::Go)
             }
             IncomingFrame::Chunk { .. } => self.receive_chunk(host, input, turn),
-            IncomingFrame::StagedChunk { .. } => self.receive_staged_chunk(host, input, turn),
             IncomingFrame::Discard { left } => {
                 let bytes = self.wire.discard(*left)?;
                 *left -= bytes;
@@ -161,98 +161,67 @@ impl Lane {
         }
     }
 
-    /// Receives more of a chunk, directly into its destination.
+    /// Receives more of a chunk, directly into its destination or into its slot.
     fn receive_chunk(
         &self,
         host: &dyn LaneHost,
         input: &mut LaneInput,
         turn: &mut usize,
     ) -> Result<ReceiveStep, LaneError> {
-        let IncomingFrame::Chunk { header, launch, start, got } = &mut input.now else {
+        let LaneInput { now, ahead, from, to, .. } = input;
+        let IncomingFrame::Chunk { header, launch, start, got, slot } = now else {
             return Ok(ReceiveStep::Go);
         };
         let (header, launch, start) = (*header, Arc::clone(launch), *start);
-        let len = header.len as usize;
+        let left = header.len as usize - *got;
         let Some(guard) = launch.access() else {
+            self.held.store(false, Ordering::SeqCst);
             host.abandon_chunk_receive(&header);
-            input.now = IncomingFrame::Discard { left: len - *got };
+            *now = IncomingFrame::Discard { left };
             return Ok(ReceiveStep::Go);
         };
-        let mut done = *got;
         let mut views = Vec::with_capacity(8);
-        let left = (len - done) as u64;
-        guard.bytes().append_inbound_views(start + done as u64, left, sys::PIECES_MAX, &mut views);
+        match slot {
+            Some(slot) => views.push(slot.write_view(*got, left)),
+            None => {
+                let begin = start + *got as u64;
+                guard.bytes().append_inbound_views(begin, left as u64, sys::PIECES_MAX, &mut views);
+            }
+        }
         let body = total_len_of_views(&views);
         // The next header is read with the chunk, but not on wires that carry descriptors, which this read
         // would drop.
-        (input.from, input.to) = (0, 0);
-        if body as u64 == left && !self.capabilities.shares_memory {
-            views.push(WriteView::of_slice(&mut input.ahead[..HEADER]));
-        }
-        let received = self.wire.receive(&mut views)?;
-        drop(views);
-        let step = self.count_received(host, received, turn)?;
-        done += received.bytes.min(body);
-        input.to = received.bytes.saturating_sub(body);
-        if done == len {
-            self.finish_chunk(host, &header, &launch, &guard, start);
-            drop(guard);
-            input.now = IncomingFrame::Header;
-        } else if let IncomingFrame::Chunk { got, .. } = &mut input.now {
-            *got = done;
-        }
-        Ok(step)
-    }
-
-    /// Receives more of a chunk into its slot.
-    fn receive_staged_chunk(
-        &self,
-        host: &dyn LaneHost,
-        input: &mut LaneInput,
-        turn: &mut usize,
-    ) -> Result<ReceiveStep, LaneError> {
-        let LaneInput { now, ahead, from, to, .. } = input;
-        let IncomingFrame::StagedChunk { header, launch, start, got, slot } = now else {
-            return Ok(ReceiveStep::Go);
-        };
-        let left = header.len as usize - *got;
-        if launch.is_closing() {
-            self.held.store(false, Ordering::SeqCst);
-            host.abandon_chunk_receive(header);
-            *now = IncomingFrame::Discard { left };
-            return Ok(ReceiveStep::Go);
-        }
-        let mut views = vec![slot.write_view(*got, left)];
         (*from, *to) = (0, 0);
-        if !self.capabilities.shares_memory {
+        if body == left && !self.capabilities.shares_memory {
             views.push(WriteView::of_slice(&mut ahead[..HEADER]));
         }
         let received = self.wire.receive(&mut views)?;
         drop(views);
         let step = self.count_received(host, received, turn)?;
-        *got += received.bytes.min(left);
-        *to = received.bytes.saturating_sub(left);
-        if received.bytes >= left {
-            let chunk = (*header, Arc::clone(launch), *start);
-            if let IncomingFrame::StagedChunk { slot, .. } = std::mem::replace(now, IncomingFrame::Header) {
-                self.finish_staged_chunk(host, chunk, slot);
-            }
+        *got += received.bytes.min(body);
+        *to = received.bytes.saturating_sub(body);
+        if *got == header.len as usize {
+            let slot = slot.take();
+            self.finish_chunk(host, (header, &launch, start), slot, &guard);
+            *now = IncomingFrame::Header;
         }
         Ok(step)
     }
 
-    /// Reports that a chunk is in place, and whether its checksum is right.
+    /// Reports that a chunk is in place, and whether its checksum is right. From a slot, a GPU copies it first.
     fn finish_chunk(
         &self,
         host: &dyn LaneHost,
-        header: &Header,
-        launch: &Arc<PeerLaunch>,
+        (header, launch, start): (Header, &Arc<PeerLaunch>, u64),
+        slot: Option<StagingSlot>,
         guard: &AccessGuard<'_>,
-        start: u64,
     ) {
+        if let Some(slot) = slot {
+            return self.finish_staged_chunk(host, (header, Arc::clone(launch), start), slot);
+        }
         let intact = !header.has(flag::CHECKED)
             || guard.bytes().inbound_checksum(start, u64::from(header.len)) == header.payload_crc;
-        host.end_chunk_receive(self.kind, header, launch, start, intact);
+        host.end_chunk_receive(self.kind, &header, launch, start, intact);
     }
 
     /// Begins the frames whose headers were read ahead, and completes those that were read ahead entirely.
@@ -288,18 +257,17 @@ impl Lane {
             IncomingFrame::Header | IncomingFrame::Held { .. } | IncomingFrame::AwaitsSlot { .. } => {
                 return Ok(());
             }
-            IncomingFrame::StagedChunk { slot, got, .. } => {
-                slot.write_view(0, there).copy_from(&ReadView::of_slice(&input.ahead[from..to]));
-                *got = there;
-            }
             IncomingFrame::Control { bytes, got, .. } => {
                 bytes[..there].copy_from_slice(&input.ahead[from..to]);
                 *got = there;
             }
             IncomingFrame::Discard { left } => *left -= there,
-            IncomingFrame::Chunk { launch, start, got, .. } => {
-                if let Some(guard) = launch.access() {
-                    guard.bytes().copy_in(*start, &input.ahead[from..to]);
+            IncomingFrame::Chunk { launch, start, got, slot, .. } => {
+                let bytes = &input.ahead[from..to];
+                if let Some(slot) = slot {
+                    slot.write_view(0, there).copy_from(&ReadView::of_slice(bytes));
+                } else if let Some(guard) = launch.access() {
+                    guard.bytes().copy_in(*start, bytes);
                 }
                 *got = there;
             }
@@ -312,15 +280,13 @@ impl Lane {
             IncomingFrame::Control { header, bytes, .. } => {
                 self.process_control_frame(host, &header, bytes, &mut input.descriptors, replies)?;
             }
-            IncomingFrame::Chunk { header, launch, start, .. } => {
+            IncomingFrame::Chunk { header, launch, start, slot, .. } => {
                 if let Some(guard) = launch.access() {
-                    self.finish_chunk(host, &header, &launch, &guard, start);
+                    self.finish_chunk(host, (header, &launch, start), slot, &guard);
                 } else {
+                    self.held.store(false, Ordering::SeqCst);
                     host.abandon_chunk_receive(&header);
                 }
-            }
-            IncomingFrame::StagedChunk { header, launch, start, slot, .. } => {
-                self.finish_staged_chunk(host, (header, launch, start), slot);
             }
             IncomingFrame::Header
             | IncomingFrame::Discard { .. }
@@ -367,7 +333,9 @@ impl Lane {
             ChunkDestination::At(launch, start) if launch.lists.inbound.gpu().is_some() => {
                 self.begin_staged_receive(host, (header, launch, start))
             }
-            ChunkDestination::At(launch, start) => IncomingFrame::Chunk { header, launch, start, got: 0 },
+            ChunkDestination::At(launch, start) => {
+                IncomingFrame::Chunk { header, launch, start, got: 0, slot: None }
+            }
             _ if header.len == 0 => IncomingFrame::Header,
             _ => IncomingFrame::Discard { left: header.len as usize },
         })

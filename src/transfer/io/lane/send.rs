@@ -5,7 +5,7 @@
 
 use std::sync::atomic::Ordering;
 
-use super::output::OutgoingFrame;
+use super::output::{ChunkBody, OutgoingFrame};
 use super::state::{Lane, LaneError, LaneHost};
 use crate::io::sys;
 use crate::io::wire::WireError;
@@ -117,7 +117,8 @@ impl Lane {
                 header.payload_crc = guard.bytes().outbound_checksum(start, u64::from(header.len));
             }
             let len = header.len as usize;
-            *output = OutgoingFrame::Chunk { header: header.encode(), guard, start, len, sent: 0 };
+            let body = ChunkBody::InPlace(guard, start);
+            *output = OutgoingFrame::Chunk { header: header.encode(), body, len, sent: 0 };
             return true;
         }
     }
@@ -142,57 +143,35 @@ impl Lane {
                 }
                 Ok(now)
             }
-            OutgoingFrame::StagedChunk { header, launch, slot, len, sent } => {
-                let body = sent.saturating_sub(HEADER);
+            OutgoingFrame::Chunk { header, body, len, sent } => {
+                let from = sent.saturating_sub(HEADER);
+                let left = *len - from;
+                let launch = body.launch();
                 if launch.is_closing() {
-                    // The slot is given back at once, and the frame is completed from a copy.
+                    // The launch was cancelled in the middle of a chunk: the frame is completed from a copy of its
+                    // bytes, and the buffers or the slot are free.
                     let mut bytes = Vec::new();
                     if *sent > 0 {
                         bytes.extend_from_slice(&header[(*sent).min(HEADER)..]);
-                        slot.read_view(body, *len - body).with_bytes(|rest| bytes.extend_from_slice(rest));
+                        let mut views = Vec::new();
+                        body.append_views(from, left, usize::MAX, &mut views);
+                        views.iter().for_each(|view| view.with_bytes(|rest| bytes.extend_from_slice(rest)));
                     }
-                    *output = OutgoingFrame::of_rest(bytes);
-                    return Ok(0);
-                }
-                let mut views = Vec::with_capacity(2);
-                if *sent < HEADER {
-                    views.push(ReadView::of_slice(&header[*sent..]));
-                }
-                views.push(slot.read_view(body, *len - body));
-                let now = self.wire.send(&views)?;
-                launch.set_transport(self.kind);
-                launch.add_progress((now as u64).min((*len - body) as u64));
-                drop(views);
-                *sent += now;
-                if *sent == HEADER + *len {
-                    host.count_sent(self.kind, *len as u64);
-                    *output = OutgoingFrame::Idle;
-                }
-                Ok(now)
-            }
-            OutgoingFrame::Chunk { header, guard, start, len, sent } => {
-                let launch = guard.launch();
-                let body = sent.saturating_sub(HEADER);
-                if guard.is_closing() {
-                    // The launch was cancelled in the middle of a chunk: the frame is completed from a copy
-                    // of its bytes.
-                    let mut bytes = Vec::new();
-                    if *sent > 0 {
-                        bytes.extend_from_slice(&header[(*sent).min(HEADER)..]);
-                        guard.bytes().copy_out(*start + body as u64, (*len - body) as u64, &mut bytes);
-                    }
-                    *output = OutgoingFrame::of_rest(bytes);
+                    *output = if bytes.is_empty() {
+                        OutgoingFrame::Idle
+                    } else {
+                        OutgoingFrame::Bytes { bytes, sent: 0, descriptor: None }
+                    };
                     return Ok(0);
                 }
                 let mut views = Vec::with_capacity(8);
                 if *sent < HEADER {
                     views.push(ReadView::of_slice(&header[*sent..]));
                 }
-                let left = (*len - body) as u64;
-                guard.bytes().append_outbound_views(*start + body as u64, left, sys::PIECES_MAX, &mut views);
+                body.append_views(from, left, sys::PIECES_MAX, &mut views);
                 let now = self.wire.send(&views)?;
                 launch.set_transport(self.kind);
-                launch.add_progress((now as u64).min(left));
+                launch.add_progress((now as u64).min(left as u64));
                 drop(views);
                 *sent += now;
                 if *sent == HEADER + *len {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::input::IncomingFrame;
-use super::output::OutgoingFrame;
+use super::output::{ChunkBody, OutgoingFrame};
 use super::staged_chunks::{StagedChunk, StagedState};
 use super::state::{Lane, LaneHost};
 use crate::io::staging::{SlotWaiter, StagingPool, StagingSlot, copy_from_slot, copy_to_slot};
@@ -32,8 +32,8 @@ impl Lane {
             header.flags |= flag::CHECKED;
             header.payload_crc = slot.read_view(0, len).with_bytes(crc32c_of);
         }
-        let launch = Arc::clone(&chunk.launch);
-        *output = OutgoingFrame::StagedChunk { header: header.encode(), launch, slot, len, sent: 0 };
+        let body = ChunkBody::Staged(Arc::clone(&chunk.launch), slot);
+        *output = OutgoingFrame::Chunk { header: header.encode(), body, len, sent: 0 };
         true
     }
 
@@ -125,7 +125,7 @@ impl Lane {
                 host.abandon_chunk_receive(&header);
                 IncomingFrame::Discard { left: len }
             }
-            Some(slot) => IncomingFrame::StagedChunk { header, launch, start, got: 0, slot },
+            Some(slot) => IncomingFrame::Chunk { header, launch, start, got: 0, slot: Some(slot) },
             None => IncomingFrame::AwaitsSlot { header, launch, start },
         }
     }
