@@ -11,9 +11,8 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use muster::transfer::{
-    Arena, Buffer, DeviceArena, DeviceId, EngineConfig, Gpu, Incarnation, LaunchOptions, MemberId,
-    MemberInfo, Membership, PreparedTransfers, TaskId, TransferEngine, TransferKey, TransferSpec,
-    TransportChoice,
+    Arena, Buffer, DeviceId, EngineConfig, Gpu, Incarnation, LaunchOptions, MemberId, MemberInfo, Membership,
+    PreparedTransfers, TaskId, TransferEngine, TransferKey, TransferSpec, TransportChoice,
 };
 use muster_gpu::{CopyDirection, DeviceMemory, GpuCopy, PageLocked};
 use simulated_gpu::{Counter, Setting, SimulatedGpu};
@@ -42,18 +41,20 @@ fn start_engines() -> [TransferEngine; 2] {
     engines
 }
 
-/// Prepares a transfer from the first engine to the second one.
+/// Prepares a transfer of the first `len` bytes of a buffer of the first engine to one of the second engine.
 fn prepare(
     engines: &[TransferEngine; 2],
-    [source, target]: [&Buffer; 2],
+    [source, target]: &[Buffer; 2],
+    len: usize,
     key: u64,
 ) -> [PreparedTransfers; 2] {
     let options =
         LaunchOptions { channel: u32::try_from(key).unwrap_or_default(), ..LaunchOptions::default() };
     let (from, to, key) = (DeviceId(0), DeviceId(1), TransferKey(key));
+    let span = |buffer: &Buffer| buffer.range(0..len).expect("it is as long");
     [
-        (0, TransferSpec::send(source.full_span(), from, to, key)),
-        (1, TransferSpec::receive(target.full_span(), from, to, key)),
+        (0, TransferSpec::send(span(source), from, to, key)),
+        (1, TransferSpec::receive(span(target), from, to, key)),
     ]
     .map(|(task, spec)| engines[task].prepare(vec![spec], options).wait().expect("the engines meet"))
 }
@@ -108,13 +109,12 @@ fn main() {
         PageLocked::allocate(&gpus[0], CHUNK).expect("there is memory"),
         DeviceMemory::allocate(&gpus[0], CHUNK).expect("there is memory"),
     );
-    let on_gpu = [&gpus[0], &gpus[1]].map(|gpu| {
-        DeviceArena::new(gpu, len).and_then(|arena| arena.allocate(len)).expect("there is memory")
-    });
+    let on_gpu = [&gpus[0], &gpus[1]]
+        .map(|gpu| Arena::on_gpu(gpu, len).and_then(|arena| arena.allocate(len)).expect("there is memory"));
     let on_host =
         [(); 2].map(|()| Arena::new(len).and_then(|arena| arena.allocate(len)).expect("there is memory"));
-    let mut lanes = prepare(&engines, [&on_host[0], &on_host[1]], 1);
-    let mut staged = prepare(&engines, [&on_gpu[0], &on_gpu[1]], 2);
+    let mut lanes = prepare(&engines, &on_host, len, 1);
+    let mut staged = prepare(&engines, &on_gpu, len, 2);
     launch(&mut lanes);
     launch(&mut staged);
 
@@ -143,17 +143,8 @@ fn main() {
 
     // More than a launch carries along.
     let small = 16 << 10;
-    let pick =
-        |buffers: &[Buffer; 2]| buffers.clone().map(|buffer| buffer.range(0..small).expect("it is as long"));
-    let prepare_small = |buffers: &[Buffer; 2], key: u64| {
-        let [source, target] = pick(buffers);
-        let options =
-            LaunchOptions { channel: u32::try_from(key).unwrap_or_default(), ..LaunchOptions::default() };
-        let (from, to, key) = (DeviceId(0), DeviceId(1), TransferKey(key));
-        [(0, TransferSpec::send(source, from, to, key)), (1, TransferSpec::receive(target, from, to, key))]
-            .map(|(task, spec)| engines[task].prepare(vec![spec], options).wait().expect("the engines meet"))
-    };
-    let (mut lanes, mut staged) = (prepare_small(&on_host, 3), prepare_small(&on_gpu, 4));
+    let mut lanes = prepare(&engines, &on_host, small, 3);
+    let mut staged = prepare(&engines, &on_gpu, small, 4);
     let mut times = [const { Vec::new() }; 3];
     for _ in 0..rounds * 200 {
         times[0].push(launch(&mut lanes));

@@ -103,6 +103,6 @@ pub use io::wire::FaultInjector;
 pub use io::wire::PemCertificates;
 pub use launch::outcome::LaunchStats;
 pub use launch::transfer::{QuiescenceFuture, TransferHandle};
-pub use memory::{Arena, ArenaPool, Buffer, BufferExport, DeviceArena, Span, registered_bytes};
+pub use memory::{Arena, ArenaPool, Buffer, BufferExport, Span, registered_bytes};
 pub use muster_gpu::{Gpu, GpuEvent, device_memory_bytes as registered_device_bytes};
 pub use protocol::link::PriorityClass;

@@ -9,8 +9,8 @@ use muster::transfer::{
 };
 
 use crate::cluster::{
-    AnyMemory, Cluster, PATIENCE, TestArena, assert_contents, contents, done, eventually, fill_quickly,
-    incoming, is_filled_quickly_from, is_on_gpu, outgoing, start,
+    AnyMemory, Cluster, PATIENCE, arena_under_test, assert_contents, contents, done, eventually,
+    fill_quickly, incoming, is_filled_quickly_from, is_on_gpu, outgoing, start,
 };
 use crate::harness::{Signal, run_ignored_test};
 use crate::processes::{TaskProcess, next_line_from_test, send_message_to_test};
@@ -369,7 +369,7 @@ struct RunningTransfer {
 type RandomTransfer = (u64, usize, usize, usize, u64);
 
 impl RunningTransfer {
-    fn start(engine: &TransferEngine, arena: &TestArena, (key, from, to, len, seed): RandomTransfer) -> Self {
+    fn start(engine: &TransferEngine, arena: &Arena, (key, from, to, len, seed): RandomTransfer) -> Self {
         let receives = engine.here().task.0 as usize == to;
         let buffer = arena.allocate(len).unwrap();
         if !receives {
@@ -492,7 +492,7 @@ impl BufferSlot {
 /// A task in a process of its own: performs transfers, cancels some of them, and checks all that arrive,
 /// until it is killed.
 pub fn run_cancelling_task(engine: &TransferEngine) {
-    let arena = TestArena::new(engine.here().task.0 as usize, 64 << 20);
+    let arena = arena_under_test(engine.here().task.0 as usize, 64 << 20);
     let mut random = fastrand::Rng::with_seed(engine.here().incarnation.get());
     let (mut running, mut resting) = (Vec::<RunningTransfer>::new(), QuiescedBuffers::default());
     let mut came = 0;

@@ -5,9 +5,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use muster::transfer::{
-    Arena, Buffer, DeviceArena, DeviceId, EngineConfig, Incarnation, LaunchOptions, MemberId, MemberInfo,
-    Membership, MemoryError, TaskId, TransferEngine, TransferHandle, TransferKey, TransferSpec,
-    TransportChoice,
+    Arena, Buffer, DeviceId, EngineConfig, Incarnation, LaunchOptions, MemberId, MemberInfo, Membership,
+    MemoryError, TaskId, TransferEngine, TransferHandle, TransferKey, TransferSpec, TransportChoice,
 };
 use muster_gpu::Gpu;
 use simulated_gpu::SimulatedGpu;
@@ -23,30 +22,14 @@ pub fn is_on_gpu() -> bool {
     std::env::var(MEMORY).as_deref() == Ok("gpu")
 }
 
-/// An arena of the memory under test.
-pub enum TestArena {
-    Host(Arena),
-    Gpu(DeviceArena),
-}
-
-impl TestArena {
-    /// Creates an arena for a task.
-    pub fn new(task: usize, bytes: usize) -> Self {
-        if !is_on_gpu() {
-            return Self::Host(Arena::new(bytes).unwrap());
-        }
-        SimulatedGpu::load();
-        let count = muster_gpu::device_count().unwrap();
-        let gpu = Gpu::open(task as u32 % count).unwrap();
-        Self::Gpu(DeviceArena::new(&gpu, bytes).unwrap())
+/// Creates an arena of the memory under test for a task.
+pub fn arena_under_test(task: usize, bytes: usize) -> Arena {
+    if !is_on_gpu() {
+        return Arena::new(bytes).unwrap();
     }
-
-    pub fn allocate(&self, len: usize) -> Result<Buffer, MemoryError> {
-        match self {
-            Self::Host(arena) => arena.allocate(len),
-            Self::Gpu(arena) => arena.allocate(len),
-        }
-    }
+    SimulatedGpu::load();
+    let count = muster_gpu::device_count().unwrap();
+    Arena::on_gpu(&Gpu::open(task as u32 % count).unwrap(), bytes).unwrap()
 }
 
 /// Access to the contents of a buffer in any memory.
@@ -88,8 +71,8 @@ pub struct Cluster {
     reached_at: Vec<SocketAddr>,
     pub engines: Vec<TransferEngine>,
     pub arenas: Vec<Arena>,
-    /// By task.
-    pub memory: Vec<TestArena>,
+    /// The arena under test of each task; `arenas` are those of host memory.
+    pub memory: Vec<Arena>,
 }
 
 fn devices(task: u32, each: u32) -> Vec<DeviceId> {
@@ -121,7 +104,7 @@ impl Cluster {
         };
         let engines: Vec<_> = (0..count).map(|task| start(task, 0, setting)).collect();
         let arenas = (0..count).map(|_| Arena::new(64 << 20).unwrap()).collect();
-        let memory = (0..count).map(|task| TestArena::new(task, 64 << 20)).collect();
+        let memory = (0..count).map(|task| arena_under_test(task, 64 << 20)).collect();
         let cluster = Self { each, reached_at: Vec::new(), engines, arenas, memory };
         cluster.announce();
         cluster

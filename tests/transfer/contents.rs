@@ -4,7 +4,7 @@ use muster::transfer::{LaunchOptions, TransportChoice};
 
 use crate::cluster::{AnyMemory, Cluster, assert_contents, done, incoming, outgoing};
 
-const CHOICES: [TransportChoice; 6] = [
+pub const CHOICES: [TransportChoice; 6] = [
     TransportChoice::Auto,
     TransportChoice::Shm,
     TransportChoice::Pvm,

@@ -6,29 +6,21 @@ use std::time::Duration;
 
 use cudarc::driver::sys;
 use muster::transfer::{
-    Buffer, BufferDefinitionEvent, DeviceArena, EngineConfig, LaunchOptions, MemoryError, TransferError,
+    Arena, Buffer, BufferDefinitionEvent, EngineConfig, LaunchOptions, MemoryError, TransferError,
     TransferSpec, TransportChoice,
 };
 use muster_gpu::{Gpu, GpuEvent};
 use simulated_gpu::{Counter, Setting, SimulatedGpu};
 
-use crate::cluster::{Cluster, PATIENCE, contents, device, done, eventually, incoming, outgoing};
+use crate::cluster::{AnyMemory, Cluster, PATIENCE, contents, device, done, eventually, incoming, outgoing};
+use crate::contents::CHOICES;
 use crate::isolated_test::run_isolated;
-
-const CHOICES: [TransportChoice; 6] = [
-    TransportChoice::Auto,
-    TransportChoice::Shm,
-    TransportChoice::Pvm,
-    TransportChoice::Unix,
-    TransportChoice::Tcp,
-    TransportChoice::Loopback,
-];
 
 /// A cluster of two tasks, each with a GPU of its own.
 struct GpuCluster {
     simulated: &'static SimulatedGpu,
     cluster: Cluster,
-    arenas: Vec<DeviceArena>,
+    arenas: Vec<Arena>,
 }
 
 /// Where the memory of a buffer is.
@@ -42,7 +34,7 @@ impl GpuCluster {
     fn new(setting: impl Fn(&mut EngineConfig)) -> Self {
         let simulated = SimulatedGpu::load();
         let cluster = Cluster::with(2, setting);
-        let arena = |task| DeviceArena::new(&Gpu::open(task).unwrap(), 128 << 20).unwrap();
+        let arena = |task| Arena::on_gpu(&Gpu::open(task).unwrap(), 128 << 20).unwrap();
         Self { simulated, cluster, arenas: vec![arena(0), arena(1)] }
     }
 
@@ -76,9 +68,7 @@ impl GpuCluster {
 }
 
 fn read(buffer: &Buffer) -> Vec<u8> {
-    let mut bytes = vec![0; buffer.len()];
-    buffer.read_contents(0, &mut bytes).unwrap();
-    bytes
+    buffer.look(<[u8]>::to_vec).unwrap()
 }
 
 #[test]
@@ -421,7 +411,7 @@ fn lanes_share_a_bounded_number_of_slots() {
 fn the_host_gets_an_error_where_it_would_touch_the_bytes() {
     run_isolated(&[("SIMULATED_GPU", "devices=1")], || {
         SimulatedGpu::load();
-        let arena = DeviceArena::new(&Gpu::open(0).unwrap(), 1 << 20).unwrap();
+        let arena = Arena::on_gpu(&Gpu::open(0).unwrap(), 1 << 20).unwrap();
         let buffer = arena.allocate(1000).unwrap();
         let wanted = MemoryError::OnDevice { gpu: 0 };
         assert_eq!(buffer.with_bytes(|_| ()).unwrap_err(), wanted);
@@ -436,7 +426,7 @@ fn the_host_gets_an_error_where_it_would_touch_the_bytes() {
         buffer.write_contents(0, &[1]).unwrap();
         assert!(buffer.write_contents(990, &[0; 11]).is_err());
         assert!(matches!(arena.allocate(2 << 20), Err(MemoryError::Full { .. })));
-        let refused = DeviceArena::new(&Gpu::open(0).unwrap(), 2 << 30).unwrap_err();
+        let refused = Arena::on_gpu(&Gpu::open(0).unwrap(), 2 << 30).unwrap_err();
         assert!(
             matches!(&refused, MemoryError::Gpu { gpu: 0, error } if error.is_out_of_memory()),
             "{refused}"

@@ -10,7 +10,7 @@ use muster::transfer::{
 };
 
 use crate::cluster::{
-    AnyMemory, Cluster, PATIENCE, TestArena, contents, fill_quickly, is_filled_quickly_from,
+    AnyMemory, Cluster, PATIENCE, arena_under_test, contents, fill_quickly, is_filled_quickly_from,
 };
 use crate::harness::Signal;
 use crate::processes::{TaskProcess, choice_of, next_line_from_test, send_message_to_test};
@@ -60,7 +60,7 @@ fn contents_seed_of_round(task: usize, near: bool, round: usize) -> u64 {
 /// A task that exchanges buffers with task 0 for as long as it can, with other contents every time, and
 /// checks what it receives.
 pub fn exchange_while_peer_lives(engine: &TransferEngine, task: usize, late: bool) {
-    let arena = TestArena::new(task, 4 * LEN);
+    let arena = arena_under_test(task, 4 * LEN);
     let (source, target) = (arena.allocate(LEN).unwrap(), arena.allocate(LEN).unwrap());
     let [mut out, mut back] = prepare_both_directions(engine, task, &target, &source);
     if late {
@@ -369,7 +369,7 @@ fn a_plan_with_a_peer_that_is_stopped_ends_in_its_time_and_its_shards_are_free()
 pub fn send_to_every_task(engine: &TransferEngine, membership: &Membership) {
     const MEET: usize = 300_001;
     let here = engine.here().task.0 as usize;
-    let arena = TestArena::new(here, 16 << 20);
+    let arena = arena_under_test(here, 16 << 20);
     let mut specs = Vec::new();
     let mut targets = Vec::new();
     for other in membership.peers.keys().map(|task| task.0 as usize).filter(|other| *other != here) {
@@ -492,7 +492,7 @@ fn between_two_network_namespaces_tcp_is_chosen_by_itself_for_transfers_and_plan
 fn transfer_large_buffers(choice: TransportChoice, len: usize, ways: &[(usize, usize)]) {
     let mut cluster = Cluster::new(2, choice);
     let each = ways.len() * (len + 8192);
-    cluster.memory = (0..2).map(|task| TestArena::new(task, each)).collect();
+    cluster.memory = (0..2).map(|task| arena_under_test(task, each)).collect();
     let moved: Vec<_> = ways
         .iter()
         .map(|&(from, to)| {

@@ -1,4 +1,4 @@
-//! Arenas: shared memory from which buffers are allocated.
+//! Arenas: shared memory, or memory of a GPU, from which buffers are allocated.
 //!
 //! [`free_ranges`](super::free_ranges) tracks the free ranges. The first access to a page costs more than to copy a
 //! page, so [`Arena::new`] populates all pages at once. Begin at [`Arena::allocate`].
@@ -6,6 +6,7 @@
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
+use muster_gpu::{DeviceMemory, Gpu};
 use rustix::fs::{MemfdFlags, SealFlags};
 
 use super::buffer::{Backing, Buffer};
@@ -14,8 +15,8 @@ use super::mapping::Mapping;
 use super::region::{MemoryRegion, RegionMemory};
 use crate::base::error::MemoryError;
 
-/// A prefaulted range of shared memory from which buffers are allocated. Clones are the same arena; it lives
-/// as long as any of its buffers.
+/// A prefaulted range of shared memory, or a range of the memory of a GPU, from which buffers are allocated. Clones are the
+/// same arena; it lives as long as any of its buffers.
 #[derive(Debug, Clone)]
 pub struct Arena(Arc<FreeRanges>);
 
@@ -26,6 +27,17 @@ impl Arena {
     /// Returns [`MemoryError::System`] if the operating system refuses the memory.
     pub fn new(bytes: usize) -> Result<Self, MemoryError> {
         Self::with_became_unused_callback(bytes, Box::new(|| ()))
+    }
+
+    /// Creates an arena of `bytes` in the memory of a GPU. The host never touches the bytes of its buffers.
+    ///
+    /// # Errors
+    /// Returns [`MemoryError::Gpu`] if the GPU has not as much memory left, or was lost.
+    pub fn on_gpu(gpu: &Gpu, bytes: usize) -> Result<Self, MemoryError> {
+        let memory = DeviceMemory::allocate(gpu, bytes)
+            .map_err(|error| MemoryError::Gpu { gpu: gpu.ordinal(), error })?;
+        let region = Arc::new(MemoryRegion::new(RegionMemory::Device(memory)));
+        Ok(Self(Arc::new(FreeRanges::new(region, Box::new(|| ())))))
     }
 
     /// Creates an arena that calls `on_unused` each time its last buffer was freed, on the thread that freed it.

@@ -143,7 +143,8 @@ impl Buffer {
     }
 
     /// Creates a buffer of memory of a GPU: a part of a program's arrays, or memory that was allocated for it. The host
-    /// never touches its bytes. [`DeviceArena`](crate::memory::DeviceArena) allocates many buffers from one range.
+    /// never touches its bytes. [`Arena::on_gpu`](crate::memory::Arena::on_gpu) allocates many
+    /// buffers from one range.
     #[must_use]
     pub fn on_device(memory: DeviceMemory) -> Self {
         let len = memory.len();

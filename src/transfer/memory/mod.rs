@@ -14,7 +14,6 @@
 mod arena;
 mod arena_pool;
 mod buffer;
-mod device_arena;
 mod device_copy;
 mod free_ranges;
 mod mapping;
@@ -26,7 +25,6 @@ mod view;
 pub use arena::Arena;
 pub use arena_pool::ArenaPool;
 pub use buffer::{Buffer, BufferExport, Span};
-pub use device_arena::DeviceArena;
 pub use region::registered_bytes;
 
 pub(crate) use buffer::{AccessKind, BufferClaim, Reservation};

@@ -15,7 +15,7 @@ use super::protocol::{BenchEngineSetup, BenchMemory, BenchOrder, BenchReply, Ben
 use crate::clock;
 use crate::test_pattern;
 use crate::transfer::{
-    Arena, ArenaPool, Buffer, DeviceArena, DeviceId, EngineConfig, Gpu, LaunchOptions, MemberId, MemberInfo,
+    Arena, ArenaPool, Buffer, DeviceId, EngineConfig, Gpu, LaunchOptions, MemberId, MemberInfo,
     PreparedTransfers, TransferEngine, TransferHandle, TransferKey, TransferSpec, TransportKind,
 };
 
@@ -143,28 +143,6 @@ impl BenchSlot {
     }
 }
 
-/// The memory from which buffers are allocated.
-enum BenchArena {
-    Host(Arena),
-    Gpu(DeviceArena),
-}
-
-impl BenchArena {
-    fn new(gpu: Option<&Gpu>, bytes: usize) -> Result<Self> {
-        Ok(match gpu {
-            None => Self::Host(Arena::new(bytes)?),
-            Some(gpu) => Self::Gpu(DeviceArena::new(gpu, bytes)?),
-        })
-    }
-
-    fn allocate(&self, len: usize) -> Result<Buffer> {
-        Ok(match self {
-            Self::Host(arena) => arena.allocate(len)?,
-            Self::Gpu(arena) => arena.allocate(len)?,
-        })
-    }
-}
-
 /// Opens the GPU of a task: the tasks use those of the host in turn.
 fn open_gpu_of_task(task: u32) -> Result<Gpu> {
     let count = muster_gpu::device_count()?;
@@ -223,14 +201,15 @@ impl PeerState {
 
     fn make_slot(
         &self,
-        arena: &BenchArena,
+        arena: &Arena,
         shape: BenchShape,
         channel: BenchChannel,
         outgoing: bool,
         number: usize,
     ) -> Result<BenchSlot> {
-        let buffers =
-            (0..shape.batch).map(|_| arena.allocate(shape.buffer_stride())).collect::<Result<Vec<_>>>()?;
+        let buffers = (0..shape.batch)
+            .map(|_| Ok(arena.allocate(shape.buffer_stride())?))
+            .collect::<Result<Vec<_>>>()?;
         let request = self.request(channel, outgoing, (number * shape.batch) as u64);
         let launcher = if self.unprepared {
             let (engine, memory) = (self.engine.clone(), self.memory.clone());
@@ -260,7 +239,10 @@ impl PeerState {
 
     fn allocate_slots(&mut self, shape: BenchShape) -> Result<()> {
         let sender = self.side == PairSide::Sender;
-        let arena = BenchArena::new(self.gpu.as_ref(), shape.memory_bytes())?;
+        let arena = match &self.gpu {
+            Some(gpu) => Arena::on_gpu(gpu, shape.memory_bytes())?,
+            None => Arena::new(shape.memory_bytes())?,
+        };
         self.moves = (0..shape.in_flight)
             .map(|number| self.make_slot(&arena, shape, BenchChannel::Moves, sender, number))
             .collect::<Result<_>>()?;

@@ -172,5 +172,7 @@ fn local_span_and_copies(
             .transpose()?;
         return Ok((span, None));
     }
-    Ok((Some(staging.allocate(bytes)?.full_span()), Some(copies(&side.runs))))
+    let buffer = staging.allocate(bytes)?;
+    buffer.check_in_host_memory()?;
+    Ok((Some(buffer.full_span()), Some(copies(&side.runs))))
 }
