@@ -43,6 +43,9 @@ pub mod grpc;
 pub mod host_checks;
 pub mod http;
 mod http2;
+#[cfg(test)]
+#[path = "../tests/support/isolated_test.rs"]
+mod isolated_test;
 pub mod meter;
 pub mod proto;
 pub mod sample_range;
