@@ -7,10 +7,11 @@ use axum::response::Response;
 
 use super::api::{TaskTransfersPage, TransfersPage};
 use super::extractors::{JobPath, QueryParams};
+use super::hosts::no_such_host;
 use super::pagination::{page_limit, page_query};
 use super::tables::{TableFormat, answer_in_format};
 use super::{AppState, Problem};
-use crate::coordination::{TaskId, TaskIncarnations};
+use crate::coordination::TaskId;
 use crate::service::reports::{PairView, ReportedTransport};
 
 /// The default number of seconds of throughput.
@@ -43,14 +44,6 @@ page_query! {
 fn pair_order_key(pair: &PairView) -> u64 {
     let number = |task: TaskId| u64::from(task.0.unsigned_abs());
     number(pair.from) << 23 | number(pair.to) << 3 | pair.transport as u64
-}
-
-fn look_up_incarnations(
-    site: &AppState,
-    job: &JobPath,
-    run: Option<u64>,
-) -> Result<TaskIncarnations, Problem> {
-    site.read_job_in_run(job, run, |look| look.task_incarnations())
 }
 
 /// The transfers that workers of the present run report, or of an ended run have reported
@@ -94,6 +87,8 @@ page_query! {
         failed: Option<bool>,
         /// Only tasks whose reporting life has ended, or only those whose life has not.
         stale: Option<bool>,
+        /// Only tasks on the host with this name.
+        host: Option<String>,
         /// The run; by default the present one.
         run: Option<u64>,
         /// `json` (the default), or `csv` for a table: all tasks, unless there is a limit.
@@ -116,9 +111,16 @@ pub(super) async fn list_task_transfers(
     job: JobPath,
     QueryParams(query): QueryParams<TaskTransfersQuery>,
 ) -> Result<Response, Problem> {
-    let mut tasks = site.transfers.task_transfers(job.id, &look_up_incarnations(&site, &job, query.run)?);
+    let (roster, hosts) =
+        site.read_job_in_run(&job, query.run, |look| (look.task_incarnations(), look.task_hosts()))?;
+    let host = match query.host.as_deref() {
+        None => None,
+        Some(name) => Some(hosts.find(name).ok_or_else(|| no_such_host(&job, name))?),
+    };
+    let mut tasks = site.transfers.task_transfers(job.id, &roster);
     tasks.retain(|task| {
-        query.failed.is_none_or(|wanted| wanted == (task.totals.failed_launches() > 0))
+        host.is_none_or(|host| host.tasks.contains(&task.task))
+            && query.failed.is_none_or(|wanted| wanted == (task.totals.failed_launches() > 0))
             && query.stale.is_none_or(|wanted| wanted == task.stale)
     });
     let (tasks, next) = query.format.paginate(tasks, query.after.map(TaskId), query.limit, |task| task.task);

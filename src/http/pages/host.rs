@@ -1,4 +1,5 @@
-//! Renders one host of a job: its tasks, the barriers that it delayed, its devices, and the form that excludes it.
+//! Renders one host of a job: its tasks, the barriers that it delayed, its transfers, its devices, and the form that
+//! excludes it.
 //!
 //! `pages/exclusions.rs` handles the form. Begin at `show_host_page`.
 
@@ -9,6 +10,7 @@ use axum::response::Response;
 use super::exclusions::ExcludeForm;
 use super::fragment::Fragment;
 use super::frame::{NavEntry, PageFrame, PageUser, render_page};
+use super::host_transfers::render_host_transfers_fragment;
 use super::job_head::render_head_fragment;
 use super::links::{JobPages, TaskLabel};
 use super::live_page::LivePage;
@@ -159,6 +161,7 @@ pub(super) fn render_fragments(
         act,
         render_timeline_fragment(snapshot, TimelineScope::Tasks(&host.tasks))?,
         Fragment::new("host-barriers", &barriers)?,
+        render_host_transfers_fragment(snapshot, host)?,
         render_host_checks_fragment(snapshot, host)?,
         render_devices_fragment(snapshot, devices)?,
     ]))

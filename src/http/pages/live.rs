@@ -5,7 +5,8 @@
 //! Each viewed job, the overview and the audit have one *hub*, which takes snapshots for all viewers. When an event
 //! or an audit line reports a change, the hub takes a new snapshot. The time between two snapshots is at least
 //! [`MIN_INTERVAL`], and longer if snapshots are costly. Without such a report, the hub takes a snapshot every
-//! [`REFRESH_INTERVAL`], because heartbeats and arrivals cause no events. A hub ends with its last viewer.
+//! [`REFRESH_INTERVAL`], because heartbeats and arrivals cause no events. A new viewer is a reason for a snapshot, too:
+//! an earlier one can be older than the page that the viewer has just loaded. A hub ends with its last viewer.
 //!
 //! Most rendered fragments are shared by all viewers. These are rendered for each viewer: the pages with forms, the
 //! audit page, on the page of devices the fragment that shows values of keys, and on the overview the first steps,
@@ -27,7 +28,7 @@ use axum::response::{IntoResponse as _, Response};
 use futures_util::stream::{self, Stream};
 use serde::Serialize;
 use tokio::sync::broadcast::error::{RecvError, TryRecvError};
-use tokio::sync::{broadcast, watch};
+use tokio::sync::{Notify, broadcast, watch};
 
 use super::fragment::Fragment;
 use super::fragment_patch::{PatchStep, compute_line_patch};
@@ -37,7 +38,7 @@ use super::live_page::{LivePage, LiveStreamQuery};
 use super::overview::FleetSnapshot;
 use super::snapshot::JobSnapshot;
 use super::{audit, overview};
-use crate::coordination::JobId;
+use crate::coordination::{JobId, Timestamp};
 use crate::engine::NumberedEvent;
 use crate::http::event_stream_limiter::EventStreamGuard;
 use crate::http::extractors::{JobPath, QueryParams};
@@ -78,15 +79,24 @@ enum HubSnapshot {
 
 struct VersionedSnapshot {
     version: u64,
+    /// The time at which it was begun.
+    taken_at: Timestamp,
     seen: HubSnapshot,
 }
 
 type LatestSnapshot = Option<Arc<VersionedSnapshot>>;
 
+/// What a hub and its viewers share.
+struct HubChannel {
+    latest: watch::Sender<LatestSnapshot>,
+    /// Notified by each new viewer, who needs a new snapshot.
+    joined: Notify,
+}
+
 /// The running hubs, which the streams of a router share.
 #[derive(Default)]
 pub(super) struct LiveHubs {
-    hubs: Mutex<HashMap<HubSubject, Arc<watch::Sender<LatestSnapshot>>>>,
+    hubs: Mutex<HashMap<HubSubject, Arc<HubChannel>>>,
 }
 
 impl LiveHubs {
@@ -98,21 +108,22 @@ impl LiveHubs {
     ) -> watch::Receiver<LatestSnapshot> {
         let mut hubs = self.hubs.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(hub) = hubs.get(&subject) {
-            return hub.subscribe();
+            hub.joined.notify_one();
+            return hub.latest.subscribe();
         }
-        let (news, joined) = watch::channel(None);
-        let news = Arc::new(news);
-        hubs.insert(subject, Arc::clone(&news));
+        let (latest, viewer) = watch::channel(None);
+        let channel = Arc::new(HubChannel { latest, joined: Notify::new() });
+        hubs.insert(subject, Arc::clone(&channel));
         tokio::spawn(
-            LiveHub::new(Arc::clone(self), site.clone(), subject, news).publish_snapshots_until_unviewed(),
+            LiveHub::new(Arc::clone(self), site.clone(), subject, channel).publish_snapshots_until_unviewed(),
         );
-        joined
+        viewer
     }
 
     /// Removes a hub if it has no viewer. Returns whether it was removed.
-    fn remove_hub_without_viewers(&self, subject: HubSubject, news: &watch::Sender<LatestSnapshot>) -> bool {
+    fn remove_hub_without_viewers(&self, subject: HubSubject, channel: &HubChannel) -> bool {
         let mut hubs = self.hubs.lock().unwrap_or_else(PoisonError::into_inner);
-        let left = news.receiver_count() == 0;
+        let left = channel.latest.receiver_count() == 0;
         if left {
             hubs.remove(&subject);
         }
@@ -124,22 +135,17 @@ struct LiveHub {
     hubs: Arc<LiveHubs>,
     site: AppState,
     subject: HubSubject,
-    news: Arc<watch::Sender<LatestSnapshot>>,
+    channel: Arc<HubChannel>,
     events: broadcast::Receiver<NumberedEvent>,
     acts: watch::Receiver<u64>,
     version: u64,
 }
 
 impl LiveHub {
-    fn new(
-        hubs: Arc<LiveHubs>,
-        site: AppState,
-        subject: HubSubject,
-        news: Arc<watch::Sender<LatestSnapshot>>,
-    ) -> Self {
+    fn new(hubs: Arc<LiveHubs>, site: AppState, subject: HubSubject, channel: Arc<HubChannel>) -> Self {
         let events = site.engine.subscribe_events(u64::MAX).1;
         let acts = site.operations.audit.subscribe_to_line_count();
-        Self { hubs, site, subject, news, events, acts, version: 0 }
+        Self { hubs, site, subject, channel, events, acts, version: 0 }
     }
 
     async fn publish_snapshots_until_unviewed(mut self) {
@@ -147,23 +153,26 @@ impl LiveHub {
         loop {
             // The snapshot below covers the events so far.
             while !matches!(self.events.try_recv(), Err(TryRecvError::Empty | TryRecvError::Closed)) {}
-            let began = self.site.engine.clock().now();
+            let taken_at = self.site.engine.clock().now();
             let seen = self.capture_snapshot();
             let gone = seen.is_none();
             self.version += 1;
-            self.news
-                .send_replace(seen.map(|seen| Arc::new(VersionedSnapshot { version: self.version, seen })));
+            let version = self.version;
+            self.channel
+                .latest
+                .send_replace(seen.map(|seen| Arc::new(VersionedSnapshot { version, taken_at, seen })));
             if gone {
                 break;
             }
-            let took = self.site.engine.clock().now().since(began);
+            let took = self.site.engine.clock().now().since(taken_at);
             // A snapshot that took long once, because its thread had to wait for a processor, does not count.
             let interval = interval_after_capture(took.min(took_before));
             let pace = tokio::time::sleep(interval);
             took_before = took;
-            let news = Arc::clone(&self.news);
+            let channel = Arc::clone(&self.channel);
             tokio::select! {
-                () = news.closed() => if self.hubs.remove_hub_without_viewers(self.subject, &news) { return },
+                () = channel.latest.closed() => if self.hubs.remove_hub_without_viewers(self.subject, &channel) { return },
+                () = channel.joined.notified() => pace.await,
                 () = self.wait_for_change_of_subject() => pace.await,
                 () = tokio::time::sleep(REFRESH_INTERVAL.max(interval)) => {}
             }
@@ -208,6 +217,8 @@ impl LiveHub {
 struct LivePageStream {
     site: AppState,
     news: watch::Receiver<LatestSnapshot>,
+    /// The time at which the viewer joined. Earlier snapshots can be older than the page.
+    since: Timestamp,
     page: LivePage,
     user: PageUser,
     have: BTreeMap<String, String>,
@@ -227,14 +238,14 @@ impl LivePageStream {
         which: LiveStreamQuery,
     ) -> Result<Self, Problem> {
         let (slot, stop) = site.streams.reserve_event_stream(source)?;
-        let mut news = hubs.subscribe_or_start_hub(site, subject);
-        // The present snapshot is new to a viewer that joins now.
-        news.mark_changed();
+        let since = site.engine.clock().now();
+        let news = hubs.subscribe_or_start_hub(site, subject);
         let pairs = which.have.split(',').take(KNOWN_FRAGMENTS_MAX).filter_map(|pair| pair.split_once(':'));
         let have = pairs.map(|(id, tag)| (id.to_owned(), tag.to_owned())).collect();
         Ok(Self {
             site: site.clone(),
             news,
+            since,
             page: which.page.unwrap_or(LivePage::Head),
             user: guest,
             have,
@@ -284,7 +295,7 @@ impl LivePageStream {
                 () = tokio::time::sleep(KEEP_ALIVE_INTERVAL) => return Some(live_update_sse_event(&self.site, "tick", &[])),
             }
             let news = self.news.borrow_and_update().clone();
-            let Some(snapshot) = news else { continue };
+            let Some(snapshot) = news.filter(|snapshot| snapshot.taken_at >= self.since) else { continue };
             let parts = self.render_fragments(&snapshot).ok()?;
             let fresh: Vec<&Fragment> =
                 parts.iter().filter(|part| self.have.get(part.id) != Some(&part.digest_text())).collect();

@@ -25,6 +25,7 @@
 //! | `snapshot.rs` | the snapshot of one job that all viewers share |
 //! | `overview.rs`, `job.rs`, … | one file for each page |
 //! | `job_head.rs` | the head of every page of a job |
+//! | `host_transfers.rs` | the transfers on the page of a host |
 //! | `issues.rs`, `named_tasks.rs`, `task_grid.rs`, `task_table.rs` | parts of the page of a job |
 //! | `host_map.rs`, `waterfall.rs`, `state_chart.rs`, `transfer_map.rs`, `sparkline.rs` | the pictures of hosts, of barriers, of the states of tasks over time, of transfers, and of the last minutes |
 //! | `picture_rows.rs` | the measures that pictures with rows share |
@@ -48,6 +49,7 @@ mod frame;
 mod guide;
 mod host;
 mod host_map;
+mod host_transfers;
 mod hosts;
 mod issues;
 mod job;

@@ -300,6 +300,16 @@ fn heartbeats_that_come_nearly_too_late_are_found() {
     assert!(detected_finding_ids(&seen).is_empty(), "it never came more often");
     seen.tasks[4].last_heartbeat = Some(seconds_ago(80));
     assert_eq!(expect_only_finding(&seen, "heartbeat-gaps-widening").tasks, [TaskId(4)]);
+    seen = healthy_job();
+    let half = seen.tasks.len() / 2;
+    for task in &mut seen.tasks[..half] {
+        task.last_heartbeat = Some(seconds_ago(80));
+    }
+    assert_eq!(expect_only_finding(&seen, "heartbeat-gaps-widening").tasks.len(), half);
+    seen.tasks[half].last_heartbeat = Some(seconds_ago(80));
+    let found = expect_only_finding(&seen, "heartbeat-gaps-widening");
+    assert_eq!(found.title.as_deref(), Some("Heartbeats of most tasks come late"));
+    assert!(found.tasks.is_empty() && !found.may_exclude, "no task is to blame, so none is excluded");
 }
 
 #[test]

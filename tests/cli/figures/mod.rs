@@ -10,9 +10,11 @@
 //! | `displayed_figures.rs` | reads all four places |
 //! | `jobs.rs`, `transfers.rs` | compares the figures of a job, and of its transfers |
 //! | `pictures.rs` | compares the pictures, the ended runs and the comparison of two runs |
+//! | `other_pages.rs` | compares heartbeats, hosts, search, drains and stacks |
 
 mod displayed_figures;
 mod jobs;
+mod other_pages;
 mod pictures;
 mod programs;
 mod reports;
@@ -44,7 +46,7 @@ impl ComparedFigures {
         &mut self,
         figure: &'static str,
         said: &[(&str, T)],
-        why: &ComparisonContext<'_>,
+        why: &impl std::fmt::Display,
     ) {
         assert!(said.len() > 1, "{figure} is said once");
         let differ = said.windows(2).any(|two| two[0].1 != two[1].1);
@@ -151,4 +153,18 @@ fn rates_of_transfers_are_the_same_wherever_they_are_shown() {
     for figure in ["rate of all tasks", "steps of throughput", "furthest clock of a finding"] {
         assert!(ledger.compared.contains_key(figure), "{figure} is not compared: {:?}", ledger.compared);
     }
+}
+
+#[test]
+fn pages_that_no_random_program_fills_show_what_rest_says() {
+    let server = MusterServer::start(&["--tasks", "1", "--log", "error"]);
+    let runtime = Runtime::new().expect("a runtime");
+    let mut ledger = ComparedFigures::default();
+    for seed in 0..3 {
+        let mut program = RandomProgram::new(&server, &runtime, seed);
+        program.absurd = seed == 1;
+        other_pages::compare_other_pages(&mut program, &mut ledger);
+        program.delete_job();
+    }
+    assert_eq!(ledger.compared.len(), 12, "{:?}", ledger.compared);
 }

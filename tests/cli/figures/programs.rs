@@ -163,6 +163,12 @@ impl<'a> RandomProgram<'a> {
         });
     }
 
+    /// Returns whether the process of a task has received the answer to its registration.
+    pub fn is_registered(&self, task: i32) -> bool {
+        let service = |process: &TaskProcess| process.service.load(std::sync::atomic::Ordering::SeqCst);
+        self.processes.get(&task).is_some_and(|process| service(process) != 0)
+    }
+
     /// Starts a call of a task's process and ignores the result.
     fn start_call<F: Future<Output = ()> + Send + 'static>(
         &mut self,
@@ -190,6 +196,24 @@ impl<'a> RandomProgram<'a> {
                 counter: 0,
             };
             let _ = client.barrier(request).await;
+        });
+    }
+
+    /// Inserts a key with a value of this size.
+    pub fn insert_key(&mut self, task: i32, key: &str, bytes: usize) {
+        let (key, value) = (key.to_owned(), vec![b'v'; bytes]);
+        self.start_call(task, |mut client, incarnations| async move {
+            let kv = Some(wire::KeyValueEntry { key, value: value.into() });
+            let request = wire::InsertKeyValueRequest { incarnations, kv, allow_overwrite: true };
+            let _ = client.insert_key_value(request).await;
+        });
+    }
+
+    pub fn send_heartbeat(&mut self, task: i32) {
+        self.start_call(task, move |mut client, incarnations| async move {
+            let incarnation = incarnations.as_ref().map_or(0, |claim| claim.task_incarnation);
+            let request = wire::HeartbeatRequest { incarnations, source_task_id: task, incarnation };
+            let _ = client.heartbeat(request).await;
         });
     }
 
@@ -227,12 +251,8 @@ impl<'a> RandomProgram<'a> {
             }
             57..66 => {
                 let key = format!("dir{}/key{}", self.random.u8(..3), self.random.u8(..4));
-                let value = vec![b'v'; self.random.usize(..3000)];
-                self.start_call(task, |mut client, incarnations| async move {
-                    let kv = Some(wire::KeyValueEntry { key, value: value.into() });
-                    let request = wire::InsertKeyValueRequest { incarnations, kv, allow_overwrite: true };
-                    let _ = client.insert_key_value(request).await;
-                });
+                let bytes = self.random.usize(..3000);
+                self.insert_key(task, &key, bytes);
                 "writes a key"
             }
             66..72 => {
