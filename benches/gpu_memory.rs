@@ -1,5 +1,5 @@
-//! Measures transfers of memory of GPUs over the simulated driver: whether copies and lanes overlap, and what a launch costs
-//! beside its copies.
+//! Measures transfers of memory of GPUs over the simulated driver: whether copies and lanes overlap, what a transfer between
+//! GPUs of one host takes beside a copy between them, and what a launch costs beside its copies.
 //!
 //! `cargo bench --bench gpu_memory [-- ROUNDS]`. The simulated driver copies in host memory, and adds a known delay to each
 //! copy: the figures say how the engine arranges its work, and nothing of the speed of a GPU.
@@ -19,14 +19,17 @@ use simulated_gpu::{Counter, Setting, SimulatedGpu};
 
 const CHUNK: usize = 4 << 20;
 const CHUNKS: usize = 48;
+/// The bytes of one copy between GPUs.
+const DIRECT_CHUNK: usize = 8 << 20;
+const DIRECT_CHUNKS: usize = CHUNK * CHUNKS / DIRECT_CHUNK;
 
-/// Starts two engines that know each other, over TCP.
-fn start_engines() -> [TransferEngine; 2] {
+/// Starts two engines that know each other.
+fn start_engines(transport: TransportChoice) -> [TransferEngine; 2] {
     let engines = [0u32, 1].map(|task| {
         let incarnation = Incarnation::new(u64::from(task) + 1).expect("it is not 0");
         let here = MemberId::of_own_job(TaskId(task), incarnation);
         let mut config = EngineConfig::new(here, vec![DeviceId(task)]);
-        (config.transport, config.chunk, config.lanes) = (TransportChoice::Tcp, CHUNK as u32, 2);
+        (config.transport, config.chunk, config.lanes) = (transport, CHUNK as u32, 2);
         TransferEngine::start(config).expect("an engine starts")
     });
     let members: BTreeMap<_, _> = engines
@@ -78,13 +81,18 @@ fn time_copies(
     len: usize,
     count: usize,
 ) -> Duration {
+    let copy = GpuCopy::with_host(direction, host.base(), memory.address(), len);
+    time_copy(memory.gpu(), direction, copy, count)
+}
+
+/// Returns how long so many equal copies of a GPU take, one after the other.
+fn time_copy(gpu: &Gpu, direction: CopyDirection, copy: GpuCopy, count: usize) -> Duration {
     let (tell, told) = channel();
-    let copy = GpuCopy { host: host.base(), device: memory.address(), len };
     let began = Instant::now();
     for _ in 0..count {
         let tell = tell.clone();
         // SAFETY: both memories live until all copies have ended, which this function awaits.
-        let asked = unsafe { memory.gpu().copy(direction, &[copy], move |outcome| drop(tell.send(outcome))) };
+        let asked = unsafe { gpu.copy(direction, &[copy], move |outcome| drop(tell.send(outcome))) };
         asked.expect("the simulated GPU copies");
     }
     for _ in 0..count {
@@ -103,7 +111,7 @@ fn main() {
     let simulated = SimulatedGpu::load();
     simulated.set(Setting::Devices, 2);
     let gpus = [0, 1].map(|ordinal| Gpu::open(ordinal).expect("the simulated GPU opens"));
-    let engines = start_engines();
+    let engines = start_engines(TransportChoice::Tcp);
     let len = CHUNK * CHUNKS;
     let (host, memory) = (
         PageLocked::allocate(&gpus[0], CHUNK).expect("there is memory"),
@@ -158,5 +166,42 @@ fn main() {
     println!(
         "a prepared launch of 16 KiB: host {lane:.1?}; from GPU to GPU {whole:.1?}, of which its two copies alone {copies:.1?}"
     );
+    measure_direct(simulated, &gpus, &on_gpu, rounds);
     assert_eq!(simulated.count(Counter::PageableCopies), 0, "no copy blocked its caller");
+}
+
+/// Measures transfers between GPUs of one host, beside copies between them.
+fn measure_direct(simulated: &SimulatedGpu, gpus: &[Gpu; 2], on_gpu: &[Buffer; 2], rounds: usize) {
+    let engines = start_engines(TransportChoice::Auto);
+    let direction = CopyDirection::BetweenDevices;
+    let [from, to] =
+        [&gpus[0], &gpus[1]].map(|gpu| DeviceMemory::allocate(gpu, DIRECT_CHUNK).expect("there is memory"));
+    let copy = |len| GpuCopy { from: from.address(), to: to.address(), len };
+    let mut direct = prepare(&engines, on_gpu, CHUNK * CHUNKS, 5);
+    launch(&mut direct);
+    println!("{DIRECT_CHUNKS} chunks of 8 MiB between GPUs of one host; medians of {rounds} rounds");
+    println!("{:>10} {:>12} {:>12} {:>8}", "delay", "copies", "transfer", "ratio");
+    for delay_us in [0, 100, 1000, 5000] {
+        simulated.set(Setting::CopyUs, delay_us);
+        let mut times = [const { Vec::new() }; 2];
+        for _ in 0..rounds {
+            times[0].push(time_copy(&gpus[1], direction, copy(DIRECT_CHUNK), DIRECT_CHUNKS));
+            times[1].push(launch(&mut direct));
+        }
+        let [copies, whole] = times.map(median);
+        let ratio = whole.as_secs_f64() / copies.as_secs_f64();
+        println!("{delay_us:>7} us {copies:>12.1?} {whole:>12.1?} {ratio:>8.2}");
+    }
+    simulated.set(Setting::CopyUs, 0);
+    let small = 16 << 10;
+    let mut direct = prepare(&engines, on_gpu, small, 6);
+    let mut times = [const { Vec::new() }; 2];
+    for _ in 0..rounds * 200 {
+        times[0].push(time_copy(&gpus[1], direction, copy(small), 1));
+        times[1].push(launch(&mut direct));
+    }
+    let [alone, whole] = times.map(median);
+    println!(
+        "a prepared launch of 16 KiB between GPUs of one host: {whole:.1?}, of which its copy alone {alone:.1?}"
+    );
 }

@@ -1,4 +1,4 @@
-//! Ordered copies between page-locked memory and a device, and the thread that reports the ends of copies and the events
+//! Ordered copies between page-locked memory and a device, or between devices, and the thread that reports the ends of copies and the events
 //! that have happened.
 //!
 //! The streams of a device and the thread start with its first copy. Begin at [`Gpu::copy`].
@@ -36,17 +36,34 @@ pub enum CopyDirection {
     ToHost,
     /// From the host to the device.
     ToDevice,
+    /// From memory of a device, which may be another one or another process's, to the device.
+    BetweenDevices,
 }
+
+/// The number of directions.
+const DIRECTIONS: usize = 3;
 
 /// One copy of contiguous bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GpuCopy {
-    /// The address in page-locked host memory.
-    pub host: NonNull<u8>,
-    /// The address in device memory.
-    pub device: u64,
+    /// The first address that is read: in page-locked host memory, or in device memory.
+    pub from: u64,
+    /// The first address that is written: in device memory, or in page-locked host memory.
+    pub to: u64,
     /// The number of bytes.
     pub len: usize,
+}
+
+impl GpuCopy {
+    /// Returns a copy between page-locked host memory and device memory, in one of the two directions between them.
+    #[must_use]
+    pub fn with_host(direction: CopyDirection, host: NonNull<u8>, device: u64, len: usize) -> Self {
+        let host = host.as_ptr().expose_provenance() as u64;
+        match direction {
+            CopyDirection::ToHost => Self { from: device, to: host, len },
+            CopyDirection::ToDevice | CopyDirection::BetweenDevices => Self { from: host, to: device, len },
+        }
+    }
 }
 
 type EndListener = Box<dyn FnOnce(Result<(), GpuError>) + Send>;
@@ -63,17 +80,17 @@ struct PendingCopies {
 #[derive(Default)]
 struct QueueState {
     /// By direction, in the order of the stream.
-    pending: [VecDeque<PendingCopies>; 2],
+    pending: [VecDeque<PendingCopies>; DIRECTIONS],
     /// Events of streams of the program, in no order.
     awaited: Vec<(GpuEvent, EndListener)>,
     free_events: Vec<GpuEvent>,
 }
 
-/// The two streams of a device, and the copies in them.
+/// The streams of a device, and the copies in them.
 struct CopyQueues {
     gpu: Gpu,
     /// By direction.
-    streams: [Stream; 2],
+    streams: [Stream; DIRECTIONS],
     state: Mutex<QueueState>,
     submitted: Condvar,
 }
@@ -109,8 +126,8 @@ impl Gpu {
     ///
     /// # Safety
     /// Until `then` is called, the memory of both sides must stay allocated, nothing else may write the bytes that are
-    /// read, and nothing else may use the bytes that are written. Host addresses are page-locked memory. Device
-    /// addresses belong to this device.
+    /// read, and nothing else may use the bytes that are written. Host addresses are page-locked memory. The device can
+    /// access the device addresses, and those that are written belong to it.
     pub unsafe fn copy(
         &self,
         direction: CopyDirection,
@@ -156,7 +173,7 @@ impl CopyQueues {
 
     /// Creates the streams, and starts the thread. It runs as long as the process.
     fn start(gpu: &Gpu) -> Result<Arc<Self>, GpuError> {
-        let streams = [new_stream(gpu)?, new_stream(gpu)?];
+        let streams = [new_stream(gpu)?, new_stream(gpu)?, new_stream(gpu)?];
         let (state, submitted) = (Mutex::default(), Condvar::new());
         let queues = Arc::new(Self { gpu: gpu.clone(), streams, state, submitted });
         let reporting = Arc::clone(&queues);
@@ -224,15 +241,17 @@ impl CopyQueues {
         stream: CUstream,
         copy: &GpuCopy,
     ) -> Result<(), GpuError> {
-        let (host, driver) = (copy.host.as_ptr(), self.gpu.driver());
+        let (&GpuCopy { from, to, len }, driver) = (copy, self.gpu.driver());
+        let host = |address: u64| std::ptr::with_exposed_provenance_mut(address as usize);
         // SAFETY: the caller guarantees the memory.
         unsafe {
             match direction {
-                CopyDirection::ToHost => {
-                    call!(driver, cuMemcpyDtoHAsync_v2(host.cast(), copy.device, copy.len, stream))
-                }
+                CopyDirection::ToHost => call!(driver, cuMemcpyDtoHAsync_v2(host(to), from, len, stream)),
                 CopyDirection::ToDevice => {
-                    call!(driver, cuMemcpyHtoDAsync_v2(copy.device, host.cast(), copy.len, stream))
+                    call!(driver, cuMemcpyHtoDAsync_v2(to, host(from).cast_const(), len, stream))
+                }
+                CopyDirection::BetweenDevices => {
+                    call!(driver, cuMemcpyDtoDAsync_v2(to, from, len, stream))
                 }
             }
         }

@@ -181,7 +181,7 @@ impl DeviceFacts {
     }
 }
 
-fn device_handle(driver: &Driver, ordinal: u32) -> Result<CUdevice, GpuError> {
+pub(crate) fn device_handle(driver: &Driver, ordinal: u32) -> Result<CUdevice, GpuError> {
     let mut device: CUdevice = 0;
     // SAFETY: the call writes a number.
     unsafe { call!(driver, cuDeviceGet(&raw mut device, ordinal.cast_signed()))? };

@@ -2,12 +2,14 @@
 #![allow(unsafe_code, reason = "calls the driver, and owns memory by address")]
 
 use std::ffi::{c_int, c_void};
+use std::os::fd::BorrowedFd;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::device::Gpu;
 use super::driver::call;
 use super::error::GpuError;
+use super::shared_memory::SharedMemory;
 
 /// The bytes of all live values of [`DeviceMemory`].
 static DEVICE_BYTES: AtomicU64 = AtomicU64::new(0);
@@ -31,6 +33,8 @@ pub struct DeviceMemory {
 enum Owner {
     /// This value frees the memory.
     Here,
+    /// As above, and other processes may map it.
+    HereShared(SharedMemory),
     /// The program does, once this is dropped. It is never looked at; the lock makes it shareable.
     Program(#[expect(dead_code, reason = "it is only dropped")] Mutex<Box<dyn Send>>),
 }
@@ -54,8 +58,26 @@ impl DeviceMemory {
         let _context = gpu.enter()?;
         // SAFETY: the call writes an address.
         unsafe { call!(gpu.driver(), cuMemAlloc_v2(&raw mut address, len.max(1)))? };
-        DEVICE_BYTES.fetch_add(len as u64, Ordering::Relaxed);
-        Ok(Self { gpu: gpu.clone(), address, len, owner: Owner::Here })
+        Ok(Self::counted(Self { gpu: gpu.clone(), address, len, owner: Owner::Here }))
+    }
+
+    /// Allocates `len` bytes that other processes of the host [can map](Self::descriptor), if the device supports that; else as
+    /// [`DeviceMemory::allocate`]. The length is rounded up to what the driver allocates, usually 2 MiB.
+    ///
+    /// # Errors
+    /// Returns the error of the driver, such as that memory is missing.
+    pub fn allocate_shared(gpu: &Gpu, len: usize) -> Result<Self, GpuError> {
+        if !SharedMemory::is_supported_by(gpu) {
+            return Self::allocate(gpu, len);
+        }
+        let shared = SharedMemory::create(gpu, len)?;
+        let (address, len) = (shared.base(), shared.len());
+        Ok(Self::counted(Self { gpu: gpu.clone(), address, len, owner: Owner::HereShared(shared) }))
+    }
+
+    fn counted(memory: Self) -> Self {
+        DEVICE_BYTES.fetch_add(memory.len as u64, Ordering::Relaxed);
+        memory
     }
 
     /// Takes memory of the program, such as that of an array. `owner` is dropped with the last use of the memory, on any
@@ -72,8 +94,8 @@ impl DeviceMemory {
         len: usize,
         owner: Box<dyn Send>,
     ) -> Result<Self, GpuError> {
-        let memory = Self { gpu: gpu.clone(), address, len, owner: Owner::Program(Mutex::new(owner)) };
-        DEVICE_BYTES.fetch_add(len as u64, Ordering::Relaxed);
+        let owner = Owner::Program(Mutex::new(owner));
+        let memory = Self::counted(Self { gpu: gpu.clone(), address, len, owner });
         if len > 0 {
             let mut ordinal: c_int = -1;
             let _context = gpu.enter()?;
@@ -98,6 +120,15 @@ impl DeviceMemory {
     #[must_use]
     pub const fn address(&self) -> u64 {
         self.address
+    }
+
+    /// Returns the descriptor by which another process maps the memory; none of memory that cannot be mapped so.
+    #[must_use]
+    pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        match &self.owner {
+            Owner::HereShared(shared) => Some(shared.descriptor()),
+            Owner::Here | Owner::Program(_) => None,
+        }
     }
 
     /// Returns the length in bytes.

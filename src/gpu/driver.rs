@@ -4,10 +4,13 @@
 //! that a Rust enum of today does not have. Begin at [`Driver::get`].
 #![allow(unsafe_code, reason = "looks up functions of a C library, and calls them")]
 
-use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::sync::OnceLock;
 
-use cudarc::driver::sys::{self, CUcontext, CUdevice, CUdeviceptr, CUevent, CUstream, CUuuid};
+use cudarc::driver::sys::{
+    self, CUcontext, CUdevice, CUdeviceptr, CUevent, CUmemAccessDesc, CUmemAllocationProp,
+    CUmemGenericAllocationHandle, CUstream, CUuuid,
+};
 
 use super::error::{DriverUnavailable, GpuError};
 
@@ -64,6 +67,7 @@ driver_functions! {
     cuDeviceGetUuid_v2(*mut CUuuid, CUdevice);
     cuDeviceGetPCIBusId(*mut c_char, c_int, CUdevice);
     cuDeviceTotalMem_v2(*mut usize, CUdevice);
+    cuDeviceGetAttribute(*mut c_int, c_int, CUdevice);
     cuDeviceCanAccessPeer(*mut c_int, CUdevice, CUdevice);
     cuDevicePrimaryCtxRetain(*mut CUcontext, CUdevice);
     cuCtxGetCurrent(*mut CUcontext);
@@ -81,6 +85,18 @@ driver_functions! {
     cuMemFreeHost(*mut c_void);
     cuMemcpyHtoDAsync_v2(CUdeviceptr, *const c_void, usize, CUstream);
     cuMemcpyDtoHAsync_v2(*mut c_void, CUdeviceptr, usize, CUstream);
+    cuMemcpyDtoDAsync_v2(CUdeviceptr, CUdeviceptr, usize, CUstream);
+    cuMemGetAllocationGranularity(*mut usize, *const CUmemAllocationProp, c_uint);
+    cuMemCreate(*mut CUmemGenericAllocationHandle, usize, *const CUmemAllocationProp, c_ulonglong);
+    cuMemRelease(CUmemGenericAllocationHandle);
+    cuMemExportToShareableHandle(*mut c_void, CUmemGenericAllocationHandle, c_uint, c_ulonglong);
+    cuMemImportFromShareableHandle(*mut CUmemGenericAllocationHandle, *mut c_void, c_uint);
+    cuMemAddressReserve(*mut CUdeviceptr, usize, usize, CUdeviceptr, c_ulonglong);
+    cuMemAddressFree(CUdeviceptr, usize);
+    cuMemMap(CUdeviceptr, usize, usize, CUmemGenericAllocationHandle, c_ulonglong);
+    cuMemUnmap(CUdeviceptr, usize);
+    cuMemSetAccess(CUdeviceptr, usize, *const CUmemAccessDesc, usize);
+    cuCtxSynchronize();
     cuPointerGetAttribute(*mut c_void, c_int, CUdeviceptr);
 }
 

@@ -10,6 +10,7 @@
 //! | `error.rs` | why there is no driver, and what a call answered |
 //! | `device.rs` | a device with its context, and what it says of itself |
 //! | `device_memory.rs` | memory of a device: allocated here, or the program's |
+//! | `shared_memory.rs` | memory of a device that other processes map |
 //! | `page_locked.rs` | host memory that devices copy from and to without blocking the caller |
 //! | `event.rs` | points in a stream that other streams wait for |
 //! | `copy_queue.rs` | ordered copies, and the thread that reports their ends |
@@ -32,6 +33,7 @@ mod driver;
 mod error;
 mod event;
 mod page_locked;
+mod shared_memory;
 
 pub use copy_queue::{CopyDirection, GpuCopy, is_reporting_thread};
 pub use device::{DeviceFacts, Gpu};
@@ -40,3 +42,4 @@ pub use driver::{device_count, driver_version};
 pub use error::{DriverUnavailable, GpuError};
 pub use event::GpuEvent;
 pub use page_locked::PageLocked;
+pub use shared_memory::ImportedMemory;

@@ -108,6 +108,8 @@ pub const PARTS: &[Part] = &[
         narrow: &[],
         with_unsafe: &[
             "engine/resharding/copy.rs",
+            "io/device_fetch.rs",
+            "io/gpu_copies.rs",
             "io/staging.rs",
             "io/sys.rs",
             "launch/launch_spans.rs",

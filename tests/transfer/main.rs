@@ -9,7 +9,9 @@ mod cluster;
 mod contents;
 mod end_of_connection;
 mod events;
+mod gpu_cluster;
 mod gpu_memory;
+mod gpu_to_gpu;
 #[path = "../harness/mod.rs"]
 mod harness;
 mod hostile;

@@ -12,6 +12,7 @@ mod conformance;
 mod delivery;
 mod flood;
 mod frames;
+mod gpu_clients;
 mod invalid_calls;
 mod payloads;
 mod peers;

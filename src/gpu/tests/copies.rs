@@ -25,8 +25,13 @@ fn wait(told: &Receiver<Outcome>) -> Outcome {
     told.recv_timeout(Duration::from_secs(30)).expect("the end of a copy is reported")
 }
 
-fn whole(host: &PageLocked, device: &DeviceMemory) -> GpuCopy {
-    GpuCopy { host: host.base(), device: device.address(), len: host.len().min(device.len()) }
+fn whole(direction: CopyDirection, host: &PageLocked, device: &DeviceMemory) -> GpuCopy {
+    GpuCopy::with_host(direction, host.base(), device.address(), host.len().min(device.len()))
+}
+
+/// Copies the whole of one memory to or from the other.
+fn copy_whole(gpu: &Gpu, direction: CopyDirection, host: &PageLocked, device: &DeviceMemory) -> Outcome {
+    wait(&copy(gpu, direction, &[whole(direction, host, device)]))
 }
 
 fn bytes_of(memory: &mut PageLocked) -> &mut [u8] {
@@ -59,16 +64,20 @@ fn random_pieces_arrive_where_they_belong_and_no_copy_blocks() {
                 plan.push((start, memory.address() + at as u64, len));
                 at += len;
             }
-            let copies = |host: &PageLocked| -> Vec<GpuCopy> {
+            let copies = |direction: CopyDirection, host: &PageLocked| -> Vec<GpuCopy> {
                 let piece = |(start, device, len): &(usize, u64, usize)| {
                     // SAFETY: the piece is within the memory.
-                    GpuCopy { host: unsafe { host.base().add(*start) }, device: *device, len: *len }
+                    let host = unsafe { host.base().add(*start) };
+                    GpuCopy::with_host(direction, host, *device, *len)
                 };
                 plan.iter().map(piece).collect()
             };
             bytes_of(&mut to).fill(0);
-            assert_eq!(wait(&copy(&gpu, CopyDirection::ToDevice, &copies(&from))), Ok(()));
-            assert_eq!(wait(&copy(&gpu, CopyDirection::ToHost, &copies(&to))), Ok(()));
+            assert_eq!(
+                wait(&copy(&gpu, CopyDirection::ToDevice, &copies(CopyDirection::ToDevice, &from))),
+                Ok(())
+            );
+            assert_eq!(wait(&copy(&gpu, CopyDirection::ToHost, &copies(CopyDirection::ToHost, &to))), Ok(()));
             assert!(bytes_of(&mut from) == bytes_of(&mut to));
         }
         assert_eq!(simulated.count(Counter::PageableCopies), 0);
@@ -105,10 +114,10 @@ fn an_event_of_the_program_is_awaited() {
         assert!(happened.recv_timeout(Duration::from_millis(20)).is_err(), "it waits");
         // Copies of others go on meanwhile.
         let other = DeviceMemory::allocate(&gpu, 4096).unwrap();
-        assert_eq!(wait(&copy(&gpu, CopyDirection::ToDevice, &[whole(&to, &other)])), Ok(()));
+        assert_eq!(copy_whole(&gpu, CopyDirection::ToDevice, &to, &other), Ok(()));
         bytes_of(&mut gate)[0] = 1;
         assert_eq!(wait(&happened), Ok(()));
-        assert_eq!(wait(&copy(&gpu, CopyDirection::ToHost, &[whole(&to, &memory)])), Ok(()));
+        assert_eq!(copy_whole(&gpu, CopyDirection::ToHost, &to, &memory), Ok(()));
         assert!(bytes_of(&mut to).iter().all(|byte| *byte == 7));
     });
 }
@@ -134,7 +143,7 @@ fn the_context_of_the_program_stays_current() {
         for gpu in [&first, &second] {
             let host = PageLocked::allocate(gpu, 100).unwrap();
             let memory = DeviceMemory::allocate(gpu, 100).unwrap();
-            assert_eq!(wait(&copy(gpu, CopyDirection::ToDevice, &[whole(&host, &memory)])), Ok(()));
+            assert_eq!(copy_whole(gpu, CopyDirection::ToDevice, &host, &memory), Ok(()));
             assert_eq!(current(), own);
         }
         let memory = DeviceMemory::allocate(&second, 100).unwrap();
@@ -155,7 +164,7 @@ fn missing_memory_fails_its_own_call_only() {
         assert!(DeviceMemory::allocate(&gpu, 2 << 20).unwrap_err().is_out_of_memory());
         let (host, memory) =
             (PageLocked::allocate(&gpu, 100).unwrap(), DeviceMemory::allocate(&gpu, 100).unwrap());
-        assert_eq!(wait(&copy(&gpu, CopyDirection::ToDevice, &[whole(&host, &memory)])), Ok(()));
+        assert_eq!(copy_whole(&gpu, CopyDirection::ToDevice, &host, &memory), Ok(()));
         assert_eq!(gpu.loss(), None);
     });
 }
@@ -169,8 +178,10 @@ fn a_memory_error_fails_every_copy_and_is_the_loss_of_the_device() {
             (PageLocked::allocate(&gpu, 100).unwrap(), DeviceMemory::allocate(&gpu, 100).unwrap());
         simulated.set(Setting::HoldCopies, 1);
         simulated.set(Setting::EccAfter, 2);
-        let copies = [whole(&host, &memory); 3]
-            .map(|whole| [CopyDirection::ToDevice, CopyDirection::ToHost].map(|to| copy(&gpu, to, &[whole])));
+        let copies = [(); 3].map(|()| {
+            [CopyDirection::ToDevice, CopyDirection::ToHost]
+                .map(|to| copy(&gpu, to, &[whole(to, &host, &memory)]))
+        });
         assert_eq!(gpu.loss(), None);
         simulated.set(Setting::HoldCopies, 0);
         let outcomes: Vec<Outcome> = copies.iter().flatten().map(wait).collect();
@@ -178,8 +189,9 @@ fn a_memory_error_fails_every_copy_and_is_the_loss_of_the_device() {
         assert!(failed >= 5, "{outcomes:?}");
         let loss = gpu.loss().expect("the loss is recorded before a copy is reported");
         assert_eq!((loss.code, loss.is_sticky(), loss.is_out_of_memory()), (214, true, false), "{loss}");
+        let later = whole(CopyDirection::ToHost, &host, &memory);
         // SAFETY: nothing is copied.
-        let later = unsafe { gpu.copy(CopyDirection::ToHost, &[whole(&host, &memory)], |_| ()) };
+        let later = unsafe { gpu.copy(CopyDirection::ToHost, &[later], |_| ()) };
         assert_eq!(later.unwrap_err().code, 214);
     });
 }

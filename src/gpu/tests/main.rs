@@ -6,3 +6,4 @@ mod copies;
 mod drivers;
 #[path = "../../../tests/support/isolated_test.rs"]
 mod isolated_test;
+mod sharing;

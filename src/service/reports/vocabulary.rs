@@ -16,6 +16,8 @@ pub enum ReportedTransport {
     Shm,
     /// The receiver reads the sender's memory through the kernel.
     Pvm,
+    /// The receiver's GPU copies from the memory of the sender's GPU.
+    Gpu,
     /// Unix sockets.
     Unix,
     /// TCP connections.
@@ -26,7 +28,7 @@ pub enum ReportedTransport {
 
 impl ReportedTransport {
     /// All transports.
-    pub const ALL: [Self; 5] = [Self::Shm, Self::Pvm, Self::Unix, Self::Tcp, Self::Other];
+    pub const ALL: [Self; 6] = [Self::Shm, Self::Pvm, Self::Gpu, Self::Unix, Self::Tcp, Self::Other];
 
     /// Returns its name on the wire.
     #[must_use]
@@ -34,6 +36,7 @@ impl ReportedTransport {
         match self {
             Self::Shm => "shm",
             Self::Pvm => "pvm",
+            Self::Gpu => "gpu",
             Self::Unix => "unix",
             Self::Tcp => "tcp",
             Self::Other => "other",

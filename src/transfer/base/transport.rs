@@ -13,6 +13,8 @@ pub enum TransportKind {
     Shm,
     /// The receiver reads the sender's memory through the kernel (`process_vm_readv`).
     Pvm,
+    /// The receiver's GPU copies from the memory of the sender's GPU, which both processes map.
+    Gpu,
     /// The sender writes to a Unix socket: on the same host, for memory that the receiver cannot read.
     Unix,
     /// The sender writes to TCP connections.
@@ -23,7 +25,7 @@ pub enum TransportKind {
 
 impl TransportKind {
     /// All transports.
-    pub const ALL: [Self; 5] = [Self::Shm, Self::Pvm, Self::Unix, Self::Tcp, Self::Loopback];
+    pub const ALL: [Self; 6] = [Self::Shm, Self::Pvm, Self::Gpu, Self::Unix, Self::Tcp, Self::Loopback];
 
     /// Returns the name as a metric's label.
     #[must_use]
@@ -31,6 +33,7 @@ impl TransportKind {
         match self {
             Self::Shm => "shm",
             Self::Pvm => "pvm",
+            Self::Gpu => "gpu",
             Self::Unix => "unix",
             Self::Tcp => "tcp",
             Self::Loopback => "loopback",
@@ -48,11 +51,11 @@ impl fmt::Display for TransportKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TransportChoice {
-    /// The best transport that both sides support: shared memory, reads of the peer's memory, a Unix socket, TCP. If
-    /// one fails, the engine chooses again.
+    /// The best transport that both sides support: shared memory, reads of the peer's memory, copies between GPUs, a Unix
+    /// socket, TCP. If one fails, the engine chooses again.
     #[default]
     Auto,
-    /// On this host: shared memory for arenas, a Unix socket for other memory.
+    /// On this host: shared memory for arenas, also those on GPUs, and a Unix socket for other memory.
     Shm,
     /// On this host: reads of the peer's memory through the kernel (`process_vm_readv`), for all memory.
     Pvm,

@@ -149,12 +149,14 @@ fn define_transfers(
     for (number, (spec, &member)) in specs.iter().zip(peers).enumerate() {
         let region = spec.span.buffer().region();
         let source = match shared.config.transport {
-            _ if !spec.outgoing || spec.span.is_empty() || region.device().is_some() => FetchSource::None,
+            _ if !spec.outgoing || spec.span.is_empty() => FetchSource::None,
             TransportChoice::Unix | TransportChoice::Tcp | TransportChoice::Loopback => FetchSource::None,
             TransportChoice::Auto | TransportChoice::Shm if region.shared_file().is_some() => {
                 regions.entry(member).or_default().insert(region.id, Arc::clone(region));
                 FetchSource::Region(region.id, spec.span.region_offset() as u64)
             }
+            // The kernel cannot read the memory of a GPU.
+            _ if region.device().is_some() => FetchSource::None,
             TransportChoice::Shm => FetchSource::None,
             TransportChoice::Auto | TransportChoice::Pvm => FetchSource::Address(spec.span.address()),
         };

@@ -4,7 +4,7 @@
 //! Fetches call their session only through [`FetchHost`]. The receiver makes the copy, so it can stop at any time,
 //! and the sender's arena can be sealed against writers. A source is a region that the peer shared (mapped
 //! read-only), or an address in the other process (`process_vm_readv`). If neither is allowed, the peer sends the
-//! bytes over a socket. Begin at [`FetchThreadPool::fetch_or_enqueue`].
+//! bytes over a socket. Bytes for a GPU are fetched by the GPU (`device_fetch.rs`). Begin at [`FetchThreadPool::fetch_or_enqueue`].
 //!
 //! Before a sender reuses a source buffer at the end of a connection, it marks the connection closed in shared
 //! memory. The receiver copies in steps, and checks the mark after each step
@@ -17,19 +17,20 @@
 //! do not bypass the caches, because programs usually read the received bytes at once.
 
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 
 use rustix::io::Errno;
 
+use super::device_fetch::DeviceFetch;
+use super::fetch_host::FetchHost;
+use super::peer_memory::PeerMemory;
 use crate::base::sync::lock;
 use crate::base::transport::TransportKind;
 use crate::io::sys;
 use crate::launch::launch_spans::LaunchBytes;
 use crate::launch::peer_launch::PeerLaunch;
-use crate::memory::{Mapping, PeerView, WriteView};
-use crate::protocol::link::GroupId;
+use crate::memory::WriteView;
 use crate::protocol::link::launch_definition::{FetchSource, LaunchDefinition};
 
 /// The bytes of one step. A cancelled fetch stops at the end of a step.
@@ -41,54 +42,6 @@ const AT_ONCE: u64 = 128 << 10;
 /// The bytes above which a fetch bypasses the caches: they hold no more of both sides beside the other work
 /// of the host.
 const PAST_CACHES: u64 = 8 << 20;
-
-/// The memory of a peer, mapped read-only.
-pub struct PeerMemory(Mapping);
-
-impl PeerMemory {
-    /// Maps `len` bytes of a file that a peer sent; none if reading it could fault.
-    pub fn map(file: &OwnedFd, len: u64) -> Option<Self> {
-        Mapping::map_sealed_file(file.as_fd(), usize::try_from(len).ok()?, false).map(Self)
-    }
-
-    /// Returns a view of `len` bytes at `offset + from`, or none if they exceed the mapping.
-    fn view_of_peer_bytes(&self, offset: u64, from: usize, len: usize) -> Option<PeerView<'_>> {
-        self.0.peer_view(usize::try_from(offset).ok()?.checked_add(from)?, len)
-    }
-}
-
-/// The session of a fetch, as the fetching threads see it.
-pub trait FetchHost: Send + Sync {
-    /// Returns the id of the peer's process, if its memory can be read.
-    fn readable_peer_pid(&self) -> Option<i32>;
-
-    /// Returns the mapped memory of the peer that contains a source.
-    fn peer_memory(&self, source: FetchSource) -> Option<Arc<PeerMemory>>;
-
-    /// Asks the peer to push the bytes of a launch, of which none has been fetched.
-    fn request_push(&self, launch: &Arc<PeerLaunch>);
-
-    /// Returns whether the session can fetch: this side must be able to read the peer's mark.
-    fn can_fetch(&self) -> bool;
-
-    /// Returns whether all bytes that were read from the peer's memory before this call are valid. A side
-    /// that ends a connection sets the mark first and then reuses its memory, however long the other side
-    /// goes on reading.
-    fn fetched_bytes_are_valid(&self) -> bool;
-
-    /// Reports that fetched bytes are invalid, because one side is ending the connection.
-    fn on_fetch_invalidated(&self, launch: &Arc<PeerLaunch>);
-
-    /// Reports that a launch cannot be fetched. With `nothing_yet` no byte has been fetched, and the peer may
-    /// push instead.
-    fn on_fetch_failed(&self, launch: &Arc<PeerLaunch>, kind: TransportKind, error: Errno, nothing_yet: bool);
-
-    /// Reports that all inbound bytes of a group were fetched.
-    fn on_group_fetched(&self, at: GroupId);
-
-    /// Counts bytes that were fetched.
-    fn count_received(&self, kind: TransportKind, bytes: u64);
-}
 
 /// Bytes that are contiguous in the memory of both sides.
 struct ContiguousBytes {
@@ -210,9 +163,12 @@ impl FetchThreadPool {
         launch: &Arc<PeerLaunch>,
         definition: &LaunchDefinition,
     ) {
-        // Bytes for a GPU go through the slots of a lane.
+        // Bytes that the receiver's GPU cannot copy go through the slots of a lane.
         if launch.lists.inbound.gpu().is_some() {
-            return host.request_push(launch);
+            if !DeviceFetch::begin(&host, launch, definition) {
+                host.request_push(launch);
+            }
+            return;
         }
         let runs = contiguous_runs(&*host, launch, definition);
         let kind = if runs.iter().any(|run| matches!(run.source, FetchSource::Address(_))) {

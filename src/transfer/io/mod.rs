@@ -2,9 +2,13 @@
 //!
 //! Sessions decide which bytes are sent and where received bytes are written. Begin at [`lane`] and [`wire`].
 
+mod device_fetch;
 pub(crate) mod exclusive_work;
 pub mod fetch;
+pub mod fetch_host;
+pub mod gpu_copies;
 pub mod lane;
+pub mod peer_memory;
 pub mod reactor;
 pub mod ring;
 pub mod staging;

@@ -15,11 +15,11 @@
 #![allow(unsafe_code, reason = "copies between slots, which one user has, and bytes that a guard keeps")]
 
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 
 use muster_gpu::{CopyDirection, Gpu, GpuCopy, GpuError, PageLocked};
 
+use super::gpu_copies::{CopiesByGpu, CopyFailure};
 use crate::base::sync::lock;
 use crate::launch::launch_spans::BytesPiece;
 use crate::launch::peer_launch::OwnedAccessGuard;
@@ -192,37 +192,8 @@ impl Drop for StagingSlot {
     }
 }
 
-/// The first failure of a copy: the GPU, and its error.
-pub type CopyFailure = (u32, GpuError);
-
 /// What a copy of a chunk keeps: the slot, and the guard of the launch's bytes.
 pub type StagedBytes = (StagingSlot, OwnedAccessGuard);
-
-/// Takes over what a copy has kept, with the outcome.
-type EndOfCopies = Box<dyn FnOnce(StagedBytes, Result<(), CopyFailure>) + Send>;
-
-/// The copies of one chunk, which may concern several GPUs, and what is done at their end.
-struct ChunkCopies {
-    /// The GPUs whose end is not reported, plus one until all were asked.
-    left: AtomicUsize,
-    failure: OnceLock<CopyFailure>,
-    end: Mutex<Option<(StagedBytes, EndOfCopies)>>,
-}
-
-impl ChunkCopies {
-    fn finish_one(&self, outcome: Result<(), CopyFailure>) {
-        if let Err(failure) = outcome {
-            let _first = self.failure.set(failure);
-        }
-        if self.left.fetch_sub(1, Ordering::AcqRel) > 1 {
-            return;
-        }
-        let end = lock(&self.end).take();
-        if let Some((kept, then)) = end {
-            then(kept, self.failure.get().cloned().map_or(Ok(()), Err));
-        }
-    }
-}
 
 /// Copies the bytes `start..start + len` of the outbound stream into the slot, then calls `then`: on this thread, or on that
 /// of a GPU.
@@ -232,7 +203,7 @@ pub fn copy_to_slot(
     then: impl FnOnce(StagedBytes, Result<(), CopyFailure>) + Send + 'static,
 ) {
     let (mut slot, guard) = staged;
-    let mut copies = CopiesByGpu::default();
+    let mut copies = CopiesByGpu::new(CopyDirection::ToHost);
     let mut at = 0;
     guard.bytes().for_each_outbound_piece(start, len as u64, |piece| {
         at += match piece {
@@ -240,11 +211,13 @@ pub fn copy_to_slot(
                 slot.write_view(at, view.len()).copy_from(&view);
                 view.len()
             }
-            BytesPiece::Device(memory, device, len) => copies.add(memory.gpu(), &slot, at, device, len),
+            BytesPiece::Device(memory, device, len) => {
+                add_copy(&mut copies, memory.gpu(), &slot, at, device, len)
+            }
         };
     });
     // SAFETY: the guard reserves the bytes for reading, and the slot is this chunk's.
-    unsafe { copies.start(CopyDirection::ToHost, (slot, guard), Box::new(then)) };
+    unsafe { copies.start((slot, guard), then) };
 }
 
 /// Copies the bytes of the slot to `start..start + len` of the inbound stream, then calls `then`: on this thread, or on that of
@@ -255,7 +228,7 @@ pub fn copy_from_slot(
     then: impl FnOnce(StagedBytes, Result<(), CopyFailure>) + Send + 'static,
 ) {
     let (slot, guard) = staged;
-    let mut copies = CopiesByGpu::default();
+    let mut copies = CopiesByGpu::new(CopyDirection::ToDevice);
     let mut at = 0;
     guard.bytes().for_each_inbound_piece(start, len as u64, |piece| {
         at += match piece {
@@ -263,51 +236,28 @@ pub fn copy_from_slot(
                 view.copy_from(&slot.read_view(at, view.len()));
                 view.len()
             }
-            BytesPiece::Device(memory, device, len) => copies.add(memory.gpu(), &slot, at, device, len),
+            BytesPiece::Device(memory, device, len) => {
+                add_copy(&mut copies, memory.gpu(), &slot, at, device, len)
+            }
         };
     });
     // SAFETY: the guard reserves the bytes for writing, the link gave them to the caller alone, and the slot is this
     // chunk's.
-    unsafe { copies.start(CopyDirection::ToDevice, (slot, guard), Box::new(then)) };
+    unsafe { copies.start((slot, guard), then) };
 }
 
-/// The copies of a chunk by GPU: almost always one.
-#[derive(Default)]
-struct CopiesByGpu(Vec<(Gpu, Vec<GpuCopy>)>);
-
-impl CopiesByGpu {
-    /// Adds a copy between the bytes of a slot from `at` on and those of a GPU from `device` on. Returns its length.
-    fn add(&mut self, gpu: &Gpu, slot: &StagingSlot, at: usize, device: u64, len: usize) -> usize {
-        let (from, len) = slot.clamp(at, len);
-        // SAFETY: the range is within the slot.
-        let copy = GpuCopy { host: unsafe { slot.base().add(from) }, device, len };
-        match self.0.iter_mut().find(|(other, _)| other == gpu) {
-            Some((_, copies)) => copies.push(copy),
-            None => self.0.push((gpu.clone(), vec![copy])),
-        }
-        len
-    }
-
-    /// Asks the GPUs for the copies.
-    ///
-    /// # Safety
-    /// As of [`Gpu::copy`], for as long as `staged` lives.
-    unsafe fn start(self, direction: CopyDirection, staged: StagedBytes, then: EndOfCopies) {
-        let all = Arc::new(ChunkCopies {
-            left: AtomicUsize::new(1 + self.0.len()),
-            failure: OnceLock::new(),
-            end: Mutex::new(Some((staged, then))),
-        });
-        for (gpu, copies) in self.0 {
-            let (ended, number) = (Arc::clone(&all), gpu.ordinal());
-            let report = move |outcome: Result<(), GpuError>| {
-                ended.finish_one(outcome.map_err(|error| (number, error)));
-            };
-            // SAFETY: the caller guarantees the memory while `staged` lives, which is until the last report.
-            if let Err(error) = unsafe { gpu.copy(direction, &copies, report) } {
-                all.finish_one(Err((number, error)));
-            }
-        }
-        all.finish_one(Ok(()));
-    }
+/// Adds a copy between the bytes of a slot from `at` on and those of a GPU from `device` on. Returns its length.
+fn add_copy(
+    copies: &mut CopiesByGpu,
+    gpu: &Gpu,
+    slot: &StagingSlot,
+    at: usize,
+    device: u64,
+    len: usize,
+) -> usize {
+    let (from, len) = slot.clamp(at, len);
+    // SAFETY: the range is within the slot.
+    let host = unsafe { slot.base().add(from) };
+    copies.add(gpu, GpuCopy::with_host(copies.direction(), host, device, len));
+    len
 }

@@ -29,12 +29,13 @@ impl Arena {
         Self::with_became_unused_callback(bytes, Box::new(|| ()))
     }
 
-    /// Creates an arena of `bytes` in the memory of a GPU. The host never touches the bytes of its buffers.
+    /// Creates an arena of `bytes` in the memory of a GPU, rounded up to what the driver allocates. The host never touches the
+    /// bytes of its buffers. GPUs of other processes on this host can copy from them.
     ///
     /// # Errors
     /// Returns [`MemoryError::Gpu`] if the GPU has not as much memory left, or was lost.
     pub fn on_gpu(gpu: &Gpu, bytes: usize) -> Result<Self, MemoryError> {
-        let memory = DeviceMemory::allocate(gpu, bytes)
+        let memory = DeviceMemory::allocate_shared(gpu, bytes)
             .map_err(|error| MemoryError::Gpu { gpu: gpu.ordinal(), error })?;
         let region = Arc::new(MemoryRegion::new(RegionMemory::Device(memory)));
         Ok(Self(Arc::new(FreeRanges::new(region, Box::new(|| ())))))

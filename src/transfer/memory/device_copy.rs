@@ -54,7 +54,7 @@ fn copy_and_wait(
         ));
     }
     let (tell, told) = channel();
-    let copy = GpuCopy { host, device: memory.address() + offset as u64, len };
+    let copy = GpuCopy::with_host(direction, host, memory.address() + offset as u64, len);
     // SAFETY: the caller keeps both memories until the end, which this function awaits.
     unsafe { memory.gpu().copy(direction, &[copy], move |outcome| drop(tell.send(outcome)))? };
     told.recv().map_err(|_| failed("its end was never reported"))?

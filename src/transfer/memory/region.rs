@@ -138,11 +138,12 @@ impl MemoryRegion {
         }
     }
 
-    /// Returns the file that a peer on this host maps; none for other memory than an arena's.
+    /// Returns the file that a peer on this host maps, or whose memory its GPU maps; none for other memory than an arena's.
     pub fn shared_file(&self) -> Option<BorrowedFd<'_>> {
         match &self.memory {
             RegionMemory::Arena(_, file) => Some(std::os::fd::AsFd::as_fd(file)),
-            RegionMemory::Foreign(_) | RegionMemory::Device(_) => None,
+            RegionMemory::Device(memory) => memory.descriptor(),
+            RegionMemory::Foreign(_) => None,
         }
     }
 }

@@ -137,6 +137,8 @@ pub mod flag {
     pub const CHECKED: u8 = 8;
     /// `Define`: further parts of the same definition follow.
     pub const MORE: u8 = 16;
+    /// `Region`, `Descriptor`: the region is memory of a GPU.
+    pub const DEVICE: u8 = 32;
 }
 
 /// The header of a frame.

@@ -122,7 +122,7 @@ impl Connection {
         for region in regions {
             if region.shared_file().is_some() && !offered.contains_key(&region.id) {
                 offered.insert(region.id, Arc::downgrade(region));
-                link.share_region(region.id, region.len() as u64);
+                link.share_region(region.id, region.len() as u64, region.device().is_some());
                 let listener: Weak<dyn RegionUnmapListener> = self.weak();
                 region.add_unmap_listener(listener);
             }

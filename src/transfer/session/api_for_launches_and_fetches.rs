@@ -14,7 +14,9 @@ use super::ring_session::RingSession;
 use crate::base::error::TransferError;
 use crate::base::sync::lock;
 use crate::base::transport::TransportKind;
-use crate::io::fetch::{FetchHost, PeerMemory};
+use crate::io::fetch_host::FetchHost;
+use crate::io::gpu_copies::CopyFailure;
+use crate::io::peer_memory::PeerMemory;
 use crate::io::ring::RingOutbox;
 use crate::launch::peer_launch::{PeerLaunch, fail_and_tell_peer};
 use crate::launch::session_handle::SessionHandle;
@@ -116,6 +118,10 @@ impl FetchHost for Connection {
             let why = error.to_string();
             fail_and_tell_peer(launch, TransferError::Transport { transport: kind, member: self.peer, why });
         }
+    }
+
+    fn on_device_fetch_failed(&self, launch: &Arc<PeerLaunch>, (gpu, error): CopyFailure) {
+        fail_and_tell_peer(launch, TransferError::Gpu { task: self.me.peer_task(), gpu, error });
     }
 
     fn on_group_fetched(&self, at: GroupId) {

@@ -22,14 +22,15 @@ use super::ring_session::RingSession;
 use crate::base::error::TransferError;
 use crate::base::sync::lock;
 use crate::base::transport::TransportKind;
-use crate::io::fetch::PeerMemory;
+use crate::io::gpu_copies::CopyFailure;
 use crate::io::lane::{Lane, LaneError, LaneHost, PendingReplies};
+use crate::io::peer_memory::PeerMemory;
 use crate::io::reactor::DoorbellHost;
 use crate::io::ring::{RingInbox, RingOutbox};
-use crate::io::staging::{CopyFailure, StagingPools};
+use crate::io::staging::StagingPools;
 use crate::io::wire::{Wire, WireError};
 use crate::launch::peer_launch::{PeerLaunch, fail_and_tell_peer};
-use crate::protocol::frame::{FrameKind, Header};
+use crate::protocol::frame::{FrameKind, Header, flag};
 use crate::protocol::link::{ChunkDestination, ControlFrame, OutgoingChunk, ProtocolViolation};
 
 /// The most regions that a peer may announce.
@@ -192,7 +193,9 @@ impl LaneHost for Connection {
     ) -> Result<(), ProtocolViolation> {
         match header.kind {
             FrameKind::Region | FrameKind::Descriptor => {
-                let shared = descriptors.first().and_then(|file| PeerMemory::map(file, header.sequence));
+                let shared = descriptors.into_iter().next().and_then(|descriptor| {
+                    PeerMemory::from_descriptor(descriptor, header.sequence, header.has(flag::DEVICE))
+                });
                 let mut all = lock(&self.shared);
                 if all.len() >= REGIONS_MAX {
                     return Err(ProtocolViolation("too much memory is shared"));

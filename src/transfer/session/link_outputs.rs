@@ -12,7 +12,7 @@ use super::connection::Connection;
 use crate::base::error::TransferError;
 use crate::base::sync::lock;
 use crate::base::transport::TransportKind;
-use crate::io::fetch::FetchHost;
+use crate::io::fetch_host::FetchHost;
 use crate::io::lane::{Lane, LaneHost, PendingReplies};
 use crate::io::ring::{FrameToWrite, RingInbox};
 use crate::io::staging::copy_from_slot;
@@ -104,8 +104,12 @@ impl Connection {
             }
             LinkOutput::Sent(launch, fetched) => {
                 if fetched && let Some(span) = launch.lists.outbound.spans.first() {
-                    let arena = span.buffer().region().shared_file().is_some();
-                    let kind = if arena { TransportKind::Shm } else { TransportKind::Pvm };
+                    let region = span.buffer().region();
+                    let kind = match (region.device(), region.shared_file()) {
+                        (Some(_), _) => TransportKind::Gpu,
+                        (None, Some(_)) => TransportKind::Shm,
+                        (None, None) => TransportKind::Pvm,
+                    };
                     launch.set_transport(kind);
                     self.count_bytes(kind, false, launch.lists.outbound.total());
                 }
@@ -123,7 +127,9 @@ impl Connection {
             }
             LinkOutput::CloseLane(id) => self.close_lane_lost_by_peer(id),
             LinkOutput::Unregion(id) => {
-                lock(&self.shared).remove(&id);
+                // Dropped without the lock: the driver unmaps the memory of a GPU.
+                let gone = lock(&self.shared).remove(&id);
+                drop(gone);
             }
             LinkOutput::Switched => {
                 if let Some(inbox) = &self.inbox {

@@ -82,6 +82,8 @@ pub fn file_status(file: BorrowedFd) -> Option<(u64, usize)> {
 struct SharedState {
     magic: AtomicU64,
     len: AtomicU64,
+    /// The number of the device on its host.
+    device: AtomicU64,
     /// Whether the owner has freed the allocation while others may still map it.
     is_freed: AtomicU32,
 }
@@ -107,6 +109,7 @@ impl Backing {
         let (inode, _) = file_status(file.as_fd()).ok_or(OUT_OF_MEMORY)?;
         let backing = Self { file, inode, len, state, _charge: Some(charge) };
         backing.shared().len.store(len as u64, SeqCst);
+        backing.shared().device.store(device.host_number(), SeqCst);
         backing.shared().magic.store(MAGIC, SeqCst);
         Ok(Arc::new(backing))
     }
@@ -125,6 +128,11 @@ impl Backing {
     fn shared(&self) -> &SharedState {
         // SAFETY: the page is mapped as long as `self` lives; atomics may have any value.
         unsafe { &*(self.state.address as *const SharedState) }
+    }
+
+    /// Returns whether a device can access the memory: that of another device only as [`Setting::PeerAccess`] says.
+    pub fn is_accessible_to(&self, device: Device) -> bool {
+        Setting::PeerAccess.amount() != 0 || self.shared().device.load(SeqCst) == device.host_number()
     }
 
     pub fn file(&self) -> BorrowedFd<'_> {
@@ -183,7 +191,7 @@ pub enum SegmentKind {
     /// By an IPC handle, opened this often.
     Imported { opened: u32, _guard: CounterGuard },
     /// By `cuMemMap`; accessible after `cuMemSetAccess`.
-    Mapped { is_accessible: bool },
+    Mapped { is_accessible: bool, _guard: Arc<CounterGuard> },
 }
 
 /// A range of addresses with memory.
@@ -205,7 +213,7 @@ impl MappedSegment {
     }
 
     fn is_usable(&self) -> bool {
-        let is_accessible = !matches!(self.kind, SegmentKind::Mapped { is_accessible: false });
+        let is_accessible = !matches!(self.kind, SegmentKind::Mapped { is_accessible: false, .. });
         is_accessible && !self.backing.is_freed()
     }
 }

@@ -118,6 +118,6 @@ pub unsafe extern "C" fn cuDeviceCanAccessPeer(to: *mut c_int, one: c_int, other
     answer_device_query(one, |one| {
         let other = Device::find(other)?;
         // SAFETY: the caller passes a place for a number.
-        unsafe { write_out(to, (one != other).into()) }
+        unsafe { write_out(to, (one != other && Setting::PeerAccess.amount() != 0).into()) }
     })
 }

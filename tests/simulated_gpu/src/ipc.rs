@@ -12,7 +12,9 @@ use crate::counters::Counter;
 use crate::device_memory::{
     Backing, PAGE, SegmentKind, add_segment, file_status, find_segment, remove_segment, reserve, with_segment,
 };
-use crate::error::{Answer, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, code_of, write_out};
+use crate::error::{
+    Answer, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, PEER_ACCESS_UNSUPPORTED, code_of, write_out,
+};
 use crate::event::Event;
 use crate::process::ProcessIdentity;
 
@@ -80,7 +82,8 @@ pub unsafe extern "C" fn cuIpcGetMemHandle(to: *mut IpcHandle, at: u64) -> c_int
 
 /// Opens an allocation of another process, and returns its address here. A handle that is open already returns the same
 /// address, and counts once more. The flag must be 1 (lazy peer access), else error 1. One's own handle gives error 201
-/// (*unconfirmed*). If the owner ended or freed the memory, the error is 400 (*unconfirmed*).
+/// (*unconfirmed*). If the owner ended or freed the memory, the error is 400 (*unconfirmed*), and if the device cannot access the
+/// memory's device, 217.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuIpcOpenMemHandle_v2(to: *mut u64, handle: IpcHandle, flags: c_uint) -> c_int {
     code_of(current_device().and_then(|device| {
@@ -90,6 +93,9 @@ pub unsafe extern "C" fn cuIpcOpenMemHandle_v2(to: *mut u64, handle: IpcHandle, 
         let backing = Backing::open(handle.open(KIND_MEMORY)?).ok_or(INVALID_HANDLE)?;
         if backing.is_freed() {
             return Err(INVALID_HANDLE);
+        }
+        if !backing.is_accessible_to(device) {
+            return Err(PEER_ACCESS_UNSUPPORTED);
         }
         let open = find_segment(|segment| match &mut segment.kind {
             SegmentKind::Imported { opened, .. } if segment.backing.inode() == handle.inode => {

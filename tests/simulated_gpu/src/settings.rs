@@ -41,6 +41,8 @@ settings! {
     Version "version" = 12_000;
     /// NCCL's version, as `ncclGetVersion` returns it.
     NcclVersion "nccl_version" = 23_007;
+    /// Whether a device can access the memory of other devices.
+    PeerAccess "peer_access" = 1;
     /// The error that every call returns from now on; 0 for none.
     Sticky "sticky" = 0;
     /// How long a copy takes besides its memory accesses, in microseconds. The second half of the bytes moves at the end.

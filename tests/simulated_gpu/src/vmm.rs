@@ -12,7 +12,7 @@ use crate::context::{check_ready, current_device};
 use crate::counters::{Counter, CounterGuard};
 use crate::device::Device;
 use crate::device_memory::{self, Backing, SegmentKind, add_segment, find_segment};
-use crate::error::{Answer, INVALID_VALUE, OUT_OF_MEMORY, code_of, write_out};
+use crate::error::{Answer, INVALID_VALUE, OUT_OF_MEMORY, PEER_ACCESS_UNSUPPORTED, code_of, write_out};
 use crate::handles::new_handle;
 use crate::settings::Setting;
 use crate::wait::lock;
@@ -55,7 +55,8 @@ struct PhysicalAllocation {
     backing: Arc<Backing>,
     /// Whether it was created for export.
     is_exportable: bool,
-    _guard: CounterGuard,
+    /// Counts the allocation, also while only a mapping is left of it.
+    guard: Arc<CounterGuard>,
 }
 
 static PHYSICAL: Mutex<BTreeMap<u64, PhysicalAllocation>> = Mutex::new(BTreeMap::new());
@@ -124,7 +125,7 @@ pub unsafe extern "C" fn cuMemCreate(
             device,
             backing,
             is_exportable,
-            _guard: Counter::Allocations.count_while_guard_lives(),
+            guard: Arc::new(Counter::Allocations.count_while_guard_lives()),
         };
         // SAFETY: the caller passes a place for a handle.
         unsafe { write_out(to, register_physical_allocation(physical)) }
@@ -216,7 +217,7 @@ pub extern "C" fn cuMemMap(at: u64, len: usize, offset: usize, handle: u64, flag
         let physical = lock(&PHYSICAL);
         let physical =
             physical.get(&handle).filter(|physical| len <= physical.backing.len()).ok_or(INVALID_VALUE)?;
-        let kind = SegmentKind::Mapped { is_accessible: false };
+        let kind = SegmentKind::Mapped { is_accessible: false, _guard: physical.guard.clone() };
         add_segment(at, physical.device, physical.backing.clone(), len, kind)
     }))
 }
@@ -240,7 +241,7 @@ pub extern "C" fn cuMemUnmap(at: u64, len: usize) -> c_int {
 }
 
 /// Makes the mappings of a range accessible to devices, or inaccessible. The range is mapped completely, else error 1.
-/// Flags: none 0, read 1, read and write 3.
+/// Flags: none 0, read 1, read and write 3. A device that cannot access the memory's device gives error 217 (*unconfirmed*).
 ///
 /// More lenient: all devices of the process have the access of the last description; read-only access is refused.
 #[unsafe(no_mangle)]
@@ -258,13 +259,18 @@ pub unsafe extern "C" fn cuMemSetAccess(
         for index in 0..count {
             // SAFETY: the caller passes an array of this length.
             let description = unsafe { descriptions.add(index).read_unaligned() };
-            Device::find(description.location.id)?;
+            let device = Device::find(description.location.id)?;
             if description.location.kind != LOCATION_DEVICE || !matches!(description.flags, 0 | 3) {
                 return Err(INVALID_VALUE);
             }
             for (base, _) in &mappings {
+                let is_accessible =
+                    device_memory::with_segment(*base, |segment| segment.backing.is_accessible_to(device));
+                if is_accessible == Some(false) {
+                    return Err(PEER_ACCESS_UNSUPPORTED);
+                }
                 device_memory::with_segment(*base, |segment| {
-                    if let SegmentKind::Mapped { is_accessible } = &mut segment.kind {
+                    if let SegmentKind::Mapped { is_accessible, .. } = &mut segment.kind {
                         *is_accessible = description.flags == 3;
                     }
                 });
@@ -317,7 +323,7 @@ pub unsafe extern "C" fn cuMemImportFromShareableHandle(
             device,
             backing,
             is_exportable: true,
-            _guard: Counter::Imports.count_while_guard_lives(),
+            guard: Arc::new(Counter::Imports.count_while_guard_lives()),
         };
         // SAFETY: the caller passes a place for a handle.
         unsafe { write_out(to, register_physical_allocation(physical)) }

@@ -37,12 +37,12 @@ impl<T: Clone> LinkSide<T> {
     /// Returns the next control frame to send on the socket. Without `with_descriptors` it returns none that
     /// carries descriptors.
     pub fn next_control_frame(&mut self, with_descriptors: bool) -> Option<ControlFrame> {
-        if let Some((region, len)) = self.control.descriptors.front().copied() {
+        if let Some(Header { flags, index, sequence, .. }) = self.control.descriptors.front().copied() {
             if !with_descriptors {
                 return None;
             }
             self.control.descriptors.pop_front();
-            let header = Header { index: region, sequence: len, ..self.new_header(FrameKind::Descriptor) };
+            let header = Header { flags, index, sequence, ..self.new_header(FrameKind::Descriptor) };
             return Some(ControlFrame { header, payload: Vec::new() });
         }
         let brings = |frame: &ControlFrame| matches!(frame.header.kind, FrameKind::Region | FrameKind::Ring);
@@ -66,7 +66,7 @@ impl<T: Clone> LinkSide<T> {
             return (None, true);
         }
         if first.header.kind == FrameKind::Region {
-            self.control.descriptors.push_back((first.header.index, first.header.sequence));
+            self.control.descriptors.push_back(first.header);
         }
         let bare = self.new_header(FrameKind::Ack);
         (self.control.next(bare), true)

@@ -19,8 +19,8 @@ pub struct ControlQueue {
     keeps: bool,
     /// Whether the `Switch` was sent: all later frames go to the ring.
     pub switched: bool,
-    /// The regions, and their lengths, whose descriptors must go by the socket.
-    pub descriptors: VecDeque<(u32, u64)>,
+    /// The headers of regions in the ring whose descriptors must go by the socket.
+    pub descriptors: VecDeque<Header>,
     /// The bytes of all frames that are queued or unacknowledged.
     queued_or_unacknowledged_bytes: usize,
     numbered: u32,

@@ -205,10 +205,11 @@ impl<T: Clone> LinkSide<T> {
         }
     }
 
-    /// Announces memory that the peer may map. The descriptor goes with the frame.
-    pub fn share_region(&mut self, region: u32, len: u64) {
+    /// Announces memory that the peer may map: host memory, or that of a GPU. The descriptor goes with the frame.
+    pub fn share_region(&mut self, region: u32, len: u64, is_device: bool) {
+        let flags = if is_device { flag::DEVICE } else { 0 };
         self.queue_control_frame(
-            Header { index: region, sequence: len, ..self.new_header(FrameKind::Region) },
+            Header { flags, index: region, sequence: len, ..self.new_header(FrameKind::Region) },
             Vec::new(),
         );
     }

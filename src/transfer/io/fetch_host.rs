@@ -1,0 +1,48 @@
+//! The interface by which fetches call their session. Begin at [`FetchHost`].
+
+use std::sync::Arc;
+
+use rustix::io::Errno;
+
+use super::gpu_copies::CopyFailure;
+use super::peer_memory::PeerMemory;
+use crate::base::transport::TransportKind;
+use crate::launch::peer_launch::PeerLaunch;
+use crate::protocol::link::GroupId;
+use crate::protocol::link::launch_definition::FetchSource;
+
+/// The session of a fetch, as the fetching threads see it.
+pub trait FetchHost: Send + Sync {
+    /// Returns the id of the peer's process, if its memory can be read.
+    fn readable_peer_pid(&self) -> Option<i32>;
+
+    /// Returns the mapped memory of the peer that contains a source.
+    fn peer_memory(&self, source: FetchSource) -> Option<Arc<PeerMemory>>;
+
+    /// Asks the peer to push the bytes of a launch, of which none has been fetched.
+    fn request_push(&self, launch: &Arc<PeerLaunch>);
+
+    /// Returns whether the session can fetch: this side must be able to read the peer's mark.
+    fn can_fetch(&self) -> bool;
+
+    /// Returns whether all bytes that were read from the peer's memory before this call are valid. A side
+    /// that ends a connection sets the mark first and then reuses its memory, however long the other side
+    /// goes on reading.
+    fn fetched_bytes_are_valid(&self) -> bool;
+
+    /// Reports that fetched bytes are invalid, because one side is ending the connection.
+    fn on_fetch_invalidated(&self, launch: &Arc<PeerLaunch>);
+
+    /// Reports that a launch cannot be fetched. With `nothing_yet` no byte has been fetched, and the peer may
+    /// push instead.
+    fn on_fetch_failed(&self, launch: &Arc<PeerLaunch>, kind: TransportKind, error: Errno, nothing_yet: bool);
+
+    /// Reports that a GPU failed to copy bytes of a launch.
+    fn on_device_fetch_failed(&self, launch: &Arc<PeerLaunch>, failure: CopyFailure);
+
+    /// Reports that all inbound bytes of a group were fetched.
+    fn on_group_fetched(&self, at: GroupId);
+
+    /// Counts bytes that were fetched.
+    fn count_received(&self, kind: TransportKind, bytes: u64);
+}

@@ -1,0 +1,68 @@
+//! A cluster of two tasks, each with a GPU of its own.
+
+use muster::transfer::{Arena, Buffer, EngineConfig, TransportChoice};
+use muster_gpu::Gpu;
+use simulated_gpu::{Counter, SimulatedGpu};
+
+use crate::cluster::{AnyMemory, Cluster, contents};
+
+/// A cluster of two tasks, each with a GPU of its own.
+pub struct GpuCluster {
+    pub simulated: &'static SimulatedGpu,
+    pub cluster: Cluster,
+    pub arenas: Vec<Arena>,
+}
+
+/// Where the memory of a buffer is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Memory {
+    Host,
+    Gpu,
+}
+
+impl GpuCluster {
+    pub fn new(setting: impl Fn(&mut EngineConfig)) -> Self {
+        let simulated = SimulatedGpu::load();
+        let cluster = Cluster::with(2, setting);
+        let arena = |task| Arena::on_gpu(&Gpu::open(task).unwrap(), 128 << 20).unwrap();
+        Self { simulated, cluster, arenas: vec![arena(0), arena(1)] }
+    }
+
+    pub fn over(choice: TransportChoice) -> Self {
+        Self::new(|config| config.transport = choice)
+    }
+
+    pub fn allocate(&self, task: usize, memory: Memory, len: usize) -> Buffer {
+        match memory {
+            Memory::Host => self.cluster.arenas[task].allocate(len).unwrap(),
+            Memory::Gpu => self.arenas[task].allocate(len).unwrap(),
+        }
+    }
+
+    pub fn filled(&self, task: usize, memory: Memory, len: usize, seed: u64) -> Buffer {
+        let buffer = self.allocate(task, memory, len);
+        buffer.write_contents(0, &contents(len, seed)).unwrap();
+        buffer
+    }
+
+    pub fn empty(&self, task: usize, memory: Memory, len: usize) -> Buffer {
+        let buffer = self.allocate(task, memory, len);
+        buffer.write_contents(0, &vec![0xee; len]).unwrap();
+        buffer
+    }
+
+    /// Asserts that no copy of the engines blocked its caller.
+    pub fn assert_no_copy_blocked(&self) {
+        assert_eq!(self.simulated.count(Counter::PageableCopies), 0);
+    }
+}
+
+/// Returns whether the receiver's GPU copies from the sender's.
+pub fn is_direct(choice: TransportChoice) -> bool {
+    matches!(choice, TransportChoice::Auto | TransportChoice::Shm)
+}
+
+/// Returns the contents of a buffer.
+pub fn read(buffer: &Buffer) -> Vec<u8> {
+    buffer.look(<[u8]>::to_vec).unwrap()
+}
