@@ -4,6 +4,7 @@
 //! `demo/rounds.rs` controls the sequence, `demo/workers.rs` runs the workers, and `demo/record.rs` decides whether
 //! the demo succeeded. Begin at `run`, then `run_demo`.
 
+mod demo_output;
 mod record;
 mod rounds;
 mod service;
@@ -15,14 +16,16 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use clap::Args;
+use serde::Serialize;
 
 use super::local_server::{parse_duration_or_seconds, parse_loopback_address};
 use super::stop_signals::StopSignals;
 use super::{allocator, connection_limits};
 use crate::coordination::TaskId;
 use crate::telemetry::log::{self, LogFormat};
+use demo_output::DemoOutput;
 use record::DemoRecord;
-use rounds::{Demo, print_line};
+use rounds::Demo;
 use service::DemoService;
 use workers::{WORKERS, WorkerProcesses};
 
@@ -59,6 +62,23 @@ pub struct Arguments {
     /// free]
     #[arg(long, value_name = "IP:PORT", value_parser = parse_loopback_address)]
     http: Option<SocketAddr>,
+
+    /// Print JSON: a line with the addresses, one for each thing that happens, and one with the outcome
+    #[arg(long)]
+    json: bool,
+}
+
+/// The outcome of the demo.
+#[derive(Serialize)]
+struct DemoOutcome {
+    steps: u64,
+    resharded: u64,
+    checked: u64,
+    losses: u64,
+    service_kills: u64,
+    /// The verdict; none if the demo was stopped before its end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    verdict: Option<String>,
 }
 
 /// Runs the subcommand.
@@ -74,13 +94,19 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
 }
 
 async fn run_demo(arguments: &Arguments) -> Result<ExitCode> {
+    let output = if arguments.json { DemoOutput::Json } else { DemoOutput::Text };
     let mut stops = StopSignals::listen()?;
     let service = DemoService::start([arguments.grpc, arguments.http], arguments.kill_service).await?;
     let [grpc, http] = service.addresses().context("the job is not served")?;
-    print_line(&format!("Muster demo: a service, and {WORKERS} workers that move buffers to one another"))?;
-    print_line(&format!("  look at  http://{http}/"))?;
-    print_line(&format!("  or with  muster status --server http://{http} --watch"))?;
-    print_line("  end with Ctrl-C")?;
+    output.tell_addresses([grpc, http])?;
+    if output == DemoOutput::Text {
+        output.say(&format!(
+            "Muster demo: a service, and {WORKERS} workers that move buffers to one another"
+        ))?;
+        output.say(&format!("  look at  http://{http}/"))?;
+        output.say(&format!("  or with  muster status --server http://{http} --watch"))?;
+        output.say("  end with Ctrl-C")?;
+    }
     let job_view = service.job_view();
     let excluded = move |task: u32| {
         let task = TaskId(task as i32);
@@ -91,7 +117,7 @@ async fn run_demo(arguments: &Arguments) -> Result<ExitCode> {
     let drained =
         move || job_view().filter(|view| view.run.preemption.is_some()).map(|view| view.run.number.0);
     let workers = WorkerProcesses::new(grpc.to_string(), arguments.pause)?;
-    let mut demo = Demo::new(workers, Box::new(excluded), Box::new(drained), service.killer());
+    let mut demo = Demo::new(workers, Box::new(excluded), Box::new(drained), service.killer(), output);
     let ended = tokio::select! {
         played = demo.run_rounds(arguments.length) => played.map(|()| None),
         stop = stops.next() => Ok(Some(stop)),
@@ -103,24 +129,38 @@ async fn run_demo(arguments: &Arguments) -> Result<ExitCode> {
         (Ok(stop), _) => Ok(stop),
     };
     let DemoRecord { steps, resharded, checked, losses, service_kills, .. } = &demo.record;
+    let all = WORKERS as usize;
+    let words = match &verdict {
+        Ok(None) => Some(demo.record.verdict(all - demo.out.len().min(all), all)),
+        Ok(Some(_)) | Err(_) => None,
+    };
+    output.tell_outcome(&DemoOutcome {
+        steps: *steps,
+        resharded: *resharded,
+        checked: *checked,
+        losses: *losses,
+        service_kills: *service_kills,
+        verdict: words.clone().and_then(Result::ok),
+    })?;
     let killed = if *service_kills > 0 {
         format!(", the service killed {service_kills} time(s)")
     } else {
         String::new()
     };
-    print_line(&format!(
-        "{steps} steps, {resharded} of them with an array resharded, {checked} buffers checked byte for byte, {losses} \
-         worker(s) lost and taken back{killed}"
-    ))?;
-    match verdict {
-        Ok(None) => {
-            let all = WORKERS as usize;
-            print_line(
-                &demo.record.verdict(all - demo.out.len().min(all), all).map_err(anyhow::Error::msg)?,
-            )?;
+    if output == DemoOutput::Text {
+        output.say(&format!(
+            "{steps} steps, {resharded} of them with an array resharded, {checked} buffers checked byte for byte, {losses} \
+             worker(s) lost and taken back{killed}"
+        ))?;
+    }
+    match (verdict?, words) {
+        (Some(stop), _) => Ok(stop.exit_code()),
+        (None, words) => {
+            let words = words.transpose().map_err(anyhow::Error::msg)?;
+            if output == DemoOutput::Text {
+                output.say(&words.unwrap_or_default())?;
+            }
             Ok(ExitCode::SUCCESS)
         }
-        Ok(Some(stop)) => Ok(stop.exit_code()),
-        Err(error) => Err(error),
     }
 }

@@ -118,13 +118,18 @@ async fn report_ended_run(
     let passed: EventsPage = client.get(&path).await?;
     let agreed = passed.events.iter().any(|event| {
         event.run == run
-            && matches!(&event.what, EventKind::BarrierPassed { barrier, .. } if barrier.as_ref() == SYNC_BARRIER)
+            && matches!(&event.what, EventKind::BarrierPassed { barrier, .. } if is_sync_barrier(barrier))
     });
     arguments.server_args.print_answer(view, |_| ended_run_text(run, agreed))?;
     if agreed {
         return Ok(ExitCode::SUCCESS);
     }
     bail!("run {run} ended before its tasks agreed on a step: they may not have saved");
+}
+
+/// Returns whether tasks agree on the step at this barrier: native workers add a number if some tasks are missing.
+fn is_sync_barrier(id: &str) -> bool {
+    id.strip_prefix(SYNC_BARRIER).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
 fn ended_run_text(run: RunNumber, agreed: bool) -> TerminalText {

@@ -12,6 +12,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::ops::Bound;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -286,6 +287,17 @@ impl BarrierTable {
 
     pub fn last_ended(&self, key: &BarrierKey) -> Option<&EndedBarrier> {
         self.ended.get(key)
+    }
+
+    /// Returns the ended barriers with names from `first` on, in the order of their names, as long as `is_wanted` holds.
+    pub fn ended_named_from(
+        &self,
+        first: &str,
+        is_wanted: impl Fn(&BarrierKey) -> bool,
+    ) -> Vec<&EndedBarrier> {
+        let first = BarrierKey::Named(Arc::from(first));
+        let named = self.ended.range_from(Bound::Included(&first)).take_while(|(key, _)| is_wanted(key));
+        named.map(|(_, ended)| ended).collect()
     }
 
     pub fn in_progress(&self) -> impl Iterator<Item = (&BarrierKey, &BarrierInstance)> {

@@ -31,7 +31,9 @@ impl AuditedOperations {
     ) -> Result<u64, StackRequestRefusal> {
         let subject = tasks.as_ref().map_or_else(|| "all tasks".to_owned(), |tasks| format!("tasks {tasks}"));
         let request = NewStackRequest { actor: by.actor.clone(), reason: reason.clone(), tasks };
-        let asked = stacks.ask(&self.engine, job, request);
+        // Each request is a line of the audit, whose numbers go on after a restart.
+        let number_min = self.audit.last_line_number() + 1;
+        let asked = stacks.ask(&self.engine, job, request, number_min);
         let (outcome, detail) = match &asked {
             Ok(number) => (AuditOutcome::Done, format!("request {number}")),
             Err(_) if by.actor.means == ActorOrigin::Rule => return asked,

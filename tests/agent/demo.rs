@@ -48,8 +48,11 @@ fn a_drain_at_any_moment_around_a_loss_ends_the_run_and_the_demo_goes_on() {
 #[test]
 fn ending_the_demo_ends_all_of_its_processes() {
     for signal in [Signal::INT, Signal::KILL] {
-        let mut demo = Process::start(&mut muster(["demo"]));
-        demo.out_line("step together");
+        let mut demo = Process::start(&mut muster(["demo", "--json"]));
+        let addresses: serde_json::Value = serde_json::from_str(&demo.out_line("grpc")).expect("JSON");
+        assert!(addresses["http"].is_string(), "{addresses}");
+        let said: serde_json::Value = serde_json::from_str(&demo.out_line("step together")).expect("JSON");
+        assert!(said["text"].is_string(), "{said}");
         let children = format!("/proc/{0}/task/{0}/children", demo.pid());
         let children = std::fs::read_to_string(children).expect("the system tells of children");
         let children: Vec<i32> = children.split_whitespace().filter_map(|pid| pid.parse().ok()).collect();
@@ -58,6 +61,11 @@ fn ending_the_demo_ends_all_of_its_processes() {
         demo.signal(signal);
         let ended = demo.end();
         assert_eq!(ended.code, (signal == Signal::INT).then_some(130), "{ended:?}");
+        if signal == Signal::INT {
+            let outcome = ended.out.lines().last().unwrap_or_default();
+            let outcome: serde_json::Value = serde_json::from_str(outcome).expect("JSON");
+            assert!(outcome["steps"].as_u64() > Some(0) && outcome["verdict"].is_null(), "{outcome}");
+        }
         wait_until("all of them are gone", || !children.iter().any(|pid| is_alive(*pid)));
     }
 }

@@ -167,6 +167,25 @@ fn a_helper_comes_back_to_a_server_that_was_away_and_uses_little() {
     assert!(programs[0].cpu() - cpu < Duration::from_secs(1), "{:?}", programs[0].cpu() - cpu);
 }
 
+#[test]
+fn every_request_is_answered_before_and_after_the_service_dies() {
+    let folder = TempFolder::new("stacks-restart");
+    let server = MusterServer::patient(&["--tasks", "2", "--data-dir", &folder.path("journal")]);
+    let (_tasks, _programs) = start_programs(&server, 2);
+    let mut last = 0;
+    for round in 0..3 {
+        let shown = run_subcommand(&server, &["stacks", "--wait", "30s"]);
+        assert!(shown.out.contains("2 of 2 tasks answered"), "{round}: {shown:?}");
+        let number = server.get(STACKS).json()["request"]["number"].as_u64().expect("a number");
+        assert!(number > last, "{round}: {number} after {last}");
+        last = number;
+        let core = server.first_child().expect("the keeper has a core");
+        let core = rustix::process::Pid::from_raw(core).expect("a process");
+        rustix::process::kill_process(core, Signal::KILL).expect("the core is killed");
+        wait_until("the helpers are back", || helper_count(&server) == 2);
+    }
+}
+
 /// Opens a connection that waits for a request.
 fn open_wait(server: &MusterServer, task: usize) -> TcpStream {
     let mut stream = TcpStream::connect(server.http).expect("it connects");

@@ -23,14 +23,53 @@ pub fn register_task_as(
     task: i32,
     incarnation: u64,
 ) {
+    drop(register_task_from([127, 0, 0, 1].into(), server, runtime, task, incarnation));
+}
+
+/// Registers a task from this address. Its connection lives as long as the returned task.
+fn register_task_from(
+    own: std::net::IpAddr,
+    server: &MusterServer,
+    runtime: &tokio::runtime::Runtime,
+    task: i32,
+    incarnation: u64,
+) -> tokio::task::JoinHandle<()> {
     let address = format!("http://{}", server.grpc);
     runtime.spawn(async move {
-        let channel = tonic::transport::Endpoint::from_shared(address).expect("an address").connect().await;
+        let endpoint = tonic::transport::Endpoint::from_shared(address).expect("an address");
+        let channel = endpoint.local_address(Some(own)).connect().await;
         let mut client = CoordinationServiceClient::new(channel.expect("it connects"));
         let request = wire::RegisterTaskRequest { incarnation, source_task_id: task };
         let _ = client.register_task(request).await;
         std::future::pending::<()>().await;
+    })
+}
+
+#[test]
+fn a_host_that_died_is_one_line_and_the_first_host() {
+    let server = MusterServer::start(&["--tasks", "9", "--recoverable", "--disconnect-grace", "100ms"]);
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let connections: Vec<_> = (0..9)
+        .map(|task| {
+            let host = u8::try_from(task / 3 + 1).expect("a small number");
+            register_task_from([127, 0, 9, host].into(), &server, &runtime, task, 100 + task as u64)
+        })
+        .collect();
+    wait_until("the run is running", || server.get("/api/v1/jobs").body.contains("\"running\""));
+    // All tasks of the last host, and one of the first.
+    connections[6..].iter().chain(&connections[1..2]).for_each(|connection| connection.abort());
+    wait_until("they have failed", || {
+        server.get("/api/v1/jobs/default").json()["run"]["counts"]["failed"] == 4
     });
+    let text = successful_status_output(&server, &[]);
+    let failed: Vec<&str> = text.lines().filter(|line| line.trim_start().starts_with("FAILED")).collect();
+    assert_eq!(failed.len(), 2, "{text}");
+    assert!(failed[0].contains("task 1 at 127.0.9.1"), "{text}");
+    assert!(failed[1].contains("all 3 tasks of host 127.0.9.3 (6-8)"), "{text}");
+    let hosts = run(muster(["hosts"]).args(["--server", &server.url()]));
+    let states: Vec<&str> =
+        hosts.out.lines().skip(1).filter_map(|line| line.split_whitespace().nth(1)).collect();
+    assert_eq!(states, ["down", "degraded", "healthy"], "{}", hosts.out);
 }
 
 #[test]

@@ -575,6 +575,45 @@ fn check_save_that_all_agree_on(prefix: &str) {
 }
 
 #[test]
+fn a_save_is_seen_on_which_those_who_live_agree_while_others_are_lost() {
+    let mut job = SimulatedJob::recoverable(3);
+    let insert = |job: &mut SimulatedJob, task: usize, key: String, value: &'static str| {
+        let value = Bytes::from(value);
+        job.call(task, Request::Insert { key: Bytes::from(key), value, overwrite: false });
+    };
+    insert(&mut job, 0, "RECEIVED_PREEMPTION_NOTICE".to_owned(), "2026-01-01T00:00:00Z");
+    let preemption = |job: &SimulatedJob| job.coordinator.job_view().run.preemption.expect("a notice");
+    for (task, step) in [(2, "99"), (0, "7"), (1, "9")] {
+        insert(&mut job, task, format!("PREEMPTION_CURRENT_COUNTER/{task}"), step);
+    }
+    // All three were to meet; one is lost, and the others give that barrier up.
+    job.call_barrier(0, "PREEMPTION_SYNC_BARRIER", 0);
+    job.kill_task(2);
+    let id = "PREEMPTION_SYNC_BARRIER".to_owned();
+    job.call(1, Request::CancelBarrier { id, counter: 0, task: TaskId(1) });
+    assert!(!preemption(&job).failed, "they meet at another one");
+    for task in [0, 1] {
+        let found = preemption(&job);
+        assert_eq!((found.agreed_step, found.failed, found.arrived), (None, false, task as usize));
+        let members = Some(TaskSet::new(vec![TaskId(0), TaskId(1)]));
+        let (id, task_id) = ("PREEMPTION_SYNC_BARRIER/00c0ffee00c0ffee".to_owned(), TaskId(task));
+        job.call(
+            task as usize,
+            Request::Barrier { id, counter: 0, timeout_ms: 60_000, members, task: task_id },
+        );
+    }
+    let found = preemption(&job);
+    assert_eq!((found.agreed_step, found.failed, found.awaited), (Some(10), false, vec![]));
+    // A barrier of another name is none of these.
+    let mut job = SimulatedJob::recoverable(2);
+    insert(&mut job, 0, "RECEIVED_PREEMPTION_NOTICE".to_owned(), "2026-01-01T00:00:00Z");
+    for task in [0, 1] {
+        job.call_barrier(task, "PREEMPTION_SYNC_BARRIERS", 0);
+    }
+    assert_eq!(preemption(&job).agreed_step, None);
+}
+
+#[test]
 fn the_first_step_of_a_run_is_the_common_one_if_the_notice_came_before_it() {
     for (steps, agreed) in [(["0", "0"], [1, 5000]), (["4999", "0"], [5000, 5000]), (["7", "0"], [8, 8])] {
         let mut job = SimulatedJob::fate_sharing(2);

@@ -23,7 +23,15 @@ const timeAxis = (axis) => ({
   values: timeMarks, size: (_, texts) => ((texts ?? []).some((text) => text.includes('\n')) ? 46 : 32),
 });
 // A single point needs a range of its own: by default the chart would show a day.
-const timeScale = { time: true, range: (_, low, high) => (low === null ? [0, 1] : [Math.min(low, high - 10), high]) };
+// The end of the data, because uPlot passes a later one if there is a single value.
+const timeScale = {
+  time: true,
+  range: (plot, low, high) => {
+    if (low === null) return [0, 1];
+    const end = plot.data[0].length === 1 ? low : high;
+    return [Math.min(low, end - 10), end];
+  },
+};
 
 // Bytes a second, by the rule of the server (`format_bytes` in src/text/numbers.rs).
 const rate = (bytes) => {
@@ -62,7 +70,7 @@ const lines = (table) => {
       axes: [timeAxis(axis), { ...axis, size: 92, incrs: Array.from({ length: 50 }, (_, at) => 2 ** at), values: (_, ticks) => ticks.map(rate) }],
       series: [{}, ...heads.map((cell) => {
         const [name, dash] = strokes[cell.dataset.style] ?? strokes['t-other'];
-        return { stroke: colour(name), width: 2, dash, points: { show: false } };
+        return { stroke: colour(name), width: 2, dash, points: { show: rows.length === 1 } };
       })],
     },
   };

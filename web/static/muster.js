@@ -148,7 +148,7 @@ const offerCopy = (source) => {
   const what = source.dataset.copy ? ` ${source.dataset.copy}` : '';
   button.setAttribute('aria-label', `Copy${what}`);
   button.title = 'Copy';
-  button.innerHTML = '<svg class="g" aria-hidden="true"><use href="#copy"/></svg>';
+  button.innerHTML = '<svg class="g" aria-hidden="true"><use href="#g-copy"/></svg>';
   place.append(button);
 };
 

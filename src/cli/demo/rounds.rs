@@ -11,8 +11,8 @@ use anyhow::{Context as _, Result, bail};
 use rustix::process::Signal;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use super::super::output::{TerminalText, print};
 use super::super::worker::{CANCELLED_TEXT, StepLine, parse_step_line};
+use super::demo_output::DemoOutput;
 use super::record::DemoRecord;
 use super::service::{ServiceKilled, ServiceKiller};
 use super::workers::{TaskWorkerEvent, WORKERS, Worker, WorkerEvent, WorkerProcesses};
@@ -60,6 +60,7 @@ pub struct Demo {
     /// The time at which the demo ends.
     end: Option<Instant>,
     pub record: DemoRecord,
+    output: DemoOutput,
 }
 
 impl Demo {
@@ -68,6 +69,7 @@ impl Demo {
         excluded: Box<dyn Fn(u32) -> bool>,
         drained: DrainedRunLookup,
         killer: Option<ServiceKiller>,
+        output: DemoOutput,
     ) -> Self {
         Self {
             workers,
@@ -81,6 +83,7 @@ impl Demo {
             ending: false,
             end: None,
             record: DemoRecord::default(),
+            output,
         }
     }
 
@@ -97,7 +100,7 @@ impl Demo {
             if !together && !self.is_run_drained(run) {
                 together = self.wait_for_step_completed_by(&all).await?.is_some();
                 if together {
-                    print_line(&format!("all {WORKERS} workers step together"))?;
+                    self.output.say(&format!("all {WORKERS} workers step together"))?;
                 }
             }
             if self.is_time_over() {
@@ -136,12 +139,12 @@ impl Demo {
         if self.is_run_drained(run) {
             return Ok(RoundEnd::Drained);
         }
-        print_line(&format!("the others step on without worker {victim}"))?;
+        self.output.say(&format!("the others step on without worker {victim}"))?;
         self.handle_events_during(ABSENCE_TIME).await?;
         if self.is_run_drained(run) {
             return Ok(RoundEnd::Drained);
         }
-        print_line(&format!("worker {victim} comes back"))?;
+        self.output.say(&format!("worker {victim} comes back"))?;
         self.workers.start_worker(victim)?;
         let step = self.wait_for_step_completed_by(all).await?;
         if self.is_run_drained(run) {
@@ -149,7 +152,7 @@ impl Demo {
         }
         if let Some(step) = step {
             self.record.record_worker_return(step);
-            print_line(&format!("worker {victim} takes part again"))?;
+            self.output.say(&format!("worker {victim} takes part again"))?;
         }
         Ok(RoundEnd::Whole)
     }
@@ -163,7 +166,7 @@ impl Demo {
         let killed = killer.kill().await;
         self.killer = Some(killer);
         let ServiceKilled { process, away } = killed?;
-        print_line(&format!(
+        self.output.say(&format!(
             "the service (process {process}) was killed: kill -9; another process goes on from its journal, after {} ms",
             away.as_millis()
         ))?;
@@ -171,7 +174,7 @@ impl Demo {
         let _ = self.wait_for_step_completed_by(all).await?;
         let Some(step) = self.wait_for_step_completed_by(all).await? else { return Ok(false) };
         self.record.record_service_return(step);
-        print_line(&format!("all {WORKERS} workers step on in the same run"))?;
+        self.output.say(&format!("all {WORKERS} workers step on in the same run"))?;
         Ok(true)
     }
 
@@ -205,7 +208,7 @@ impl Demo {
     fn kill_worker(&mut self, task: u32) -> Result<bool> {
         let Some(killed) = self.workers.kill_worker(task)? else { return Ok(false) };
         self.record.record_kill();
-        print_line(&format!("worker {task} (process {}) is killed: kill -9", killed.as_raw_pid()))?;
+        self.output.say(&format!("worker {task} (process {}) is killed: kill -9", killed.as_raw_pid()))?;
         Ok(true)
     }
 
@@ -257,7 +260,7 @@ impl Demo {
     fn start_readmitted_workers(&mut self) -> Result<()> {
         for task in self.out.clone() {
             if !(self.excluded)(task) {
-                print_line(&format!("the exclusion of worker {task} is lifted; it comes back"))?;
+                self.output.say(&format!("the exclusion of worker {task} is lifted; it comes back"))?;
                 self.out.remove(&task);
                 self.workers.start_worker(task)?;
             }
@@ -275,7 +278,7 @@ impl Demo {
                     if line.starts_with(CANCELLED_TEXT) && !self.ending {
                         self.record.record_cancelled_step();
                     }
-                    print_line(&format!("[{task}] {line}"))?;
+                    self.output.say(&format!("[{task}] {line}"))?;
                     return Ok(None);
                 };
                 if let Some(worker) = self.workers.find_worker(task, life) {
@@ -283,7 +286,7 @@ impl Demo {
                 }
                 // All members report the same step. It is printed once, unless something failed.
                 if self.record.record_step(task, &seen) || !seen.whole {
-                    print_line(&format!("[{task}] {line}"))?;
+                    self.output.say(&format!("[{task}] {line}"))?;
                 }
                 Ok(Some(seen))
             }
@@ -306,7 +309,9 @@ impl Demo {
     fn on_unexpected_exit(&mut self, task: u32, status: ExitStatus) -> Result<()> {
         if (self.excluded)(task) {
             self.out.insert(task);
-            return print_line(&format!("worker {task} was excluded; it comes back when that is lifted"));
+            return self
+                .output
+                .say(&format!("worker {task} was excluded; it comes back when that is lifted"));
         }
         if !status.success() {
             bail!("worker {task} ended by itself: {status}");
@@ -327,7 +332,7 @@ impl Demo {
         if self.leaving && self.workers.running_workers().is_empty() && !self.ending {
             self.leaving = false;
             self.drained_last = (self.drained)().or(self.drained_last);
-            print_line("the job was drained: all workers ended at one step. Its next run begins")?;
+            self.output.say("the job was drained: all workers ended at one step. Its next run begins")?;
             self.record.record_start_of_next_run();
             self.runs += 1;
             for task in (0..WORKERS).filter(|task| !self.out.contains(task)).collect::<Vec<_>>() {
@@ -358,9 +363,4 @@ impl Demo {
         }
         wrong.map_or(Ok(()), Err)
     }
-}
-
-/// Prints a line of the demo.
-pub fn print_line(line: &str) -> Result<()> {
-    Ok(print(&TerminalText::from_line(line))?)
 }

@@ -2,10 +2,12 @@
 //!
 //! `status.rs` fetches the state. Begin at `render_status`.
 
+use std::collections::BTreeMap;
+
 use super::super::output::{TerminalCapabilities, TerminalLine, TerminalText, TextColour};
 use crate::coordination::{
-    BarrierView, JobView, RunOutcome, RunState, RunView, TaskId, TaskPhase, TaskState, TaskView, Timestamp,
-    barrier_label,
+    BarrierView, HostId, JobView, RunOutcome, RunState, RunView, TaskId, TaskPhase, TaskState, TaskView,
+    Timestamp, barrier_label,
 };
 use crate::http::api::ServerInfo;
 use crate::service::findings::{Finding, Severity};
@@ -180,6 +182,48 @@ impl JobRenderer<'_> {
         peer.map_or_else(|| format!("task {task}"), |peer| format!("task {task} at {peer}"))
     }
 
+    /// Groups the tasks by host, if all of a host's tasks are among them and there are several, and if all or none follow the
+    /// first cause of the run; the others stay alone. The groups are in the order of their first task.
+    fn group_by_whole_hosts(&self, tasks: &[TaskId]) -> Vec<Vec<TaskId>> {
+        let mut on_host: BTreeMap<&HostId, usize> = BTreeMap::new();
+        for host in self.run.tasks.iter().filter_map(|task| task.host.as_ref()) {
+            *on_host.entry(host).or_default() += 1;
+        }
+        let host_of = |task: TaskId| self.find_task(task).and_then(|task| task.host.as_ref());
+        let mut among: BTreeMap<&HostId, Vec<TaskId>> = BTreeMap::new();
+        for task in tasks {
+            if let Some(host) = host_of(*task) {
+                among.entry(host).or_default().push(*task);
+            }
+        }
+        let follows = |task: &TaskId| {
+            self.find_task(*task).is_some_and(|task| self.run.is_consequence_of_first_cause(task))
+        };
+        among.retain(|host, tasks| {
+            let is_whole = tasks.len() > 1 && on_host.get(host) == Some(&tasks.len());
+            is_whole && tasks.iter().all(|task| follows(task) == follows(&tasks[0]))
+        });
+        let mut groups = Vec::new();
+        for task in tasks {
+            match host_of(*task).and_then(|host| among.get(host)) {
+                None => groups.push(vec![*task]),
+                Some(all) if all[0] == *task => groups.push(all.clone()),
+                Some(_) => {}
+            }
+        }
+        groups
+    }
+
+    /// Returns a task with its address, or all tasks of a host.
+    fn group_text(&self, group: &[TaskId]) -> String {
+        match (group, self.find_task(group[0]).and_then(|task| task.host.as_ref())) {
+            ([_, _, ..], Some(host)) => {
+                format!("all {} tasks of host {host} ({})", group.len(), task_ranges_text(group))
+            }
+            _ => self.task_address_text(group[0]),
+        }
+    }
+
     /// Writes the failed and suspected tasks, failed ones first. Excluded tasks have an entry of their own.
     fn add_troubled_tasks(&mut self) {
         let run = self.run;
@@ -190,8 +234,10 @@ impl JobRenderer<'_> {
             (TaskPhase::Suspect, "SUSPECT", TextColour::Caution),
         ] {
             let state = TaskState::Phase(standing);
-            for task in of(state).take(left) {
-                let about = format!("{}{}", self.task_address_text(task.task), self.ago_suffix(task.since));
+            let all: Vec<TaskId> = of(state).map(|task| task.task).collect();
+            for group in self.group_by_whole_hosts(&all).into_iter().take(left) {
+                let Some(task) = self.find_task(group[0]) else { continue };
+                let about = format!("{}{}", self.group_text(&group), self.ago_suffix(task.since));
                 let follows =
                     if run.is_consequence_of_first_cause(task) { ", following the first cause" } else { "" };
                 let why = match (&task.why, standing) {
@@ -203,9 +249,9 @@ impl JobRenderer<'_> {
                 };
                 self.add_entry(2, label, colour, format!("{about}{follows}{why}"));
             }
-            let count = run.counts.get(state);
+            let count = self.group_by_whole_hosts(&all).len();
             if count > left {
-                let all: Vec<TaskId> = of(state).map(|task| task.task).collect();
+                let count = all.len();
                 self.add_entry(2, label, colour, format!("… {count} in all: {}", task_ranges_text(&all)));
             }
             left = left.saturating_sub(count);
@@ -248,18 +294,14 @@ impl JobRenderer<'_> {
     }
 
     fn add_missing_tasks(&mut self, missing: &[TaskId]) {
-        for task in missing.iter().take(MISSING_LISTED) {
+        let groups = self.group_by_whole_hosts(missing);
+        for group in groups.iter().take(MISSING_LISTED) {
             let what = self
-                .find_task(*task)
+                .find_task(group[0])
                 .map_or_else(String::new, |task| format!(": {}", self.activity_text(task)));
-            self.add_entry(
-                4,
-                "MISSING",
-                TextColour::Caution,
-                format!("{}{what}", self.task_address_text(*task)),
-            );
+            self.add_entry(4, "MISSING", TextColour::Caution, format!("{}{what}", self.group_text(group)));
         }
-        if missing.len() > MISSING_LISTED {
+        if groups.len() > MISSING_LISTED {
             let more = format!("… {} in all: {}", missing.len(), task_ranges_text(missing));
             self.add_entry(4, "MISSING", TextColour::Caution, more);
         }

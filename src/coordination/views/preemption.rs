@@ -3,13 +3,12 @@
 //! `coordination/preemption.rs` writes the notice that begins a save if an operator requests it. Begin at
 //! [`PreemptionView`].
 
-use std::sync::Arc;
-
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::coordination::barrier_table::{BarrierInstance, BarrierKey, MemberState};
+use crate::coordination::barrier_table::{BarrierInstance, BarrierKey, EndedBarrier, MemberState};
 use crate::coordination::command::DrainRequest;
+use crate::coordination::failure::Code;
 use crate::coordination::ids::{TaskId, Timestamp};
 use crate::coordination::run::Run;
 use crate::coordination::store_calls::PREEMPTION_NOTICE;
@@ -18,7 +17,8 @@ use crate::coordination::store_calls::PREEMPTION_NOTICE;
 const PREEMPTION_STEPS: &[u8] = b"PREEMPTION_CURRENT_COUNTER";
 /// The step at which the run began, which tasks of `muster.jax` write if the notice came before their first step.
 const FIRST_STEP: &[u8] = b"muster/preemption/first_step";
-/// The barrier at which the tasks wait until all have written their steps.
+/// The barrier at which the tasks wait until all have written their steps. If some tasks are missing, native workers meet at
+/// a barrier of those that live, whose id is this one, a slash, and a number.
 const PREEMPTION_BARRIER: &str = "PREEMPTION_SYNC_BARRIER";
 
 /// A coordinated save.
@@ -48,6 +48,12 @@ pub struct PreemptionView {
     pub agreed_step: Option<i64>,
 }
 
+/// Returns whether tasks agree on a step at this barrier.
+fn is_preemption_barrier(key: &BarrierKey) -> bool {
+    let BarrierKey::Named(id) = key else { return false };
+    id.strip_prefix(PREEMPTION_BARRIER).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
 impl Run {
     pub(super) fn preemption(&self) -> Option<PreemptionView> {
         let notice = self.store.get(PREEMPTION_NOTICE)?;
@@ -63,9 +69,16 @@ impl Run {
             })
             .collect();
         acknowledged.sort_unstable();
-        let barrier = BarrierKey::Named(Arc::from(PREEMPTION_BARRIER));
-        let ended = self.barriers.last_ended(&barrier).map(|ended| ended.result.is_ok());
-        let (agreed, instance) = (ended == Some(true), self.barriers.instance(&barrier));
+        let instance = self.barriers.in_progress().find(|(key, _)| is_preemption_barrier(key));
+        let instance = instance.map(|(_, instance)| instance);
+        let ended: Vec<&EndedBarrier> =
+            self.barriers.ended_named_from(PREEMPTION_BARRIER, is_preemption_barrier);
+        let agreement = ended.iter().find(|ended| ended.result.is_ok());
+        let agreed = agreement.is_some();
+        // Native workers cancel the barrier if a member is lost, and meet at another one.
+        let has_failed = |ended: &&EndedBarrier| {
+            ended.result.as_ref().is_err_and(|failure| failure.code != Code::Cancelled)
+        };
         let has_acknowledged = |id: TaskId| acknowledged.binary_search_by_key(&id, |(task, _)| *task).is_ok();
         let is_awaited = |id: &TaskId| match instance.map(|instance| instance.member_state(*id)) {
             Some(Some(MemberState::Missing)) => true,
@@ -74,12 +87,15 @@ impl Run {
             None => self.expect_task(*id).is_connected(),
         };
         let unheard = |id: &TaskId| self.expect_task(*id).is_connected() && !has_acknowledged(*id);
-        let over = self.ended.is_some() || (ended == Some(false) && instance.is_none());
+        let over = self.ended.is_some() || (instance.is_none() && ended.iter().any(has_failed));
         let failed = over && !agreed;
         let open = !agreed && !failed;
         let awaited = self.task_ids().filter(|id| open && (is_awaited(id) || unheard(id))).collect();
         let arrived = instance.map_or(0, BarrierInstance::arrived_count);
-        let last = acknowledged.iter().map(|(_, step)| *step).max();
+        // The steps of tasks that were lost before do not count.
+        let is_member =
+            |task: TaskId| agreement.is_none_or(|ended| ended.members.position_of(task).is_some());
+        let last = acknowledged.iter().filter(|(task, _)| is_member(*task)).map(|(_, step)| *step).max();
         // If no task had begun a step, the common step is the first one of the run, as soon as that is known.
         let first_step = self.store.get(FIRST_STEP).filter(|_| last == Some(0));
         let first_step = first_step.and_then(|entry| std::str::from_utf8(&entry.value).ok()?.parse().ok());

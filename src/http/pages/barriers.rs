@@ -19,7 +19,7 @@ use super::snapshot::JobSnapshot;
 use super::status::barrier_display_name;
 use super::waterfall::{OpenedBarrier, Waterfall};
 use super::{amount, stacks, times};
-use crate::coordination::{BarrierOutcome, BarrierRecord, JobName, StragglerView, TaskId, TaskView};
+use crate::coordination::{BarrierOutcome, BarrierRecord, HostId, JobName, StragglerView, TaskId, TaskView};
 use crate::http::extractors::{JobPath, QueryParams, ViewedRun};
 use crate::http::{AppState, Problem};
 
@@ -77,6 +77,7 @@ struct RecentBarriersFragment<'a> {
 
 struct LateTask<'a> {
     task: TaskId,
+    host: Option<&'a HostId>,
     address: String,
     it: &'a StragglerView,
     last_percent: u64,
@@ -103,9 +104,12 @@ fn ended_barrier_row<'a>(record: &'a BarrierRecord, longest: u64) -> EndedBarrie
 
 fn late_task_row_if_ever_last(task: &TaskView) -> Option<LateTask<'_>> {
     let it = task.straggling.as_ref().filter(|it| it.last > 0)?;
+    let address = super::snapshot::task_address_text(task);
     Some(LateTask {
         task: task.task,
-        address: super::snapshot::task_address_text(task),
+        // A host that is named by its address is not told twice.
+        host: task.host.as_ref().filter(|host| !address.contains(host.as_str())),
+        address,
         last_percent: it.recent_last * 100 / it.recent.max(1),
         score: format!("{:.2}", it.score),
         it,

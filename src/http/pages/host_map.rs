@@ -241,6 +241,11 @@ impl<'a> HostMap<'a> {
         }
     }
 
+    /// Returns the first part of the CSS classes of the boxes: to be busy is no trouble.
+    pub fn class_name(&self) -> &'static str {
+        if self.colouring == MapColouring::Bytes { "busy" } else { "late" }
+    }
+
     /// Returns the classes of the boxes, with their meaning.
     pub fn class_legend(&self) -> Vec<(usize, String)> {
         if self.colouring == MapColouring::Bytes && self.most_bytes == 0 {

@@ -138,8 +138,14 @@ pub(super) async fn show_comparison_page(
     }
     let next = runs.iter().map(|one| one.number).filter(|later| *later > run).min();
     let earlier: Vec<RunListItem> = runs.into_iter().filter(|one| one.number < run).collect();
-    let before = query.before.trim().parse().map(RunNumber).ok().filter(|before| *before < run);
-    let before = before.or_else(|| earlier.first().map(|one| one.number));
+    let before = match query.before.trim() {
+        "" => earlier.first().map(|one| one.number),
+        number => {
+            let before = RunNumber(number.parse().unwrap_or_default());
+            let is_earlier = earlier.iter().any(|one| one.number == before);
+            Some(is_earlier.then_some(before).ok_or_else(|| no_such_run(&job, before))?)
+        }
+    };
     let comparison = match before {
         Some(before) => site.read_job(&job, |look| look.compare_runs(before, run))?,
         None => None,

@@ -244,7 +244,11 @@ impl StackCollector {
         self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Requests the stacks of tasks. Returns the number of the request. The answers to the former request are dropped.
+    /// Requests the stacks of tasks. Returns the number of the request: `number_min`, or the one after the last request of the
+    /// job if that is more. The answers to the former request are dropped.
+    ///
+    /// Helpers answer only a request whose number is above the last one that they answered, perhaps to a server that ended since.
+    /// So `number_min` must grow from server to server.
     ///
     /// # Errors
     /// If the job or a task does not exist, or the last request was too short a time ago.
@@ -253,6 +257,7 @@ impl StackCollector {
         engine: &Engine,
         job: JobId,
         request: NewStackRequest,
+        number_min: u64,
     ) -> Result<u64, StackRequestRefusal> {
         let mut jobs = self.lock_jobs();
         let life = engine.read_under_lock(|core| core.job(job).map(|job| job.current_incarnation(TaskId(0))));
@@ -267,7 +272,7 @@ impl StackCollector {
         if let Some(interval) = of_job.refused_for(automatic, now) {
             return Err(StackRequestRefusal::TooSoon(interval));
         }
-        let number = *of_job.latest.borrow() + 1;
+        let number = (*of_job.latest.borrow() + 1).max(number_min);
         of_job.counts.requests[usize::from(automatic)] += 1;
         if automatic {
             of_job.automatic_at = Some(now);
@@ -316,7 +321,7 @@ impl StackCollector {
         let of_job = jobs.entry(job).or_default();
         self.record_source(of_job, (poll.task, StackSource::Python), life.incarnation);
         let latest = *of_job.latest.borrow();
-        // The numbers begin anew after a restart of the server.
+        // The numbers begin anew after a restart of a server that keeps no audit.
         let after = if poll.after > latest { 0 } else { poll.after };
         let now = engine.clock().now();
         let request = of_job.request.as_mut().filter(|request| {

@@ -66,7 +66,7 @@ impl CollectorFixture {
 
     fn ask(&self, actor: Actor, tasks: Option<&str>) -> Result<u64, StackRequestRefusal> {
         let tasks = tasks.map(|tasks| tasks.parse().unwrap());
-        self.stacks.ask(&self.engine, self.job, NewStackRequest { actor, reason: reason(), tasks })
+        self.stacks.ask(&self.engine, self.job, NewStackRequest { actor, reason: reason(), tasks }, 1)
     }
 
     fn poll(&self, task: i32, after: u64) -> StackWaitView {
@@ -228,6 +228,7 @@ fn requests_have_a_minimum_interval_and_tasks_that_exist() {
         &fixture.engine,
         JobId(99),
         NewStackRequest { actor: operator(), reason: reason(), tasks: None },
+        1,
     );
     assert_eq!(none, Err(StackRequestRefusal::NoSuchJob));
 }
@@ -292,7 +293,7 @@ fn the_memory_of_all_jobs_is_bounded() {
     };
     for (number, job) in all.iter().enumerate() {
         let request = NewStackRequest { actor: operator(), reason: reason(), tasks: None };
-        fixture.stacks.ask(&fixture.engine, *job, request).unwrap();
+        fixture.stacks.ask(&fixture.engine, *job, request, 1).unwrap();
         let poll = HelperPoll { task: TaskId(0), after: 0 };
         let handed = fixture.stacks.poll(&fixture.engine, *job, poll).unwrap().request.unwrap();
         let answer = NewStackAnswer {

@@ -369,7 +369,7 @@ impl Comparison<'_> {
             for state in texts_between(drawn, "<path class=\"st ", "\"") {
                 assert!(was_there.contains(state), "{label} was never {state}: {task}");
             }
-            let marked: BTreeSet<&str> = texts_between(drawn, "href=\"#mark-", "\"").collect();
+            let marked: BTreeSet<&str> = texts_between(drawn, "href=\"#g-mark-", "\"").collect();
             let kinds: BTreeSet<&str> =
                 list(&task["marks"]).iter().filter_map(|mark| mark["kind"].as_str()).collect();
             self.assert_same("marks of states", &[("REST", kinds), ("picture", marked)]);
