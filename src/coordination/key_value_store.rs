@@ -20,7 +20,7 @@ use super::failure::{Code, Failure};
 use super::ids::{CallId, TaskId, Timestamp};
 use super::settings::JobBounds;
 use super::store_entry::{DirectoryListing, StoreEntries, StoreEntry};
-use super::topology::{TopologyKey, TopologyValue, TopologyValues};
+use super::topology::{DecodedDevices, TopologyKey, TopologyValue, TopologyValues};
 use crate::cow::{CowMap, Weight};
 
 /// The number of bytes beyond the normalised form that the spelling of a waited key may have.
@@ -65,6 +65,9 @@ pub(super) struct KeyValueStore {
     /// The lengths of the keys in `waiting` and `woken`, each counted once for every call that waits for it.
     waited_bytes: usize,
     topology: TopologyValues,
+    /// Replaced whenever `topology` changes.
+    #[serde(skip)]
+    decoded_devices: DecodedDevices,
 }
 
 impl KeyValueStore {
@@ -159,7 +162,11 @@ impl KeyValueStore {
         let normal = normalise_key(key);
         let (from, to) = key_range_below(&normal);
         let mut gone = self.entries.remove_range(from.as_slice(), to.as_slice());
-        self.topology.remove_range(from.as_slice(), to.as_slice());
+        let removed = self.topology.remove_range(from.as_slice(), to.as_slice());
+        let is_changed = !removed.is_empty() || self.topology.contains_key(normal.as_ref());
+        if is_changed {
+            self.decoded_devices = DecodedDevices::default();
+        }
         if let Some((key, _)) = self.entries.get_key_value(normal.as_ref()) {
             let key = key.clone();
             self.topology.remove(&key);
@@ -252,6 +259,11 @@ impl KeyValueStore {
         Some((call, value))
     }
 
+    /// Returns the devices of the topology values, if they were decoded.
+    pub fn decoded_devices(&self) -> &DecodedDevices {
+        &self.decoded_devices
+    }
+
     /// Returns the topology values.
     pub fn topology_values(&self) -> &TopologyValues {
         &self.topology
@@ -294,6 +306,7 @@ impl KeyValueStore {
         self.bytes += entry.value.len();
         if let Some(topology) = self.topology.get_mut(key) {
             (topology.value, topology.written_at) = (entry.value.clone(), entry.at);
+            self.decoded_devices = DecodedDevices::default();
         }
         if let Some((key, old)) = self.entries.get_key_value(key) {
             let key = key.clone();
@@ -306,6 +319,7 @@ impl KeyValueStore {
         if let Some(what) = TopologyKey::parse(&key) {
             let (value, written_at) = (entry.value.clone(), entry.at);
             self.topology.insert(key.clone(), TopologyValue { key: what, value, written_at });
+            self.decoded_devices = DecodedDevices::default();
         }
         self.entries.insert(key, entry);
         DeferredFree::default()

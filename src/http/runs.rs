@@ -278,14 +278,14 @@ pub(super) async fn list_devices(
     job: JobPath,
     QueryParams(query): QueryParams<DevicesQuery>,
 ) -> Result<Response, Problem> {
-    let mut devices = site.read_job_in_run(&job, query.run, |look| look.devices())?;
-    devices.retain(|device| {
+    let devices = site.read_job_in_run(&job, query.run, |look| look.devices())?;
+    let wanted = devices.iter().filter(|device| {
         query.task.is_none_or(|task| device.task == TaskId(task))
             && query.platform.as_ref().is_none_or(|platform| device.platform == *platform)
     });
     let (page, next) =
-        query.format.paginate((1..).zip(devices), query.after, query.limit, |(number, _)| *number);
-    let devices = page.into_iter().map(|(_, device)| device).collect();
+        query.format.paginate((1..).zip(wanted), query.after, query.limit, |(number, _)| *number);
+    let devices = page.into_iter().map(|(_, device)| device.clone()).collect();
     Ok(answer_in_format(query.format, DevicesPage { devices, next }))
 }
 

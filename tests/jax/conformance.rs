@@ -62,7 +62,7 @@ pub fn check(scene: &JaxFixture, job: &str, tasks: &[Process]) {
     let devices: Vec<_> = run.devices.iter().map(|d| (d.task, d.local_id, d.global_id)).collect();
     assert_eq!(devices, expected);
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").expect("Linux names its boots");
-    for device in &run.devices {
+    for device in run.devices.iter() {
         assert_eq!((device.platform.as_str(), device.kind.as_str()), ("cpu", "cpu"), "{device:?}");
         assert_eq!(device.boot_id, boot.trim());
         assert_eq!(device.partition, Some(0), "one machine is one partition");

@@ -4,6 +4,8 @@
 //! Begin at [`JobReader`].
 
 use bytes::Bytes;
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -288,7 +290,7 @@ impl JobReader<'_> {
 
     /// Returns the devices that the tasks of the present run have published.
     #[must_use]
-    pub fn devices(&self) -> Vec<Device> {
+    pub fn devices(&self) -> Arc<Vec<Device>> {
         self.job.run.devices()
     }
 
@@ -300,30 +302,32 @@ impl JobReader<'_> {
         run: Option<RunNumber>,
         before: Option<RunNumber>,
     ) -> Option<DeviceComparison> {
-        let runs: Vec<RunNumber> =
-            std::iter::once((self.job.run.number, self.job.run.store.topology_values()))
-                .chain(self.job.past.iter().map(|past| (past.summary.number, &past.topology)))
-                .filter(|(number, topology)| *number == self.job.run.number || has_devices(topology))
-                .map(|(number, _)| number)
-                .collect();
+        let runs = self.runs_with_devices();
         let run = run.unwrap_or(self.job.run.number);
         let before = match before {
             Some(before) if before >= run => return None,
             Some(before) => Some(before),
             None => runs.iter().copied().find(|number| *number < run),
         };
-        let old = before.map_or_else(|| Some(Vec::new()), |before| self.devices_of_run(before))?;
+        let old = before.map_or_else(|| Some(Arc::default()), |before| self.devices_of_run(before))?;
         let places = device_comparison::match_devices(&old, &self.devices_of_run(run)?);
         Some(DeviceComparison { run, previous: before, runs, places })
     }
 
+    /// Returns the present run, and the ended ones whose devices are known, newest first.
+    #[must_use]
+    pub fn runs_with_devices(&self) -> Vec<RunNumber> {
+        let ended = self.job.past.iter().filter(|past| has_devices(&past.topology));
+        std::iter::once(self.job.run.number).chain(ended.map(|past| past.summary.number)).collect()
+    }
+
     /// Returns the devices of a run; `None` if they are not known.
-    fn devices_of_run(&self, run: RunNumber) -> Option<Vec<Device>> {
+    fn devices_of_run(&self, run: RunNumber) -> Option<Arc<Vec<Device>>> {
         if run == self.job.run.number {
             return Some(self.devices());
         }
         let past = self.job.past.find(run)?;
-        has_devices(&past.topology).then(|| decode_topology(&past.topology))
+        has_devices(&past.topology).then(|| Arc::new(decode_topology(&past.topology)))
     }
 
     /// Returns the coordinated save of the present run, once one was requested.

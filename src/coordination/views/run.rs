@@ -3,6 +3,7 @@
 //! Begin at [`RunView`], then `Job::run_view`.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -62,7 +63,8 @@ pub struct RunView {
     /// The state of the coordinated save, once one was requested.
     pub preemption: Option<PreemptionView>,
     /// The devices that the tasks have published.
-    pub devices: Vec<Device>,
+    #[schema(value_type = Vec<Device>)]
+    pub devices: Arc<Vec<Device>>,
 }
 
 impl RunView {
@@ -186,8 +188,8 @@ impl Run {
         }
     }
 
-    pub(super) fn devices(&self) -> Vec<Device> {
-        decode_topology(self.store.topology_values())
+    pub(super) fn devices(&self) -> Arc<Vec<Device>> {
+        self.store.decoded_devices().get_or_decode(|| decode_topology(self.store.topology_values()))
     }
 
     fn measured_interval(&self) -> RunInterval {

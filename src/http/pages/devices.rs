@@ -165,7 +165,13 @@ fn render_fragments(
     which: &DevicesPageQuery,
 ) -> Result<Vec<Fragment>, Problem> {
     let job = &snapshot.view.name;
-    let look = |core: &Coordinator, _| core.job(snapshot.id)?.compare_devices(None, None);
+    let look = |core: &Coordinator, _| {
+        let job = core.job(snapshot.id)?;
+        let runs = job.runs_with_devices();
+        // Without an earlier run, no place has changed, and none is shown.
+        let [run] = runs[..] else { return job.compare_devices(None, None) };
+        Some(DeviceComparison { run, previous: None, runs, places: Vec::new() })
+    };
     let map = site.engine.read(look).ok_or_else(|| Problem::no_such_job(job.as_str(), Vec::new()))?;
     let count = |fate: DeviceChange| (fate, map.places.iter().filter(|place| place.fate == fate).count());
     let fates = [DeviceChange::Moved, DeviceChange::Gone, DeviceChange::Came, DeviceChange::Same].map(count);
@@ -176,7 +182,7 @@ fn render_fragments(
     let changed: Vec<DevicePlaceComparison> = map.places.iter().filter(wanted).cloned().collect();
     let all = &snapshot.view.run.devices;
     let mut platforms: Vec<(String, usize)> = Vec::new();
-    for device in all {
+    for device in all.iter() {
         match platforms.last_mut() {
             Some((platform, count)) if *platform == device.platform => *count += 1,
             _ => platforms.push((device.platform.clone(), 1)),

@@ -149,7 +149,7 @@ impl JobSnapshot {
             |task: &TaskView| TaskStatus::of_task(task, awaited.get(&task.task).copied(), view.seen_at);
         let looks = view.run.tasks.iter().map(look).collect();
         let mut devices = HashMap::new();
-        for device in &view.run.devices {
+        for device in view.run.devices.iter() {
             *devices.entry(device.task).or_default() += 1;
         }
         Self {
