@@ -76,9 +76,12 @@ struct DemoOutcome {
     checked: u64,
     losses: u64,
     service_kills: u64,
-    /// The verdict; none if the demo was stopped before its end.
+    /// The verdict, if it is a good one; none if the demo was stopped before its end.
     #[serde(skip_serializing_if = "Option::is_none")]
     verdict: Option<String>,
+    /// What was wrong.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    failure: Option<String>,
 }
 
 /// Runs the subcommand.
@@ -141,6 +144,7 @@ async fn run_demo(arguments: &Arguments) -> Result<ExitCode> {
         losses: *losses,
         service_kills: *service_kills,
         verdict: words.clone().and_then(Result::ok),
+        failure: words.clone().and_then(Result::err),
     })?;
     let killed = if *service_kills > 0 {
         format!(", the service killed {service_kills} time(s)")

@@ -127,7 +127,7 @@ async fn report_ended_run(
     bail!("run {run} ended before its tasks agreed on a step: they may not have saved");
 }
 
-/// Returns whether tasks agree on the step at this barrier: native workers add a number if some tasks are missing.
+/// Returns whether tasks agree on the step at this barrier: native workers add a hash of the members if some tasks are missing.
 fn is_sync_barrier(id: &str) -> bool {
     id.strip_prefix(SYNC_BARRIER).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }

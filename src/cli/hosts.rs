@@ -70,7 +70,7 @@ fn hosts_table_text(hosts: &[HostView]) -> String {
             .to_owned();
     }
     let width = hosts.iter().map(|host| host.host.as_str().len()).max().unwrap_or_default().max(4);
-    // The hosts in trouble first: of many hosts, only the last lines are seen.
+    // The hosts in trouble first: a healthy one is rarely looked for.
     let mut hosts: Vec<&HostView> = hosts.iter().collect();
     hosts.sort_by_key(|host| host.state);
     let mut text = format!("{:<width$} STATE     LIVE     TASKS         LATE BY    LAST HEARTBEAT\n", "HOST");

@@ -289,15 +289,11 @@ impl BarrierTable {
         self.ended.get(key)
     }
 
-    /// Returns the ended barriers with names from `first` on, in the order of their names, as long as `is_wanted` holds.
-    pub fn ended_named_from(
-        &self,
-        first: &str,
-        is_wanted: impl Fn(&BarrierKey) -> bool,
-    ) -> Vec<&EndedBarrier> {
-        let first = BarrierKey::Named(Arc::from(first));
-        let named = self.ended.range_from(Bound::Included(&first)).take_while(|(key, _)| is_wanted(key));
-        named.map(|(_, ended)| ended).collect()
+    /// Returns the ended barriers whose names begin with `start`, in the order of their names.
+    pub fn ended_with_name_start(&self, start: &str) -> Vec<(&BarrierKey, &EndedBarrier)> {
+        let first = BarrierKey::Named(Arc::from(start));
+        let begins = |key: &BarrierKey| matches!(key, BarrierKey::Named(id) if id.starts_with(start));
+        self.ended.range_from(Bound::Included(&first)).take_while(|(key, _)| begins(key)).collect()
     }
 
     pub fn in_progress(&self) -> impl Iterator<Item = (&BarrierKey, &BarrierInstance)> {

@@ -427,6 +427,37 @@ mod tests {
     }
 
     #[test]
+    fn devices_are_decoded_again_when_a_topology_value_changes_and_else_once() {
+        let mut store = store_with_keys(&["cpu:global_topology/cpu", "cpu:local_topology/cpu/0", "k"]);
+        // Decodes nothing: what matters is whether it is asked to.
+        let is_decoded_again = |store: &KeyValueStore| {
+            let mut asked = false;
+            store.decoded_devices().get_or_decode(|| {
+                asked = true;
+                Vec::new()
+            });
+            asked
+        };
+        assert!(is_decoded_again(&store) && !is_decoded_again(&store));
+        let copy = store.clone();
+        assert!(!is_decoded_again(&copy), "copies share the devices");
+        let mut write = |key: &str, value: &'static str| {
+            let entry = StoreEntry::new(Bytes::from_static(value.as_bytes()), Timestamp(1), None);
+            store.insert(key.as_bytes(), entry, true, &JobBounds::default()).expect("there is room");
+            is_decoded_again(&store)
+        };
+        assert!(!write("k", "w") && !write("other", "w"), "other keys have no devices");
+        assert!(write("cpu:global_topology/cpu", "w") && write("cuda:local_topology/cuda/1", "w"));
+        for (key, is_topology) in
+            [("k", false), ("cuda:local_topology/cuda/1", true), ("cpu:local_topology", true)]
+        {
+            drop(store.delete_subtree(key.as_bytes()));
+            assert_eq!(is_decoded_again(&store), is_topology, "{key}");
+        }
+        assert!(!is_decoded_again(&copy), "the copy has its own values");
+    }
+
+    #[test]
     fn increment_parses_decimal_text_and_refuses_other_values() {
         let mut store = store_with_keys(&["word"]);
         let bounds = JobBounds::default();

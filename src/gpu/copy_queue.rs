@@ -56,12 +56,16 @@ pub struct GpuCopy {
 
 impl GpuCopy {
     /// Returns a copy between page-locked host memory and device memory, in one of the two directions between them.
+    ///
+    /// # Panics
+    /// If the direction is between devices.
     #[must_use]
     pub fn with_host(direction: CopyDirection, host: NonNull<u8>, device: u64, len: usize) -> Self {
         let host = host.as_ptr().expose_provenance() as u64;
         match direction {
             CopyDirection::ToHost => Self { from: device, to: host, len },
-            CopyDirection::ToDevice | CopyDirection::BetweenDevices => Self { from: host, to: device, len },
+            CopyDirection::ToDevice => Self { from: host, to: device, len },
+            CopyDirection::BetweenDevices => panic!("a copy between devices has no address of the host"),
         }
     }
 }

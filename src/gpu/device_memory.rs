@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::device::Gpu;
 use super::driver::call;
 use super::error::GpuError;
+use super::release_thread::release_off_reporting_thread;
 use super::shared_memory::SharedMemory;
 
 /// The bytes of all live values of [`DeviceMemory`].
@@ -70,7 +71,14 @@ impl DeviceMemory {
         if !SharedMemory::is_supported_by(gpu) {
             return Self::allocate(gpu, len);
         }
-        let shared = SharedMemory::create(gpu, len)?;
+        // A sandbox or a virtual GPU may refuse what the attributes promise.
+        let shared = match SharedMemory::create(gpu, len) {
+            Err(error) if !error.is_out_of_memory() && !error.is_sticky() => {
+                tracing::warn!(gpu = gpu.ordinal(), %error, "memory of a GPU cannot be shared with other processes");
+                return Self::allocate(gpu, len);
+            }
+            created => created?,
+        };
         let (address, len) = (shared.base(), shared.len());
         Ok(Self::counted(Self { gpu: gpu.clone(), address, len, owner: Owner::HereShared(shared) }))
     }
@@ -147,11 +155,13 @@ impl DeviceMemory {
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
         DEVICE_BYTES.fetch_sub(self.len as u64, Ordering::Relaxed);
-        if matches!(self.owner, Owner::Here)
-            && let Ok(_context) = self.gpu.enter()
-        {
-            // SAFETY: the memory is this value's. The driver waits for the copies that use it.
-            let _is_lost = unsafe { call!(self.gpu.driver(), cuMemFree_v2(self.address)) };
+        if matches!(self.owner, Owner::Here) {
+            let (gpu, address) = (self.gpu.clone(), self.address);
+            release_off_reporting_thread(move || {
+                let Ok(_context) = gpu.enter() else { return };
+                // SAFETY: the memory was this value's. The driver waits for the copies that use it.
+                let _is_lost = unsafe { call!(gpu.driver(), cuMemFree_v2(address)) };
+            });
         }
     }
 }

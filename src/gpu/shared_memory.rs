@@ -20,6 +20,7 @@ use cudarc::driver::sys::{
 use super::device::{Gpu, device_handle};
 use super::driver::call;
 use super::error::GpuError;
+use super::release_thread::release_off_reporting_thread;
 
 /// `CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED` and
 /// `CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED`.
@@ -31,12 +32,19 @@ const MINIMUM: c_uint = 0;
 
 /// Physical memory that this process created, and its addresses. Freed with the value.
 pub(crate) struct SharedMemory {
-    addresses: MappedAddresses,
+    /// None only while the value is dropped.
+    addresses: Option<MappedAddresses>,
+    base: u64,
+    len: usize,
     descriptor: OwnedFd,
 }
 
 /// Memory of another process, mapped for a device of this one. Unmapped with the value.
-pub struct ImportedMemory(MappedAddresses);
+pub struct ImportedMemory {
+    /// None only while the value is dropped.
+    addresses: Option<MappedAddresses>,
+    base: u64,
+}
 
 /// Addresses that are mapped to physical memory.
 struct MappedAddresses {
@@ -73,11 +81,12 @@ impl SharedMemory {
         let to: *mut c_void = (&raw mut descriptor).cast();
         // SAFETY: the call writes a descriptor, for which there is a place.
         unsafe { call!(gpu.driver(), cuMemExportToShareableHandle(to, handle, DESCRIPTOR, 0))? };
-        // SAFETY: the descriptor is this process's, and nobody else has it.
+        // SAFETY: the descriptor is new, and nothing else owns it.
         let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
         // The driver promises nothing about programs that this one starts.
         let _stays_open = rustix::io::fcntl_setfd(&descriptor, rustix::io::FdFlags::CLOEXEC);
-        Ok(Self { addresses: MappedAddresses::map(&physical, len)?, descriptor })
+        let addresses = MappedAddresses::map(&physical, len)?;
+        Ok(Self { base: addresses.base, len, addresses: Some(addresses), descriptor })
     }
 
     /// Returns whether a device can have such memory.
@@ -92,12 +101,12 @@ impl SharedMemory {
     }
 
     pub fn base(&self) -> u64 {
-        self.addresses.base
+        self.base
     }
 
     /// Returns the length in bytes, a multiple of the granularity.
     pub fn len(&self) -> usize {
-        self.addresses.len
+        self.len
     }
 
     pub fn descriptor(&self) -> BorrowedFd<'_> {
@@ -107,20 +116,22 @@ impl SharedMemory {
 
 impl Drop for SharedMemory {
     fn drop(&mut self) {
-        // As `cuMemFree`: work of the program may still use the addresses.
-        if let Ok(_context) = self.addresses.gpu.enter() {
-            // SAFETY: the call waits for the device.
-            let _is_lost = unsafe { call!(self.addresses.gpu.driver(), cuCtxSynchronize()) };
-        }
+        let Some(addresses) = self.addresses.take() else { return };
+        release_off_reporting_thread(move || {
+            // As `cuMemFree`: work of the program may still use the addresses.
+            if let Ok(_context) = addresses.gpu.enter() {
+                // SAFETY: the call waits for the device.
+                let _is_lost = unsafe { call!(addresses.gpu.driver(), cuCtxSynchronize()) };
+            }
+            drop(addresses);
+        });
     }
 }
 
 impl std::fmt::Debug for ImportedMemory {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ImportedMemory")
-            .field("gpu", &self.0.gpu.ordinal())
-            .field("len", &self.0.len)
-            .finish_non_exhaustive()
+        let len = self.addresses.as_ref().map(|addresses| addresses.len);
+        f.debug_struct("ImportedMemory").field("len", &len).finish_non_exhaustive()
     }
 }
 
@@ -142,13 +153,21 @@ impl ImportedMemory {
         let from: *mut c_void = std::ptr::without_provenance_mut(number as usize);
         // SAFETY: the descriptor is open during the call, which writes a handle.
         unsafe { call!(gpu.driver(), cuMemImportFromShareableHandle(&raw mut handle, from, DESCRIPTOR))? };
-        MappedAddresses::map(&PhysicalMemory { gpu, handle }, len).map(Self)
+        let addresses = MappedAddresses::map(&PhysicalMemory { gpu, handle }, len)?;
+        Ok(Self { base: addresses.base, addresses: Some(addresses) })
     }
 
     /// Returns the address of the first byte: a number, of use to the driver only.
     #[must_use]
     pub const fn base(&self) -> u64 {
-        self.0.base
+        self.base
+    }
+}
+
+impl Drop for ImportedMemory {
+    fn drop(&mut self) {
+        let addresses = self.addresses.take();
+        release_off_reporting_thread(move || drop(addresses));
     }
 }
 
@@ -177,7 +196,7 @@ impl Drop for MappedAddresses {
         let Ok(_context) = self.gpu.enter() else { return };
         // SAFETY: the addresses are this value's, and no copy uses them.
         let unmapped = unsafe { call!(self.gpu.driver(), cuMemUnmap(self.base, self.len)) };
-        // Addresses that are still mapped cannot be freed, and nobody else gets them.
+        // Addresses that are still mapped cannot be freed, and the driver gives them to no other allocation.
         if unmapped.is_ok() {
             drop(ReservedAddresses { gpu: &self.gpu, base: self.base, len: self.len });
         }

@@ -586,6 +586,11 @@ fn a_save_is_seen_on_which_those_who_live_agree_while_others_are_lost() {
     for (task, step) in [(2, "99"), (0, "7"), (1, "9")] {
         insert(&mut job, task, format!("PREEMPTION_CURRENT_COUNTER/{task}"), step);
     }
+    // A barrier of another name, which comes between those of the agreement, is none of them.
+    for task in 0..3 {
+        job.call_barrier(task, "PREEMPTION_SYNC_BARRIER-2", 0);
+    }
+    assert_eq!(preemption(&job).agreed_step, None);
     // All three were to meet; one is lost, and the others give that barrier up.
     job.call_barrier(0, "PREEMPTION_SYNC_BARRIER", 0);
     job.kill_task(2);

@@ -18,7 +18,7 @@ pub enum DemoOutput {
 
 /// A line of JSON about what happens.
 #[derive(Serialize)]
-struct Said<'a> {
+struct ProgressLine<'a> {
     text: &'a str,
 }
 
@@ -34,7 +34,7 @@ impl DemoOutput {
     pub fn say(self, line: &str) -> Result<()> {
         match self {
             Self::Text => Ok(print(&TerminalText::from_line(line))?),
-            Self::Json => print_json_line(&Said { text: line }),
+            Self::Json => print_json_line(&ProgressLine { text: line }),
         }
     }
 

@@ -182,8 +182,8 @@ impl JobRenderer<'_> {
         peer.map_or_else(|| format!("task {task}"), |peer| format!("task {task} at {peer}"))
     }
 
-    /// Groups the tasks by host, if all of a host's tasks are among them and there are several, and if all or none follow the
-    /// first cause of the run; the others stay alone. The groups are in the order of their first task.
+    /// Groups the tasks by host, if all of a host's tasks are among them, there are several, and one sentence can tell about all:
+    /// they have the same state and wait for the same; the others stay alone. The groups are in the order of their first task.
     fn group_by_whole_hosts(&self, tasks: &[TaskId]) -> Vec<Vec<TaskId>> {
         let mut on_host: BTreeMap<&HostId, usize> = BTreeMap::new();
         for host in self.run.tasks.iter().filter_map(|task| task.host.as_ref()) {
@@ -199,9 +199,14 @@ impl JobRenderer<'_> {
         let follows = |task: &TaskId| {
             self.find_task(*task).is_some_and(|task| self.run.is_consequence_of_first_cause(task))
         };
+        let trouble = |task: &TaskId| {
+            let task = self.find_task(*task);
+            task.map(|task| (task.state(), task.why.is_some(), &task.waits_at, &task.waits_for))
+        };
         among.retain(|host, tasks| {
             let is_whole = tasks.len() > 1 && on_host.get(host) == Some(&tasks.len());
-            is_whole && tasks.iter().all(|task| follows(task) == follows(&tasks[0]))
+            let first = (follows(&tasks[0]), trouble(&tasks[0]));
+            is_whole && tasks.iter().all(|task| (follows(task), trouble(task)) == first)
         });
         let mut groups = Vec::new();
         for task in tasks {
@@ -240,8 +245,11 @@ impl JobRenderer<'_> {
                 let about = format!("{}{}", self.group_text(&group), self.ago_suffix(task.since));
                 let follows =
                     if run.is_consequence_of_first_cause(task) { ", following the first cause" } else { "" };
+                let whys = group.iter().map(|task| self.find_task(*task).and_then(|task| task.why.as_ref()));
+                let is_same = whys.into_iter().all(|why| why == task.why.as_ref());
+                let whose = if is_same { String::new() } else { format!("task {}: ", task.task) };
                 let why = match (&task.why, standing) {
-                    (Some(why), _) => format!(": {}", shorten_text(why, ERROR_CHARS)),
+                    (Some(why), _) => format!(": {whose}{}", shorten_text(why, ERROR_CHARS)),
                     (None, TaskPhase::Suspect) => {
                         format!(": its connection broke; {}", self.heartbeat_text(task))
                     }

@@ -18,7 +18,7 @@ const PREEMPTION_STEPS: &[u8] = b"PREEMPTION_CURRENT_COUNTER";
 /// The step at which the run began, which tasks of `muster.jax` write if the notice came before their first step.
 const FIRST_STEP: &[u8] = b"muster/preemption/first_step";
 /// The barrier at which the tasks wait until all have written their steps. If some tasks are missing, native workers meet at
-/// a barrier of those that live, whose id is this one, a slash, and a number.
+/// a barrier of those that live, whose id is this one, a slash, and a hash of the members.
 const PREEMPTION_BARRIER: &str = "PREEMPTION_SYNC_BARRIER";
 
 /// A coordinated save.
@@ -71,8 +71,9 @@ impl Run {
         acknowledged.sort_unstable();
         let instance = self.barriers.in_progress().find(|(key, _)| is_preemption_barrier(key));
         let instance = instance.map(|(_, instance)| instance);
+        let ended = self.barriers.ended_with_name_start(PREEMPTION_BARRIER).into_iter();
         let ended: Vec<&EndedBarrier> =
-            self.barriers.ended_named_from(PREEMPTION_BARRIER, is_preemption_barrier);
+            ended.filter(|(key, _)| is_preemption_barrier(key)).map(|(_, ended)| ended).collect();
         let agreement = ended.iter().find(|ended| ended.result.is_ok());
         let agreed = agreement.is_some();
         // Native workers cancel the barrier if a member is lost, and meet at another one.

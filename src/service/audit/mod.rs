@@ -311,12 +311,12 @@ impl AuditLog {
         }
     }
 
-    /// Returns a receiver that changes with every new line.
     /// Returns the number of the last line; 0 if there is none.
     pub(crate) fn last_line_number(&self) -> u64 {
         self.lock_lines().last
     }
 
+    /// Returns a receiver that changes with every new line.
     pub(crate) fn subscribe_to_line_count(&self) -> watch::Receiver<u64> {
         self.appended.subscribe()
     }

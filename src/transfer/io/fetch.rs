@@ -20,6 +20,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 
+use muster_gpu::is_reporting_thread;
 use rustix::io::Errno;
 
 use super::device_fetch::DeviceFetch;
@@ -134,9 +135,17 @@ pub struct LaunchFetch {
     failed: AtomicBool,
 }
 
+/// What a fetching thread does next.
+enum FetchJob {
+    /// Performs steps of a fetch.
+    Steps(Arc<LaunchFetch>),
+    /// Begins a fetch between GPUs.
+    BeginBetweenGpus(Box<dyn FnOnce() + Send>),
+}
+
 /// The fetching threads and their queue.
 pub struct FetchThreadPool {
-    queue: Mutex<(VecDeque<Arc<LaunchFetch>>, bool)>,
+    queue: Mutex<(VecDeque<FetchJob>, bool)>,
     waiting: Condvar,
     threads: usize,
 }
@@ -163,12 +172,8 @@ impl FetchThreadPool {
         launch: &Arc<PeerLaunch>,
         definition: &LaunchDefinition,
     ) {
-        // Bytes that the receiver's GPU cannot copy go through the slots of a lane.
         if launch.lists.inbound.gpu().is_some() {
-            if !DeviceFetch::begin(&host, launch, definition) {
-                host.request_push(launch);
-            }
-            return;
+            return self.begin_between_gpus(host, launch, definition);
         }
         let runs = contiguous_runs(&*host, launch, definition);
         let kind = if runs.iter().any(|run| matches!(run.source, FetchSource::Address(_))) {
@@ -202,7 +207,7 @@ impl FetchThreadPool {
         let shares = self.threads.min(total.div_ceil(STEP) as usize);
         let mut queue = lock(&self.queue);
         for _ in 0..shares {
-            queue.0.push_back(Arc::clone(&fetch));
+            queue.0.push_back(FetchJob::Steps(Arc::clone(&fetch)));
         }
         drop(queue);
         if shares > 1 {
@@ -210,6 +215,33 @@ impl FetchThreadPool {
         } else {
             self.waiting.notify_one();
         }
+    }
+
+    /// Begins the fetch of a launch whose bytes are received by GPUs: at once, or on a fetching thread if this thread reports
+    /// copies, because it must not wait while the driver maps memory.
+    fn begin_between_gpus(
+        &self,
+        host: Arc<dyn FetchHost>,
+        launch: &Arc<PeerLaunch>,
+        definition: &LaunchDefinition,
+    ) {
+        let begin = |host: &Arc<dyn FetchHost>, launch: &Arc<PeerLaunch>, definition: &LaunchDefinition| {
+            // Bytes that the receiver's GPU cannot copy go through the slots of a lane.
+            if !DeviceFetch::begin(host, launch, definition) {
+                host.request_push(launch);
+            }
+        };
+        if !is_reporting_thread() {
+            return begin(&host, launch, definition);
+        }
+        let (host, launch, definition) = (Arc::downgrade(&host), Arc::clone(launch), definition.clone());
+        let job = move || {
+            if let Some(host) = host.upgrade() {
+                begin(&host, &launch, &definition);
+            }
+        };
+        lock(&self.queue).0.push_back(FetchJob::BeginBetweenGpus(Box::new(job)));
+        self.waiting.notify_one();
     }
 
     /// Ends the threads.
@@ -221,17 +253,20 @@ impl FetchThreadPool {
     fn run(&self) {
         loop {
             let mut queue = lock(&self.queue);
-            let fetch = loop {
+            let job = loop {
                 if queue.1 {
                     return;
                 }
-                if let Some(fetch) = queue.0.pop_front() {
-                    break fetch;
+                if let Some(job) = queue.0.pop_front() {
+                    break job;
                 }
                 queue = self.waiting.wait(queue).unwrap_or_else(PoisonError::into_inner);
             };
             drop(queue);
-            fetch.fetch_until_done();
+            match job {
+                FetchJob::Steps(fetch) => fetch.fetch_until_done(),
+                FetchJob::BeginBetweenGpus(begin) => begin(),
+            }
         }
     }
 }

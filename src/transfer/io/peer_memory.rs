@@ -36,6 +36,11 @@ impl PeerMemory {
         Mapping::map_sealed_file(descriptor.as_fd(), usize::try_from(len).ok()?, false).map(Self::Host)
     }
 
+    /// Returns whether it is memory of a GPU, which holds a descriptor.
+    pub const fn is_device(&self) -> bool {
+        matches!(self, Self::Device(_))
+    }
+
     /// Returns a view of `len` bytes of host memory at `offset + from`, or none if they exceed the mapping.
     pub fn view_of_peer_bytes(&self, offset: u64, from: usize, len: usize) -> Option<PeerView<'_>> {
         let Self::Host(mapping) = self else { return None };

@@ -341,7 +341,9 @@ impl Connection {
             launch.fail_locally(error.clone());
             launch.mark_peer_quiescent();
         }
-        lock(&self.shared).clear();
+        // Dropped without the lock: the driver unmaps the memory of a GPU.
+        let shared = std::mem::take(&mut *lock(&self.shared));
+        drop(shared);
         self.tell_host(|host, connection| host.notify_connection_over(connection, &error));
     }
 }

@@ -35,6 +35,8 @@ use crate::protocol::link::{ChunkDestination, ControlFrame, OutgoingChunk, Proto
 
 /// The most regions that a peer may announce.
 const REGIONS_MAX: usize = 4096;
+/// The most regions of GPUs of a peer that are kept, each with a descriptor. The bytes of further ones go through host memory.
+const DEVICE_REGIONS_MAX: usize = 64;
 
 impl Connection {
     /// Adds a lane. For a control lane that replaces another, `peer_heard` is the last control frame that the
@@ -200,8 +202,15 @@ impl LaneHost for Connection {
                 if all.len() >= REGIONS_MAX {
                     return Err(ProtocolViolation("too much memory is shared"));
                 }
-                all.insert(header.index, shared.map(Arc::new));
+                let holds_descriptor = |region: &Option<Arc<PeerMemory>>| {
+                    region.as_ref().is_some_and(|region| region.is_device())
+                };
+                let held = all.values().filter(|region| holds_descriptor(region)).count();
+                let is_kept = |region: &PeerMemory| !region.is_device() || held < DEVICE_REGIONS_MAX;
+                let before = all.insert(header.index, shared.filter(is_kept).map(Arc::new));
                 drop(all);
+                // Dropped without the lock: the driver unmaps the memory of a GPU.
+                drop(before);
                 if lock(&self.awaited).take_if(|awaited| *awaited == header.index).is_some() {
                     self.serve_ring()?;
                 }

@@ -103,7 +103,9 @@ impl Connection {
                 }
             }
             LinkOutput::Sent(launch, fetched) => {
-                if fetched && let Some(span) = launch.lists.outbound.spans.first() {
+                if fetched
+                    && let Some(span) = launch.lists.outbound.spans.iter().find(|span| !span.is_empty())
+                {
                     let region = span.buffer().region();
                     let kind = match (region.device(), region.shared_file()) {
                         (Some(_), _) => TransportKind::Gpu,
