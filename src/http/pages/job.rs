@@ -21,6 +21,7 @@ use super::{amount, issues, links, status, task_grid, task_table, timeline, time
 use crate::coordination::{BarrierKind, BarrierView, JobName, JobView, RunState, RunSummary, TaskId};
 use crate::http::extractors::{JobPath, QueryParams};
 use crate::http::{AppState, Problem};
+use crate::text::format_count_with_noun;
 use crate::text::format_grouped;
 
 /// The maximum number of missing tasks that are named at each barrier.
@@ -146,6 +147,13 @@ struct EarlierRunsFragment<'a> {
 #[template(path = "parts/settings.html")]
 struct SettingsFragment<'a> {
     view: &'a JobView,
+}
+
+impl SettingsFragment<'_> {
+    /// Returns the number of tasks as text.
+    fn tasks_text(&self) -> String {
+        format_count_with_noun(self.view.settings.tasks as usize, "task", "tasks")
+    }
 }
 
 #[derive(Template)]
