@@ -23,6 +23,7 @@ use super::error::AgentError;
 use super::live_engines::{ClusterRoster, hash_members};
 use super::shared::{AgentShared, AgreementPhase, StepAgreement};
 use crate::clock::Clock;
+use crate::coordination::PREEMPTION_BARRIER;
 use crate::transfer::MemberId;
 
 /// The key that holds the notice.
@@ -32,7 +33,6 @@ const NOTICE_MAX: usize = 4 << 10;
 /// The number of characters of a notice that are shown.
 const NOTICE_SHOWN: usize = 200;
 const STEP_KEY_PREFIX: &str = "PREEMPTION_CURRENT_COUNTER";
-const SYNC_BARRIER: &str = "PREEMPTION_SYNC_BARRIER";
 /// The timeout of the agreement, as in JAX.
 const AGREEMENT_TIMEOUT: Duration = Duration::from_secs(180);
 /// The time after which this task has learned what another task already knows: a loss, or that a barrier has
@@ -119,9 +119,9 @@ async fn wait_at_sync_barrier(
         known.ok().and_then(Result::ok).map_or_else(|| vec![here], |roster| lives(&roster))
     };
     let (id, tasks) = if members.len() == inner.tasks as usize {
-        (SYNC_BARRIER.to_owned(), Vec::new())
+        (PREEMPTION_BARRIER.to_owned(), Vec::new())
     } else {
-        let id = format!("{SYNC_BARRIER}/{:016x}", hash_members(&members));
+        let id = format!("{PREEMPTION_BARRIER}/{:016x}", hash_members(&members));
         (id, members.iter().map(|member| member.task.0).collect())
     };
     let counter = counters.entry(id.clone()).or_insert(-1);

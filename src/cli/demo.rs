@@ -16,14 +16,13 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use clap::Args;
-use serde::Serialize;
 
 use super::local_server::{parse_duration_or_seconds, parse_loopback_address};
 use super::stop_signals::StopSignals;
 use super::{allocator, connection_limits};
 use crate::coordination::TaskId;
 use crate::telemetry::log::{self, LogFormat};
-use demo_output::DemoOutput;
+use demo_output::{DemoOutcome, DemoOutput};
 use record::DemoRecord;
 use rounds::Demo;
 use service::DemoService;
@@ -68,22 +67,6 @@ pub struct Arguments {
     json: bool,
 }
 
-/// The outcome of the demo.
-#[derive(Serialize)]
-struct DemoOutcome {
-    steps: u64,
-    resharded: u64,
-    checked: u64,
-    losses: u64,
-    service_kills: u64,
-    /// The verdict, if it is a good one; none if the demo was stopped before its end.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    verdict: Option<String>,
-    /// What was wrong.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    failure: Option<String>,
-}
-
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     log::start_logging("error", LogFormat::Human).map_err(anyhow::Error::msg)?;
@@ -101,15 +84,7 @@ async fn run_demo(arguments: &Arguments) -> Result<ExitCode> {
     let mut stops = StopSignals::listen()?;
     let service = DemoService::start([arguments.grpc, arguments.http], arguments.kill_service).await?;
     let [grpc, http] = service.addresses().context("the job is not served")?;
-    output.tell_addresses([grpc, http])?;
-    if output == DemoOutput::Text {
-        output.say(&format!(
-            "Muster demo: a service, and {WORKERS} workers that move buffers to one another"
-        ))?;
-        output.say(&format!("  look at  http://{http}/"))?;
-        output.say(&format!("  or with  muster status --server http://{http} --watch"))?;
-        output.say("  end with Ctrl-C")?;
-    }
+    output.introduce([grpc, http])?;
     let job_view = service.job_view();
     let excluded = move |task: u32| {
         let task = TaskId(task as i32);
@@ -127,44 +102,24 @@ async fn run_demo(arguments: &Arguments) -> Result<ExitCode> {
     };
     let left = demo.end_workers().await;
     service.stop().await;
-    let verdict = match (ended, left) {
+    let ended = match (ended, left) {
         (Err(error), _) | (Ok(None), Err(error)) => Err(error),
         (Ok(stop), _) => Ok(stop),
     };
-    let DemoRecord { steps, resharded, checked, losses, service_kills, .. } = &demo.record;
+    let DemoRecord { steps, resharded, checked, losses, service_kills, .. } = demo.record;
     let all = WORKERS as usize;
-    let words = match &verdict {
-        Ok(None) => Some(demo.record.verdict(all - demo.out.len().min(all), all)),
-        Ok(Some(_)) | Err(_) => None,
+    let (verdict, failure) = match &ended {
+        Ok(None) => match demo.record.verdict(all - demo.out.len().min(all), all) {
+            Ok(verdict) => (Some(verdict), None),
+            Err(failure) => (None, Some(failure)),
+        },
+        Ok(Some(_)) | Err(_) => (None, None),
     };
-    output.tell_outcome(&DemoOutcome {
-        steps: *steps,
-        resharded: *resharded,
-        checked: *checked,
-        losses: *losses,
-        service_kills: *service_kills,
-        verdict: words.clone().and_then(Result::ok),
-        failure: words.clone().and_then(Result::err),
-    })?;
-    let killed = if *service_kills > 0 {
-        format!(", the service killed {service_kills} time(s)")
-    } else {
-        String::new()
-    };
-    if output == DemoOutput::Text {
-        output.say(&format!(
-            "{steps} steps, {resharded} of them with an array resharded, {checked} buffers checked byte for byte, {losses} \
-             worker(s) lost and taken back{killed}"
-        ))?;
-    }
-    match (verdict?, words) {
+    let outcome = DemoOutcome { steps, resharded, checked, losses, service_kills, verdict, failure };
+    output.conclude(&outcome)?;
+    match (ended?, outcome.failure) {
         (Some(stop), _) => Ok(stop.exit_code()),
-        (None, words) => {
-            let words = words.transpose().map_err(anyhow::Error::msg)?;
-            if output == DemoOutput::Text {
-                output.say(&words.unwrap_or_default())?;
-            }
-            Ok(ExitCode::SUCCESS)
-        }
+        (None, Some(failure)) => Err(anyhow::Error::msg(failure)),
+        (None, None) => Ok(ExitCode::SUCCESS),
     }
 }

@@ -13,7 +13,7 @@ use http::Method;
 use super::client::Client;
 use super::output::TerminalText;
 use super::server_args::{JobArg, ServerArgs, block_on_requests, send_json};
-use crate::coordination::{CommandReason, EventKind, RunNumber, RunState};
+use crate::coordination::{CommandReason, EventKind, RunNumber, RunState, is_preemption_barrier};
 use crate::http::api::{DrainView, EventsPage, NewDrain};
 use crate::text::parse_duration;
 
@@ -54,8 +54,6 @@ Examples:
 
 /// The interval between two checks of the acknowledgements.
 const PAUSE: Duration = Duration::from_millis(500);
-/// The barrier at which JAX programs agree on the step.
-const SYNC_BARRIER: &str = "PREEMPTION_SYNC_BARRIER";
 
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
@@ -118,18 +116,13 @@ async fn report_ended_run(
     let passed: EventsPage = client.get(&path).await?;
     let agreed = passed.events.iter().any(|event| {
         event.run == run
-            && matches!(&event.what, EventKind::BarrierPassed { barrier, .. } if is_sync_barrier(barrier))
+            && matches!(&event.what, EventKind::BarrierPassed { barrier, .. } if is_preemption_barrier(barrier))
     });
     arguments.server_args.print_answer(view, |_| ended_run_text(run, agreed))?;
     if agreed {
         return Ok(ExitCode::SUCCESS);
     }
     bail!("run {run} ended before its tasks agreed on a step: they may not have saved");
-}
-
-/// Returns whether tasks agree on the step at this barrier: native workers add a hash of the members if some tasks are missing.
-fn is_sync_barrier(id: &str) -> bool {
-    id.strip_prefix(SYNC_BARRIER).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
 fn ended_run_text(run: RunNumber, agreed: bool) -> TerminalText {

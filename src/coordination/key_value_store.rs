@@ -259,7 +259,7 @@ impl KeyValueStore {
         Some((call, value))
     }
 
-    /// Returns the devices of the topology values, if they were decoded.
+    /// Returns the place of the devices that the topology values describe.
     pub fn decoded_devices(&self) -> &DecodedDevices {
         &self.decoded_devices
     }

@@ -32,19 +32,12 @@ const MINIMUM: c_uint = 0;
 
 /// Physical memory that this process created, and its addresses. Freed with the value.
 pub(crate) struct SharedMemory {
-    /// None only while the value is dropped.
-    addresses: Option<MappedAddresses>,
-    base: u64,
-    len: usize,
+    addresses: MappedAddresses,
     descriptor: OwnedFd,
 }
 
 /// Memory of another process, mapped for a device of this one. Unmapped with the value.
-pub struct ImportedMemory {
-    /// None only while the value is dropped.
-    addresses: Option<MappedAddresses>,
-    base: u64,
-}
+pub struct ImportedMemory(MappedAddresses);
 
 /// Addresses that are mapped to physical memory.
 struct MappedAddresses {
@@ -52,6 +45,8 @@ struct MappedAddresses {
     base: u64,
     /// A multiple of the granularity.
     len: usize,
+    /// Whether work of the program may still use the addresses when they are unmapped.
+    has_program_work: bool,
 }
 
 /// A handle of physical memory, released with the value. What is mapped stays.
@@ -85,8 +80,7 @@ impl SharedMemory {
         let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
         // The driver promises nothing about programs that this one starts.
         let _stays_open = rustix::io::fcntl_setfd(&descriptor, rustix::io::FdFlags::CLOEXEC);
-        let addresses = MappedAddresses::map(&physical, len)?;
-        Ok(Self { base: addresses.base, len, addresses: Some(addresses), descriptor })
+        Ok(Self { addresses: MappedAddresses::map(&physical, len, true)?, descriptor })
     }
 
     /// Returns whether a device can have such memory.
@@ -101,12 +95,12 @@ impl SharedMemory {
     }
 
     pub fn base(&self) -> u64 {
-        self.base
+        self.addresses.base
     }
 
     /// Returns the length in bytes, a multiple of the granularity.
     pub fn len(&self) -> usize {
-        self.len
+        self.addresses.len
     }
 
     pub fn descriptor(&self) -> BorrowedFd<'_> {
@@ -114,24 +108,12 @@ impl SharedMemory {
     }
 }
 
-impl Drop for SharedMemory {
-    fn drop(&mut self) {
-        let Some(addresses) = self.addresses.take() else { return };
-        release_off_reporting_thread(move || {
-            // As `cuMemFree`: work of the program may still use the addresses.
-            if let Ok(_context) = addresses.gpu.enter() {
-                // SAFETY: the call waits for the device.
-                let _is_lost = unsafe { call!(addresses.gpu.driver(), cuCtxSynchronize()) };
-            }
-            drop(addresses);
-        });
-    }
-}
-
 impl std::fmt::Debug for ImportedMemory {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let len = self.addresses.as_ref().map(|addresses| addresses.len);
-        f.debug_struct("ImportedMemory").field("len", &len).finish_non_exhaustive()
+        f.debug_struct("ImportedMemory")
+            .field("gpu", &self.0.gpu.ordinal())
+            .field("len", &self.0.len)
+            .finish_non_exhaustive()
     }
 }
 
@@ -153,27 +135,19 @@ impl ImportedMemory {
         let from: *mut c_void = std::ptr::without_provenance_mut(number as usize);
         // SAFETY: the descriptor is open during the call, which writes a handle.
         unsafe { call!(gpu.driver(), cuMemImportFromShareableHandle(&raw mut handle, from, DESCRIPTOR))? };
-        let addresses = MappedAddresses::map(&PhysicalMemory { gpu, handle }, len)?;
-        Ok(Self { base: addresses.base, addresses: Some(addresses) })
+        MappedAddresses::map(&PhysicalMemory { gpu, handle }, len, false).map(Self)
     }
 
     /// Returns the address of the first byte: a number, of use to the driver only.
     #[must_use]
     pub const fn base(&self) -> u64 {
-        self.base
-    }
-}
-
-impl Drop for ImportedMemory {
-    fn drop(&mut self) {
-        let addresses = self.addresses.take();
-        release_off_reporting_thread(move || drop(addresses));
+        self.0.base
     }
 }
 
 impl MappedAddresses {
     /// Maps `len` bytes of physical memory to new addresses, for the device of the handle.
-    fn map(physical: &PhysicalMemory<'_>, len: usize) -> Result<Self, GpuError> {
+    fn map(physical: &PhysicalMemory<'_>, len: usize, has_program_work: bool) -> Result<Self, GpuError> {
         let (gpu, driver) = (physical.gpu, physical.gpu.driver());
         let mut base = 0;
         // SAFETY: the call writes an address.
@@ -182,7 +156,7 @@ impl MappedAddresses {
         // SAFETY: the addresses are reserved, and nothing is mapped to them.
         unsafe { call!(driver, cuMemMap(base, len, 0, physical.handle, 0))? };
         std::mem::forget(reserved);
-        let mapped = Self { gpu: gpu.clone(), base, len };
+        let mapped = Self { gpu: gpu.clone(), base, len, has_program_work };
         let flags = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
         let access = CUmemAccessDesc { location: location_on(gpu)?, flags };
         // SAFETY: the call reads one description.
@@ -193,13 +167,23 @@ impl MappedAddresses {
 
 impl Drop for MappedAddresses {
     fn drop(&mut self) {
-        let Ok(_context) = self.gpu.enter() else { return };
-        // SAFETY: the addresses are this value's, and no copy uses them.
-        let unmapped = unsafe { call!(self.gpu.driver(), cuMemUnmap(self.base, self.len)) };
-        // Addresses that are still mapped cannot be freed, and the driver gives them to no other allocation.
-        if unmapped.is_ok() {
-            drop(ReservedAddresses { gpu: &self.gpu, base: self.base, len: self.len });
-        }
+        let (gpu, base, len, has_program_work) =
+            (self.gpu.clone(), self.base, self.len, self.has_program_work);
+        release_off_reporting_thread(move || {
+            let Ok(_context) = gpu.enter() else { return };
+            let driver = gpu.driver();
+            if has_program_work {
+                // As `cuMemFree` does.
+                // SAFETY: the call waits for the device.
+                let _is_lost = unsafe { call!(driver, cuCtxSynchronize()) };
+            }
+            // SAFETY: the addresses were this value's, and no copy uses them.
+            let unmapped = unsafe { call!(driver, cuMemUnmap(base, len)) };
+            // Addresses that are still mapped cannot be freed, and the driver gives them to no other allocation.
+            if unmapped.is_ok() {
+                drop(ReservedAddresses { gpu: &gpu, base, len });
+            }
+        });
     }
 }
 

@@ -117,10 +117,10 @@ pub(super) async fn list_task_transfers(
         None => None,
         Some(name) => Some(hosts.find(name).ok_or_else(|| no_such_host(&job, name))?),
     };
-    let mut tasks = site.transfers.task_transfers(job.id, &roster);
+    let is_there = |task| host.is_none_or(|host| host.tasks.contains(&task));
+    let mut tasks = site.transfers.transfers_of_tasks(job.id, &roster, is_there);
     tasks.retain(|task| {
-        host.is_none_or(|host| host.tasks.contains(&task.task))
-            && query.failed.is_none_or(|wanted| wanted == (task.totals.failed_launches() > 0))
+        query.failed.is_none_or(|wanted| wanted == (task.totals.failed_launches() > 0))
             && query.stale.is_none_or(|wanted| wanted == task.stale)
     });
     let (tasks, next) = query.format.paginate(tasks, query.after.map(TaskId), query.limit, |task| task.task);

@@ -27,7 +27,7 @@ use tokio::time::{sleep, timeout};
 use tonic::transport::{Channel, Endpoint, Uri};
 use wire::coordination_service_client::CoordinationServiceClient;
 
-use crate::harness::{MusterServer, PATIENCE, Signal, TempFolder, frames, muster, signal};
+use crate::harness::{MusterServer, PATIENCE, TempFolder, frames, muster};
 
 /// The tasks of the random test, each with its own connection. The number is even: pairs of tasks share barriers.
 const TASKS: i32 = 8;
@@ -130,8 +130,7 @@ impl CoreKiller<'_> {
             sleep(REST).await;
             self.early_kills = 0;
         }
-        let core = self.server.first_child().expect("the keeper has a core");
-        signal(core, Signal::KILL);
+        let core = self.server.kill_core();
         let next_core = async {
             while self.server.first_child().is_none_or(|present| present == core) {
                 sleep(Duration::from_millis(1)).await;

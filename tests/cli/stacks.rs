@@ -179,9 +179,7 @@ fn every_request_is_answered_before_and_after_the_service_dies() {
         let number = server.get(STACKS).json()["request"]["number"].as_u64().expect("a number");
         assert!(number > last, "{round}: {number} after {last}");
         last = number;
-        let core = server.first_child().expect("the keeper has a core");
-        let core = rustix::process::Pid::from_raw(core).expect("a process");
-        rustix::process::kill_process(core, Signal::KILL).expect("the core is killed");
+        server.kill_core();
         wait_until("the helpers are back", || helper_count(&server) == 2);
     }
 }

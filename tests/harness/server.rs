@@ -8,9 +8,10 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use rustix::process::Signal;
 
 use super::http::{self, HttpResponse, JSON};
-use super::process::{OutputStream, Process, muster};
+use super::process::{OutputStream, Process, muster, signal};
 use super::time::PATIENCE;
 
 /// The addresses of a server that chooses its ports.
@@ -82,6 +83,14 @@ impl MusterServer {
         let line: serde_json::Value = serde_json::from_str(&process.err_line("\"serving\"")).expect("JSON");
         let at = |name: &str| line[name].as_str().and_then(|text| text.parse().ok()).expect("an address");
         Self { grpc: at("grpc"), http: at("http"), process }
+    }
+
+    /// Kills the process that serves for a keeper, with SIGKILL, and returns its id.
+    #[track_caller]
+    pub fn kill_core(&self) -> i32 {
+        let core = self.process.first_child().expect("the keeper has a core");
+        signal(core, Signal::KILL);
+        core
     }
 
     /// Starts a command that becomes a server, and waits until it has printed its addresses.

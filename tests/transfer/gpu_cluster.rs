@@ -4,7 +4,7 @@ use muster::transfer::{Arena, Buffer, EngineConfig, TransportChoice};
 use muster_gpu::Gpu;
 use simulated_gpu::{Counter, SimulatedGpu};
 
-use crate::cluster::{AnyMemory, Cluster, contents};
+use crate::cluster::{AnyMemory, Cluster, contents, done};
 
 /// A cluster of two tasks, each with a GPU of its own.
 pub struct GpuCluster {
@@ -49,6 +49,13 @@ impl GpuCluster {
         let buffer = self.allocate(task, memory, len);
         buffer.write_contents(0, &vec![0xee; len]).unwrap();
         buffer
+    }
+
+    /// Sends a buffer of the first task to one of the second, and asserts that both sides succeed.
+    #[track_caller]
+    pub fn send_to_end(&self, source: &Buffer, target: &Buffer, key: u64) {
+        let (sent, received) = self.cluster.send(0, source, 1, target, key);
+        assert_eq!((done(&sent).err(), done(&received).err()), (None, None), "key {key}");
     }
 
     /// Asserts that no copy of the engines blocked its caller.

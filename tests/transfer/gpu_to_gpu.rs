@@ -86,8 +86,7 @@ fn bytes_that_a_gpu_cannot_reach_go_through_host_memory() {
         let len = 3 * MIB;
         let (source, target) = (gpus.filled(0, Memory::Gpu, len, 1), gpus.empty(1, Memory::Gpu, len));
         for key in 0..3 {
-            let (sent, received) = gpus.cluster.send(0, &source, 1, &target, key);
-            assert_eq!((done(&sent).err(), done(&received).err()), (None, None));
+            gpus.send_to_end(&source, &target, key);
         }
         assert!(read(&target) == contents(len, 1));
         let by = [TransportKind::Unix, TransportKind::Gpu].map(|kind| received_by(&gpus, kind));
@@ -109,8 +108,7 @@ fn memory_that_the_program_allocated_goes_through_host_memory() {
         let source = Buffer::on_device(lent.unwrap());
         source.write_contents(0, &contents(len, 4)).unwrap();
         let target = gpus.empty(1, Memory::Gpu, len);
-        let (sent, received) = gpus.cluster.send(0, &source, 1, &target, 1);
-        assert_eq!((done(&sent).err(), done(&received).err()), (None, None));
+        gpus.send_to_end(&source, &target, 1);
         assert!(read(&target) == contents(len, 4));
         assert_eq!(received_by(&gpus, TransportKind::Gpu), 0);
     });
@@ -177,19 +175,16 @@ fn a_peer_unmaps_what_its_owner_frees_and_what_a_connection_that_ended_had() {
             let arena = Arena::on_gpu(&Gpu::open(0).unwrap(), 4 * MIB).unwrap();
             let source = arena.allocate(MIB).unwrap();
             source.write_contents(0, &contents(MIB, round)).unwrap();
-            let (sent, received) = gpus.cluster.send(0, &source, 1, &target, round);
-            assert_eq!((done(&sent).err(), done(&received).err()), (None, None));
+            gpus.send_to_end(&source, &target, round);
             assert!(read(&target) == contents(MIB, round));
             assert_eq!(gpus.simulated.count(Counter::Imports), 1);
             drop((source, arena));
             eventually("the memory is unmapped", || gpus.simulated.count(Counter::Imports) == 0);
         }
         let source = gpus.filled(0, Memory::Gpu, MIB, 77);
-        let (sent, received) = gpus.cluster.send(0, &source, 1, &target, 77);
-        assert_eq!((done(&sent).err(), done(&received).err()), (None, None));
+        gpus.send_to_end(&source, &target, 77);
         assert_eq!(gpus.simulated.count(Counter::Imports), 1);
         let simulated = gpus.simulated;
-        drop((sent, received));
         drop(gpus);
         eventually("the memory is unmapped", || simulated.count(Counter::Imports) == 0);
     });

@@ -12,7 +12,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
 use crate::support::harness::TempFolder;
-use crate::support::{Body, Call, Caller, Client, Generation, MusterServer, Signal};
+use crate::support::{Body, Call, Caller, Client, Generation, MusterServer};
 
 const TASKS: i32 = 4;
 /// `TaskState` of a connected task.
@@ -213,9 +213,7 @@ async fn no_task_is_lost_to_the_others_while_it_lives() {
 
     // The service dies again and again: its own silence is nobody's loss.
     for round in 0..5_u64 {
-        let core = server.first_child().expect("the keeper has a core");
-        rustix::process::kill_process(rustix::process::Pid::from_raw(core).expect("a process"), Signal::KILL)
-            .expect("the core is killed");
+        server.kill_core();
         work(&processes, 50 + round * 10..60 + round * 10).await;
         processes.iter().for_each(|process| process.assert_aborted(&[]));
     }

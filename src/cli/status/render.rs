@@ -240,13 +240,15 @@ impl JobRenderer<'_> {
         ] {
             let state = TaskState::Phase(standing);
             let all: Vec<TaskId> = of(state).map(|task| task.task).collect();
-            for group in self.group_by_whole_hosts(&all).into_iter().take(left) {
+            let groups = self.group_by_whole_hosts(&all);
+            for group in groups.iter().take(left) {
                 let Some(task) = self.find_task(group[0]) else { continue };
-                let about = format!("{}{}", self.group_text(&group), self.ago_suffix(task.since));
+                let about = format!("{}{}", self.group_text(group), self.ago_suffix(task.since));
                 let follows =
                     if run.is_consequence_of_first_cause(task) { ", following the first cause" } else { "" };
-                let whys = group.iter().map(|task| self.find_task(*task).and_then(|task| task.why.as_ref()));
-                let is_same = whys.into_iter().all(|why| why == task.why.as_ref());
+                let mut whys =
+                    group.iter().map(|task| self.find_task(*task).and_then(|task| task.why.as_ref()));
+                let is_same = whys.all(|why| why == task.why.as_ref());
                 let whose = if is_same { String::new() } else { format!("task {}: ", task.task) };
                 let why = match (&task.why, standing) {
                     (Some(why), _) => format!(": {whose}{}", shorten_text(why, ERROR_CHARS)),
@@ -257,12 +259,11 @@ impl JobRenderer<'_> {
                 };
                 self.add_entry(2, label, colour, format!("{about}{follows}{why}"));
             }
-            let count = self.group_by_whole_hosts(&all).len();
-            if count > left {
-                let count = all.len();
-                self.add_entry(2, label, colour, format!("… {count} in all: {}", task_ranges_text(&all)));
+            if groups.len() > left {
+                let more = format!("… {} in all: {}", all.len(), task_ranges_text(&all));
+                self.add_entry(2, label, colour, more);
             }
-            left = left.saturating_sub(count);
+            left = left.saturating_sub(groups.len());
         }
     }
 

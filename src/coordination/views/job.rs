@@ -3,9 +3,9 @@
 //!
 //! Begin at [`JobReader`].
 
-use bytes::Bytes;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 

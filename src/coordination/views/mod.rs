@@ -31,7 +31,7 @@ pub use hosts::{HostCounts, HostLateness, HostState, HostView};
 pub use job::{CurrentIncarnation, JobReader, JobSummary, JobView, TaskIncarnations};
 pub use job_in_run::{JobInRun, RunDetail};
 pub use observation::*;
-pub use preemption::PreemptionView;
+pub use preemption::{PREEMPTION_BARRIER, PreemptionView, is_preemption_barrier};
 pub use run::{LiveTask, LiveTasksView, RunListItem, RunView};
 pub use run_comparison::{ComparedHost, ComparedLateness, ComparedTask, RunComparison};
 pub use store::{KeyEntry, StoredValue};

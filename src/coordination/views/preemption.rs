@@ -19,7 +19,7 @@ const PREEMPTION_STEPS: &[u8] = b"PREEMPTION_CURRENT_COUNTER";
 const FIRST_STEP: &[u8] = b"muster/preemption/first_step";
 /// The barrier at which the tasks wait until all have written their steps. If some tasks are missing, native workers meet at
 /// a barrier of those that live, whose id is this one, a slash, and a hash of the members.
-const PREEMPTION_BARRIER: &str = "PREEMPTION_SYNC_BARRIER";
+pub const PREEMPTION_BARRIER: &str = "PREEMPTION_SYNC_BARRIER";
 
 /// A coordinated save.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -48,10 +48,14 @@ pub struct PreemptionView {
     pub agreed_step: Option<i64>,
 }
 
-/// Returns whether tasks agree on a step at this barrier.
-fn is_preemption_barrier(key: &BarrierKey) -> bool {
-    let BarrierKey::Named(id) = key else { return false };
+/// Returns whether tasks agree on a step at the barrier with this id.
+#[must_use]
+pub fn is_preemption_barrier(id: &str) -> bool {
     id.strip_prefix(PREEMPTION_BARRIER).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+fn is_preemption_key(key: &BarrierKey) -> bool {
+    matches!(key, BarrierKey::Named(id) if is_preemption_barrier(id))
 }
 
 impl Run {
@@ -69,11 +73,11 @@ impl Run {
             })
             .collect();
         acknowledged.sort_unstable();
-        let instance = self.barriers.in_progress().find(|(key, _)| is_preemption_barrier(key));
+        let instance = self.barriers.in_progress().find(|(key, _)| is_preemption_key(key));
         let instance = instance.map(|(_, instance)| instance);
         let ended = self.barriers.ended_with_name_start(PREEMPTION_BARRIER).into_iter();
         let ended: Vec<&EndedBarrier> =
-            ended.filter(|(key, _)| is_preemption_barrier(key)).map(|(_, ended)| ended).collect();
+            ended.filter(|(key, _)| is_preemption_key(key)).map(|(_, ended)| ended).collect();
         let agreement = ended.iter().find(|ended| ended.result.is_ok());
         let agreed = agreement.is_some();
         // Native workers cancel the barrier if a member is lost, and meet at another one.

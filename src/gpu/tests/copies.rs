@@ -1,43 +1,14 @@
 //! Copies: contents, order, and what an error ends.
 
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use cudarc::driver::sys;
-use muster_gpu::{
-    CopyDirection, DeviceMemory, Gpu, GpuCopy, GpuError, GpuEvent, PageLocked, device_memory_bytes,
-};
+use muster_gpu::{CopyDirection, DeviceMemory, Gpu, GpuCopy, GpuEvent, PageLocked, device_memory_bytes};
 use simulated_gpu::{Counter, Setting, SimulatedGpu};
 
+use crate::copying::{Outcome, bytes_of, copy, copy_whole, wait, whole};
 use crate::isolated_test::run_isolated;
-
-type Outcome = Result<(), GpuError>;
-
-/// Asks for copies of memory that lives until the end of the test.
-fn copy(gpu: &Gpu, direction: CopyDirection, copies: &[GpuCopy]) -> Receiver<Outcome> {
-    let (tell, told) = channel();
-    // SAFETY: each test keeps its memory until it has the outcome.
-    unsafe { gpu.copy(direction, copies, move |outcome| tell.send(outcome).unwrap()) }.unwrap();
-    told
-}
-
-fn wait(told: &Receiver<Outcome>) -> Outcome {
-    told.recv_timeout(Duration::from_secs(30)).expect("the end of a copy is reported")
-}
-
-fn whole(direction: CopyDirection, host: &PageLocked, device: &DeviceMemory) -> GpuCopy {
-    GpuCopy::with_host(direction, host.base(), device.address(), host.len().min(device.len()))
-}
-
-/// Copies the whole of one memory to or from the other.
-fn copy_whole(gpu: &Gpu, direction: CopyDirection, host: &PageLocked, device: &DeviceMemory) -> Outcome {
-    wait(&copy(gpu, direction, &[whole(direction, host, device)]))
-}
-
-fn bytes_of(memory: &mut PageLocked) -> &mut [u8] {
-    // SAFETY: the memory is as long, and tests use it when no copy is under way.
-    unsafe { std::slice::from_raw_parts_mut(memory.base().as_ptr(), memory.len()) }
-}
 
 #[test]
 fn random_pieces_arrive_where_they_belong_and_no_copy_blocks() {

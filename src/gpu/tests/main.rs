@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod copies;
+mod copying;
 mod drivers;
 #[path = "../../../tests/support/isolated_test.rs"]
 mod isolated_test;

@@ -1,30 +1,16 @@
 //! Memory of a device that another process maps. Both sides are in one process here: an import makes no difference.
 
 use std::os::fd::AsFd as _;
-use std::sync::mpsc::channel;
-use std::time::Duration;
 
 use muster_gpu::{
     CopyDirection, DeviceMemory, Gpu, GpuCopy, ImportedMemory, PageLocked, device_memory_bytes,
 };
 use simulated_gpu::{Counter, SimulatedGpu};
 
+use crate::copying::{bytes_of, copy, copy_whole, wait};
 use crate::isolated_test::run_isolated;
 
 const MIB: usize = 1 << 20;
-
-/// Copies, and waits for the end.
-fn copy(gpu: &Gpu, direction: CopyDirection, one: GpuCopy) {
-    let (tell, told) = channel();
-    // SAFETY: the caller keeps the memory until this function returns.
-    unsafe { gpu.copy(direction, &[one], move |outcome| tell.send(outcome).unwrap()) }.unwrap();
-    told.recv_timeout(Duration::from_secs(30)).unwrap().unwrap();
-}
-
-fn bytes_of(memory: &mut PageLocked) -> &mut [u8] {
-    // SAFETY: the memory is as long, and no copy is under way.
-    unsafe { std::slice::from_raw_parts_mut(memory.base().as_ptr(), memory.len()) }
-}
 
 #[test]
 fn another_device_copies_from_imported_memory_also_after_its_owner_has_freed_it() {
@@ -42,8 +28,7 @@ fn another_device_copies_from_imported_memory_also_after_its_owner_has_freed_it(
         );
         bytes_of(&mut host).fill_with(|| fastrand::u8(..));
         let all = bytes_of(&mut host).to_vec();
-        let direction = CopyDirection::ToDevice;
-        copy(&owner, direction, GpuCopy::with_host(direction, host.base(), from.address(), 4 * MIB));
+        assert_eq!(copy_whole(&owner, CopyDirection::ToDevice, &host, &from), Ok(()));
         let imported = ImportedMemory::import(&other, from.descriptor().unwrap(), 4 * MIB).unwrap();
         assert_ne!(imported.base(), from.address());
         drop(from);
@@ -51,11 +36,10 @@ fn another_device_copies_from_imported_memory_also_after_its_owner_has_freed_it(
         let to = DeviceMemory::allocate(&other, MIB).unwrap();
         for part in 0..4 {
             let start = part * MIB;
-            let (from, to_address, len) = (imported.base() + start as u64, to.address(), MIB);
-            copy(&other, CopyDirection::BetweenDevices, GpuCopy { from, to: to_address, len });
+            let part = GpuCopy { from: imported.base() + start as u64, to: to.address(), len: MIB };
+            assert_eq!(wait(&copy(&other, CopyDirection::BetweenDevices, &[part])), Ok(()));
             bytes_of(&mut host).fill(0);
-            let direction = CopyDirection::ToHost;
-            copy(&other, direction, GpuCopy::with_host(direction, host.base(), to.address(), MIB));
+            assert_eq!(copy_whole(&other, CopyDirection::ToHost, &host, &to), Ok(()));
             assert!(bytes_of(&mut host)[..MIB] == all[start..start + MIB]);
         }
         drop((imported, to, host));

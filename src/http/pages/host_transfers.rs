@@ -95,8 +95,7 @@ pub(super) fn render_host_transfers_fragment(
 ) -> Result<Fragment, Problem> {
     let reports = &snapshot.records.reports;
     let is_here = |task: &TaskId| host.tasks.binary_search(task).is_ok();
-    let mut tasks = reports.task_transfers(snapshot.id, &snapshot.roster);
-    tasks.retain(|task| is_here(&task.task));
+    let tasks = reports.transfers_of_tasks(snapshot.id, &snapshot.roster, |task| is_here(&task));
     if tasks.is_empty() {
         return Ok(Fragment::empty("host-transfers"));
     }

@@ -274,8 +274,19 @@ impl TransferReportStore {
     /// Returns the transfers of every task that has reported, by number.
     #[must_use]
     pub fn task_transfers(&self, job: JobId, roster: &TaskIncarnations) -> Vec<TaskTransfers> {
+        self.transfers_of_tasks(job, roster, |_| true)
+    }
+
+    /// Returns the transfers of the tasks that have reported in the run and for which `is_wanted` holds, by number.
+    #[must_use]
+    pub fn transfers_of_tasks(
+        &self,
+        job: JobId,
+        roster: &TaskIncarnations,
+        is_wanted: impl Fn(TaskId) -> bool,
+    ) -> Vec<TaskTransfers> {
         let view = |of_job: &JobReports| {
-            let tasks = of_job.tasks.iter();
+            let tasks = of_job.tasks.iter().filter(|(task, _)| is_wanted(**task));
             let window = RateWindow::of_reports(of_job, roster);
             let view = |(task, of_task): (&TaskId, &TaskReports)| {
                 TaskTransfers::from_reports(*task, of_task, roster, window)

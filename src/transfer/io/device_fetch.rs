@@ -2,7 +2,7 @@
 //!
 //! No byte passes through host memory. The copies go in chunks, of which several are in the GPU's stream: a cancelled
 //! launch asks for no further chunk, and is quiescent once the last one has ended. As of every fetch, bytes that were read after
-//! the sender took its memory back do not count (`fetch.rs`). Begin at [`DeviceFetch::begin`].
+//! the sender took its memory back do not count (`fetch.rs`). Begin at [`DeviceFetch::begin_or_request_push`].
 #![allow(unsafe_code, reason = "copies between memory that a guard keeps, and memory of a peer")]
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -48,13 +48,15 @@ pub struct DeviceFetch {
 }
 
 impl DeviceFetch {
-    /// Begins the fetch of a launch. Returns whether it did: all bytes must be in memory of GPUs on both sides, and the
-    /// receiver's GPUs able to access the sender's.
-    pub fn begin(host: &Arc<dyn FetchHost>, launch: &Arc<PeerLaunch>, definition: &LaunchDefinition) -> bool {
-        if !host.can_fetch() {
-            return false;
-        }
-        let Some(runs) = contiguous_runs(&**host, launch, definition) else { return false };
+    /// Begins the fetch of a launch, if all bytes are in memory of GPUs on both sides, and the receiver's GPUs can access the
+    /// sender's. Else the peer pushes the bytes, which go through the slots of a lane.
+    pub fn begin_or_request_push(
+        host: &Arc<dyn FetchHost>,
+        launch: &Arc<PeerLaunch>,
+        definition: &LaunchDefinition,
+    ) {
+        let runs = host.can_fetch().then(|| contiguous_runs(&**host, launch, definition)).flatten();
+        let Some(runs) = runs else { return host.request_push(launch) };
         let total = launch.lists.inbound.total();
         let fetch = Arc::new(Self {
             host: Arc::downgrade(host),
@@ -68,7 +70,6 @@ impl DeviceFetch {
         for _ in 0..CHUNKS_IN_FLIGHT {
             fetch.copy_next_chunk();
         }
-        true
     }
 
     /// Asks the GPUs for the next chunk, if there is one.
@@ -150,12 +151,8 @@ fn contiguous_runs(
     definition: &LaunchDefinition,
 ) -> Option<Vec<ContiguousBytes>> {
     let inbound = &launch.lists.inbound;
-    let sources = definition.entries.iter().filter(|entry| !entry.outgoing).map(|entry| entry.source);
     let mut runs: Vec<ContiguousBytes> = Vec::new();
-    for ((at, span), source) in inbound.spans.iter().enumerate().zip(sources) {
-        if span.is_empty() {
-            continue;
-        }
+    for (at, span, source) in launch.lists.receives_with_sources(definition) {
         let FetchSource::Region(_, offset) = source else { return None };
         let (own, len) = (span.device_memory()?, span.len() as u64);
         let shared = host.peer_memory(source)?;

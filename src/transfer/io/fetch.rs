@@ -91,12 +91,8 @@ fn contiguous_runs(
     definition: &LaunchDefinition,
 ) -> Vec<ContiguousBytes> {
     let inbound = &launch.lists.inbound;
-    let sources = definition.entries.iter().filter(|entry| !entry.outgoing).map(|entry| entry.source);
     let mut runs: Vec<ContiguousBytes> = Vec::new();
-    for ((at, span), source) in inbound.spans.iter().enumerate().zip(sources) {
-        if span.is_empty() {
-            continue;
-        }
+    for (at, span, source) in launch.lists.receives_with_sources(definition) {
         let last = runs.last_mut();
         let memory = match (&last, source) {
             (
@@ -225,19 +221,13 @@ impl FetchThreadPool {
         launch: &Arc<PeerLaunch>,
         definition: &LaunchDefinition,
     ) {
-        let begin = |host: &Arc<dyn FetchHost>, launch: &Arc<PeerLaunch>, definition: &LaunchDefinition| {
-            // Bytes that the receiver's GPU cannot copy go through the slots of a lane.
-            if !DeviceFetch::begin(host, launch, definition) {
-                host.request_push(launch);
-            }
-        };
         if !is_reporting_thread() {
-            return begin(&host, launch, definition);
+            return DeviceFetch::begin_or_request_push(&host, launch, definition);
         }
         let (host, launch, definition) = (Arc::downgrade(&host), Arc::clone(launch), definition.clone());
         let job = move || {
             if let Some(host) = host.upgrade() {
-                begin(&host, &launch, &definition);
+                DeviceFetch::begin_or_request_push(&host, &launch, &definition);
             }
         };
         lock(&self.queue).0.push_back(FetchJob::BeginBetweenGpus(Box::new(job)));

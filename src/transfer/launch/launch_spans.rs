@@ -8,6 +8,7 @@ use muster_gpu::DeviceMemory;
 
 use crate::memory::{ReadView, Span, SpanStream, WriteView};
 use crate::protocol::frame::Crc32c;
+use crate::protocol::link::launch_definition::{FetchSource, LaunchDefinition};
 
 /// The spans that a prepared launch sends to one peer and receives from it; the same for every launch of it.
 #[derive(Debug, Default)]
@@ -27,6 +28,16 @@ impl LaunchSpans {
     /// Returns whether some of the bytes are in the memory of GPUs.
     pub const fn has_bytes_of_gpus(&self) -> bool {
         self.outbound.gpu().is_some() || self.inbound.gpu().is_some()
+    }
+
+    /// Returns the receives with bytes, each with its index and the source that the peer's definition names for it.
+    pub fn receives_with_sources<'a>(
+        &'a self,
+        definition: &'a LaunchDefinition,
+    ) -> impl Iterator<Item = (usize, &'a Span, FetchSource)> {
+        let sources = definition.entries.iter().filter(|entry| !entry.outgoing).map(|entry| entry.source);
+        let receives = self.inbound.spans.iter().enumerate().zip(sources);
+        receives.filter(|((_, span), _)| !span.is_empty()).map(|((at, span), source)| (at, span, source))
     }
 
     /// Returns the numbers of all transfers, the sends first.

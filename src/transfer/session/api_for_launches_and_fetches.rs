@@ -16,6 +16,7 @@ use crate::base::sync::lock;
 use crate::base::transport::TransportKind;
 use crate::io::fetch_host::FetchHost;
 use crate::io::gpu_copies::CopyFailure;
+use crate::io::lane::LaneHost as _;
 use crate::io::peer_memory::PeerMemory;
 use crate::io::ring::RingOutbox;
 use crate::launch::peer_launch::{PeerLaunch, fail_and_tell_peer};
@@ -120,8 +121,8 @@ impl FetchHost for Connection {
         }
     }
 
-    fn on_device_fetch_failed(&self, launch: &Arc<PeerLaunch>, (gpu, error): CopyFailure) {
-        fail_and_tell_peer(launch, TransferError::Gpu { task: self.me.peer_task(), gpu, error });
+    fn on_device_fetch_failed(&self, launch: &Arc<PeerLaunch>, failure: CopyFailure) {
+        self.on_copy_failed(launch, failure);
     }
 
     fn on_group_fetched(&self, at: GroupId) {

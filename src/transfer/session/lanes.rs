@@ -202,10 +202,7 @@ impl LaneHost for Connection {
                 if all.len() >= REGIONS_MAX {
                     return Err(ProtocolViolation("too much memory is shared"));
                 }
-                let holds_descriptor = |region: &Option<Arc<PeerMemory>>| {
-                    region.as_ref().is_some_and(|region| region.is_device())
-                };
-                let held = all.values().filter(|region| holds_descriptor(region)).count();
+                let held = all.values().flatten().filter(|region| region.is_device()).count();
                 let is_kept = |region: &PeerMemory| !region.is_device() || held < DEVICE_REGIONS_MAX;
                 let before = all.insert(header.index, shared.filter(is_kept).map(Arc::new));
                 drop(all);

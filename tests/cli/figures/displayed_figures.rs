@@ -178,6 +178,11 @@ fn newest_event(program: &RandomProgram<'_>) -> u64 {
     of_job("default").max(of_job(&program.job))
 }
 
+/// Returns the items of a JSON list.
+pub fn list(value: &Value) -> &[Value] {
+    value.as_array().map_or(&[], Vec::as_slice)
+}
+
 /// Returns the first number after `mark`, with or without separators between thousands.
 pub fn number_after(text: &str, mark: &str) -> Option<u64> {
     let (_, rest) = text.split_once(mark)?;

@@ -10,7 +10,8 @@ use serde_json::{Value, json};
 
 use super::ComparedFigures;
 use super::displayed_figures::{
-    definition_list, group_thousands, html_section, html_text, numbers_with_units, table_rows, texts_between,
+    definition_list, group_thousands, html_section, html_text, list, numbers_with_units, table_rows,
+    texts_between,
 };
 use super::programs::RandomProgram;
 use crate::harness::wait_until;
@@ -50,10 +51,6 @@ pub fn compare_other_pages(program: &mut RandomProgram<'_>, ledger: &mut Compare
     pages.compare_search();
     pages.compare_drain();
     pages.compare_stacks();
-}
-
-fn list(value: &Value) -> &[Value] {
-    value.as_array().map_or(&[], Vec::as_slice)
 }
 
 fn numbers(value: &Value) -> Vec<u64> {

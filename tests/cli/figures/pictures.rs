@@ -9,7 +9,7 @@ use muster::text::{encode_query_value, format_micros};
 use serde_json::Value;
 
 use super::displayed_figures::{
-    DisplayedFigures, group_thousands, html_section, html_text, number_after, table_rows, texts_between,
+    DisplayedFigures, group_thousands, html_section, html_text, list, number_after, table_rows, texts_between,
 };
 use super::programs::RandomProgram;
 use super::{ComparedFigures, ComparisonContext};
@@ -130,10 +130,6 @@ struct Comparison<'a> {
     seen: &'a DisplayedFigures,
     pictures: &'a PictureFigures,
     ledger: &'a mut ComparedFigures,
-}
-
-fn list(value: &Value) -> &[Value] {
-    value.as_array().map_or(&[], Vec::as_slice)
 }
 
 fn number(value: &Value) -> u64 {
