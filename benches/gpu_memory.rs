@@ -1,8 +1,9 @@
-//! Measures transfers of memory of GPUs over the simulated driver: whether copies and lanes overlap, what a transfer between
-//! GPUs of one host takes beside a copy between them, and what a launch costs beside its copies.
+//! Measures transfers of memory of GPUs: whether copies and lanes overlap, what a transfer between GPUs of one host takes
+//! beside a copy between them, and what a launch costs beside its copies.
 //!
-//! `cargo bench --bench gpu_memory [-- ROUNDS]`. The simulated driver copies in host memory, and adds a known delay to each
-//! copy: the figures say how the engine arranges its work, and nothing of the speed of a GPU.
+//! `cargo bench --bench gpu_memory [-- ROUNDS]` measures over the simulated driver, which copies in host memory and adds a
+//! known delay to each copy: the figures say how the engine arranges its work, and nothing of the speed of a GPU.
+//! `MUSTER_GPU=real` measures the GPUs of this machine: the first two, or the only one, as both ends.
 #![allow(unsafe_code, reason = "asks for copies")]
 #![allow(clippy::disallowed_methods, reason = "a benchmark reads the clock")]
 
@@ -21,7 +22,56 @@ const CHUNK: usize = 4 << 20;
 const CHUNKS: usize = 48;
 /// The bytes of one copy between GPUs.
 const DIRECT_CHUNK: usize = 8 << 20;
-const DIRECT_CHUNKS: usize = CHUNK * CHUNKS / DIRECT_CHUNK;
+
+/// The delays that the simulated driver adds to a copy, in microseconds, for transfers through host memory and for those
+/// between GPUs. A real one adds none.
+const STAGED_DELAYS: [i64; 5] = [0, 1000, 2000, 5000, 10_000];
+const DIRECT_DELAYS: [i64; 4] = [0, 100, 1000, 5000];
+
+/// The GPUs under measurement.
+struct Gpus {
+    /// The simulated driver, unless the GPUs are those of this machine.
+    simulated: Option<&'static SimulatedGpu>,
+    /// Those of the sender and of the receiver.
+    pair: [Gpu; 2],
+}
+
+impl Gpus {
+    fn open() -> Self {
+        let is_real = std::env::var("MUSTER_GPU").as_deref() == Ok("real");
+        let simulated = (!is_real).then(SimulatedGpu::load);
+        if let Some(simulated) = simulated {
+            simulated.set(Setting::Devices, 2);
+        }
+        let count = muster_gpu::device_count().expect("there is a driver");
+        let pair = [0, 1].map(|ordinal| Gpu::open(ordinal % count).expect("the GPU opens"));
+        Self { simulated, pair }
+    }
+
+    /// Allocates a buffer on each of the two.
+    fn buffers(&self, len: usize) -> [Buffer; 2] {
+        let on =
+            |gpu| Arena::on_gpu(gpu, len).and_then(|arena| arena.allocate(len)).expect("there is memory");
+        self.pair.each_ref().map(on)
+    }
+
+    /// Sets the delay of every copy.
+    fn set_delay_us(&self, delay_us: i64) {
+        if let Some(simulated) = self.simulated {
+            simulated.set(Setting::CopyUs, delay_us);
+        }
+    }
+
+    /// Returns those of the delays that can be set.
+    fn delays<'a>(&self, all: &'a [i64]) -> &'a [i64] {
+        if self.simulated.is_some() { all } else { &all[..1] }
+    }
+}
+
+/// Returns the bytes of a launch by the time that it took, in GB/s.
+fn rate(bytes: usize, took: Duration) -> f64 {
+    bytes as f64 / took.as_secs_f64() / 1e9
+}
 
 /// Starts two engines that know each other.
 fn start_engines(transport: TransportChoice) -> [TransferEngine; 2] {
@@ -82,21 +132,21 @@ fn time_copies(
     count: usize,
 ) -> Duration {
     let copy = GpuCopy::with_host(direction, host.base(), memory.address(), len);
-    time_copy(memory.gpu(), direction, copy, count)
+    time_requests(memory.gpu(), direction, &vec![copy; count])
 }
 
-/// Returns how long so many equal copies of a GPU take, one after the other.
-fn time_copy(gpu: &Gpu, direction: CopyDirection, copy: GpuCopy, count: usize) -> Duration {
+/// Returns how long copies of a GPU take, one after the other.
+fn time_requests(gpu: &Gpu, direction: CopyDirection, copies: &[GpuCopy]) -> Duration {
     let (tell, told) = channel();
     let began = Instant::now();
-    for _ in 0..count {
+    for copy in copies {
         let tell = tell.clone();
         // SAFETY: both memories live until all copies have ended, which this function awaits.
-        let asked = unsafe { gpu.copy(direction, &[copy], move |outcome| drop(tell.send(outcome))) };
-        asked.expect("the simulated GPU copies");
+        let asked = unsafe { gpu.copy(direction, &[*copy], move |outcome| drop(tell.send(outcome))) };
+        asked.expect("the GPU copies");
     }
-    for _ in 0..count {
-        told.recv().expect("the end is reported").expect("the simulated GPU copies");
+    for _ in copies {
+        told.recv().expect("the end is reported").expect("the GPU copies");
     }
     began.elapsed()
 }
@@ -108,17 +158,15 @@ fn median(mut times: Vec<Duration>) -> Duration {
 
 fn main() {
     let rounds: usize = std::env::args().filter_map(|word| word.parse().ok()).next().unwrap_or(5);
-    let simulated = SimulatedGpu::load();
-    simulated.set(Setting::Devices, 2);
-    let gpus = [0, 1].map(|ordinal| Gpu::open(ordinal).expect("the simulated GPU opens"));
+    let all = Gpus::open();
+    let gpus = &all.pair;
     let engines = start_engines(TransportChoice::Tcp);
     let len = CHUNK * CHUNKS;
     let (host, memory) = (
         PageLocked::allocate(&gpus[0], CHUNK).expect("there is memory"),
         DeviceMemory::allocate(&gpus[0], CHUNK).expect("there is memory"),
     );
-    let on_gpu = [&gpus[0], &gpus[1]]
-        .map(|gpu| Arena::on_gpu(gpu, len).and_then(|arena| arena.allocate(len)).expect("there is memory"));
+    let on_gpu = all.buffers(len);
     let on_host =
         [(); 2].map(|()| Arena::new(len).and_then(|arena| arena.allocate(len)).expect("there is memory"));
     let mut lanes = prepare(&engines, &on_host, len, 1);
@@ -128,11 +176,11 @@ fn main() {
 
     println!("{CHUNKS} chunks of 4 MiB from GPU to GPU over two lanes of TCP; medians of {rounds} rounds");
     println!(
-        "{:>10} {:>12} {:>12} {:>12} {:>12} {:>8}",
-        "delay", "from GPU", "lanes", "to GPU", "transfer", "ratio"
+        "{:>10} {:>12} {:>12} {:>12} {:>12} {:>8} {:>10}",
+        "delay", "from GPU", "lanes", "to GPU", "transfer", "ratio", "GB/s"
     );
-    for delay_us in [0, 1000, 2000, 5000, 10_000] {
-        simulated.set(Setting::CopyUs, delay_us);
+    for delay_us in all.delays(&STAGED_DELAYS) {
+        all.set_delay_us(*delay_us);
         let mut times = [const { Vec::new() }; 4];
         for _ in 0..rounds {
             times[0].push(time_copies(CopyDirection::ToHost, &memory, &host, CHUNK, CHUNKS));
@@ -142,12 +190,13 @@ fn main() {
         }
         let [from, lane, to, whole] = times.map(median);
         let longest = from.max(lane).max(to);
+        let speed = rate(len, whole);
         println!(
-            "{delay_us:>7} us {from:>12.1?} {lane:>12.1?} {to:>12.1?} {whole:>12.1?} {:>8.2}",
+            "{delay_us:>7} us {from:>12.1?} {lane:>12.1?} {to:>12.1?} {whole:>12.1?} {:>8.2} {speed:>10.1}",
             whole.as_secs_f64() / longest.as_secs_f64()
         );
     }
-    simulated.set(Setting::CopyUs, 0);
+    all.set_delay_us(0);
 
     // More than a launch carries along.
     let small = 16 << 10;
@@ -166,42 +215,60 @@ fn main() {
     println!(
         "a prepared launch of 16 KiB: host {lane:.1?}; from GPU to GPU {whole:.1?}, of which its two copies alone {copies:.1?}"
     );
-    measure_direct(simulated, &gpus, &on_gpu, rounds);
-    assert_eq!(simulated.count(Counter::PageableCopies), 0, "no copy blocked its caller");
+    drop((staged, on_gpu));
+    measure_direct(&all, rounds);
+    if let Some(simulated) = all.simulated {
+        assert_eq!(simulated.count(Counter::PageableCopies), 0, "no copy blocked its caller");
+    }
 }
 
-/// Measures transfers between GPUs of one host, beside copies between them.
-fn measure_direct(simulated: &SimulatedGpu, gpus: &[Gpu; 2], on_gpu: &[Buffer; 2], rounds: usize) {
+/// Measures transfers between GPUs of one host, beside copies of the same bytes by the receiver's GPU alone.
+fn measure_direct(all: &Gpus, rounds: usize) {
     let engines = start_engines(TransportChoice::Auto);
-    let direction = CopyDirection::BetweenDevices;
-    let [from, to] =
-        [&gpus[0], &gpus[1]].map(|gpu| DeviceMemory::allocate(gpu, DIRECT_CHUNK).expect("there is memory"));
-    let copy = |len| GpuCopy { from: from.address(), to: to.address(), len };
-    let mut direct = prepare(&engines, on_gpu, CHUNK * CHUNKS, 5);
-    launch(&mut direct);
-    println!("{DIRECT_CHUNKS} chunks of 8 MiB between GPUs of one host; medians of {rounds} rounds");
-    println!("{:>10} {:>12} {:>12} {:>8}", "delay", "copies", "transfer", "ratio");
-    for delay_us in [0, 100, 1000, 5000] {
-        simulated.set(Setting::CopyUs, delay_us);
-        let mut times = [const { Vec::new() }; 2];
-        for _ in 0..rounds {
-            times[0].push(time_copy(&gpus[1], direction, copy(DIRECT_CHUNK), DIRECT_CHUNKS));
-            times[1].push(launch(&mut direct));
+    let len = if all.simulated.is_some() { CHUNK * CHUNKS } else { 2 << 30 };
+    let buffers = all.buffers(len);
+    // Simulated copies have a delay each, so the same number of them is the limit; a real GPU is fastest with one.
+    let at_once = if all.simulated.is_some() { DIRECT_CHUNK } else { len };
+    println!("between GPUs of one host, beside copies alone; medians of {rounds} rounds");
+    println!(
+        "{:>10} {:>10} {:>12} {:>12} {:>8} {:>10}",
+        "delay", "MiB", "copies", "transfer", "ratio", "GB/s"
+    );
+    let sizes = [len, 256 << 20, 64 << 20, 16 << 20, 1 << 20].into_iter().filter(|size| *size <= len);
+    for (key, size) in (10..).zip(sizes) {
+        let mut direct = prepare(&engines, &buffers, size, key);
+        launch(&mut direct);
+        for delay_us in all.delays(&DIRECT_DELAYS) {
+            all.set_delay_us(*delay_us);
+            let mut times = [const { Vec::new() }; 2];
+            for _ in 0..rounds {
+                times[0].push(time_copies_between(&buffers, size, at_once));
+                times[1].push(launch(&mut direct));
+            }
+            let [copies, whole] = times.map(median);
+            let (ratio, mib) = (whole.as_secs_f64() / copies.as_secs_f64(), size >> 20);
+            let speed = rate(size, whole);
+            println!("{delay_us:>7} us {mib:>10} {copies:>12.1?} {whole:>12.1?} {ratio:>8.2} {speed:>10.1}");
         }
-        let [copies, whole] = times.map(median);
-        let ratio = whole.as_secs_f64() / copies.as_secs_f64();
-        println!("{delay_us:>7} us {copies:>12.1?} {whole:>12.1?} {ratio:>8.2}");
+        all.set_delay_us(0);
     }
-    simulated.set(Setting::CopyUs, 0);
     let small = 16 << 10;
-    let mut direct = prepare(&engines, on_gpu, small, 6);
+    let mut direct = prepare(&engines, &buffers, small, 6);
     let mut times = [const { Vec::new() }; 2];
     for _ in 0..rounds * 200 {
-        times[0].push(time_copy(&gpus[1], direction, copy(small), 1));
+        times[0].push(time_copies_between(&buffers, small, small));
         times[1].push(launch(&mut direct));
     }
     let [alone, whole] = times.map(median);
     println!(
         "a prepared launch of 16 KiB between GPUs of one host: {whole:.1?}, of which its copy alone {alone:.1?}"
     );
+}
+
+/// Returns how long the GPU of the second buffer copies the first `len` bytes of the first one, so many at once.
+fn time_copies_between(buffers: &[Buffer; 2], len: usize, at_once: usize) -> Duration {
+    let [from, to] = buffers.each_ref().map(|buffer| buffer.device_address().expect("it is a GPU's"));
+    let copy = |at: usize| GpuCopy { from: from + at as u64, to: to + at as u64, len: at_once.min(len - at) };
+    let copies: Vec<GpuCopy> = (0..len).step_by(at_once).map(copy).collect();
+    time_requests(buffers[1].gpu().expect("it is a GPU's"), CopyDirection::BetweenDevices, &copies)
 }

@@ -21,7 +21,8 @@ use super::event::{GpuEvent, is_ready};
 
 /// `CU_STREAM_NON_BLOCKING`: the default stream does not order it.
 const NON_BLOCKING: u32 = 1;
-/// The rounds in which the reporting thread looks again at once. A copy of a few MiB ends within them.
+/// The rounds in which the reporting thread looks again at once, for an end or for a new request: some ten microseconds. A copy
+/// of a few MiB ends within them, and a program that copies again and again finds the thread awake.
 const ROUNDS_AWAKE: u32 = 64;
 /// The shortest and the longest pause between two looks after that.
 const PAUSE_MIN: Duration = Duration::from_micros(20);
@@ -88,6 +89,8 @@ struct QueueState {
     /// Events of streams of the program, in no order.
     awaited: Vec<(GpuEvent, EndListener)>,
     free_events: Vec<GpuEvent>,
+    /// Whether the reporting thread sleeps: then a request must wake it.
+    is_reporter_asleep: bool,
 }
 
 /// The streams of a device, and the copies in them.
@@ -153,8 +156,9 @@ impl Gpu {
         then: impl FnOnce(Result<(), GpuError>) + Send + 'static,
     ) -> Result<(), GpuError> {
         let queues = CopyQueues::of(self)?;
-        queues.lock_state().awaited.push((event, Box::new(then)));
-        queues.submitted.notify_one();
+        let mut state = queues.lock_state();
+        state.awaited.push((event, Box::new(then)));
+        queues.wake_reporter(state);
         Ok(())
     }
 }
@@ -226,9 +230,15 @@ impl CopyQueues {
         let outcome = outcome.and(recorded.clone()).map_err(noted);
         let event = recorded.is_ok().then_some(event);
         state.pending[direction as usize].push_back(PendingCopies { event, outcome, then });
-        drop(state);
-        self.submitted.notify_one();
+        self.wake_reporter(state);
         Ok(())
+    }
+
+    fn wake_reporter(&self, mut state: MutexGuard<'_, QueueState>) {
+        if std::mem::take(&mut state.is_reporter_asleep) {
+            drop(state);
+            self.submitted.notify_one();
+        }
     }
 
     fn lock_state(&self) -> MutexGuard<'_, QueueState> {
@@ -264,14 +274,23 @@ impl CopyQueues {
     /// Reports the ends of copies, for ever.
     fn report_ends(&self) {
         IS_REPORTING.set(true);
-        let mut idle_rounds = 0;
+        let (mut idle_rounds, mut empty_rounds) = (0, 0);
         loop {
             let mut ended = Vec::new();
             let mut state = self.lock_state();
             while state.awaited.is_empty() && state.pending.iter().all(VecDeque::is_empty) {
                 idle_rounds = 0;
-                state = self.submitted.wait(state).unwrap_or_else(PoisonError::into_inner);
+                empty_rounds += 1;
+                if empty_rounds <= ROUNDS_AWAKE {
+                    drop(state);
+                    std::thread::yield_now();
+                    state = self.lock_state();
+                } else {
+                    state.is_reporter_asleep = true;
+                    state = self.submitted.wait(state).unwrap_or_else(PoisonError::into_inner);
+                }
             }
+            empty_rounds = 0;
             for direction in 0..state.pending.len() {
                 self.take_ended(&mut state, direction, &mut ended);
             }
@@ -294,15 +313,17 @@ impl CopyQueues {
 
     /// Waits a moment before the next look: the longer nothing has ended, the longer. Returns the number of such rounds, which
     /// begins anew with a new request.
-    fn wait_for_next_round(&self, state: MutexGuard<'_, QueueState>, idle_rounds: u32) -> u32 {
+    fn wait_for_next_round(&self, mut state: MutexGuard<'_, QueueState>, idle_rounds: u32) -> u32 {
         let Some(asleep) = idle_rounds.checked_sub(ROUNDS_AWAKE) else {
             drop(state);
             std::thread::yield_now();
             return idle_rounds;
         };
         let pause = PAUSE_MAX.min(PAUSE_MIN * (1 + asleep / 64));
-        let (state, timeout) =
+        state.is_reporter_asleep = true;
+        let (mut state, timeout) =
             self.submitted.wait_timeout(state, pause).unwrap_or_else(PoisonError::into_inner);
+        state.is_reporter_asleep = false;
         drop(state);
         if timeout.timed_out() { idle_rounds } else { 0 }
     }

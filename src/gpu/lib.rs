@@ -15,6 +15,7 @@
 //! | `page_locked.rs` | host memory that devices copy from and to without blocking the caller |
 //! | `event.rs` | points in a stream that other streams wait for |
 //! | `copy_queue.rs` | ordered copies, and the thread that reports their ends |
+//! | `health.rs` | what NVML says of the health of GPUs (feature `health`) |
 //!
 //! Rules:
 //!
@@ -33,6 +34,8 @@ mod device_memory;
 mod driver;
 mod error;
 mod event;
+#[cfg(feature = "health")]
+mod health;
 mod page_locked;
 mod release_thread;
 mod shared_memory;
@@ -43,5 +46,7 @@ pub use device_memory::{DeviceMemory, device_memory_bytes};
 pub use driver::{device_count, driver_version};
 pub use error::{DriverUnavailable, GpuError};
 pub use event::GpuEvent;
+#[cfg(feature = "health")]
+pub use health::{GpuHealth, InstalledGpu, NvLinkHealth, RemappedRows, Slowdown, health_of_all_gpus};
 pub use page_locked::PageLocked;
 pub use shared_memory::ImportedMemory;

@@ -7,11 +7,12 @@ use std::ptr::NonNull;
 use super::device::Gpu;
 use super::driver::call;
 use super::error::GpuError;
+use super::release_thread::release_later;
 
 /// `CU_MEMHOSTALLOC_PORTABLE`: page-locked for every device of the process.
 const PORTABLE: u32 = 1;
 
-/// Page-locked memory of this process, freed with the value. Any device of the process copies from and to it.
+/// Page-locked memory of this process, freed some time after the value is dropped. Any device of the process copies from and to it.
 #[derive(Debug)]
 pub struct PageLocked {
     gpu: Gpu,
@@ -61,9 +62,12 @@ impl PageLocked {
 
 impl Drop for PageLocked {
     fn drop(&mut self) {
-        if let Ok(_context) = self.gpu.enter() {
-            // SAFETY: the memory is this value's.
-            let _is_lost = unsafe { call!(self.gpu.driver(), cuMemFreeHost(self.base.as_ptr().cast())) };
-        }
+        let (gpu, base) = (self.gpu.clone(), self.base.as_ptr().expose_provenance());
+        release_later(move || {
+            let Ok(_context) = gpu.enter() else { return };
+            let base = std::ptr::with_exposed_provenance_mut::<c_void>(base);
+            // SAFETY: the memory was this value's.
+            let _is_lost = unsafe { call!(gpu.driver(), cuMemFreeHost(base)) };
+        });
     }
 }

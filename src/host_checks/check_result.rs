@@ -2,7 +2,8 @@
 //!
 //! Begin at [`HostCheck`].
 
-use serde::Serialize;
+use muster_gpu::InstalledGpu;
+use serde::{Deserialize, Serialize};
 
 /// The state of a checked item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -80,6 +81,17 @@ impl CheckVerdict {
     }
 }
 
+/// A GPU as the driver describes it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProbedGpu {
+    /// The name of the product.
+    pub name: String,
+    /// The bytes of its memory.
+    pub memory: u64,
+    /// The numbers of the GPUs whose memory it can access.
+    pub peers: Vec<u32>,
+}
+
 /// The results of probes. An error says why the probe failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProbeResults {
@@ -91,8 +103,12 @@ pub struct ProbeResults {
     pub shared_memory: Result<(), String>,
     /// Whether bytes went from one process to another by `process_vm_readv`.
     pub process_memory: Result<(), String>,
-    /// The name and the bytes of each GPU, if bytes went from the memory of one process's GPU to that of another's.
-    pub gpu_memory: Result<Vec<(String, u64)>, String>,
+    /// The GPUs, if bytes went from the memory of one process's GPU to that of another's.
+    pub gpu_memory: Result<Vec<ProbedGpu>, String>,
+    /// How many bytes of host memory could be page-locked for a GPU.
+    pub page_locked: Result<u64, String>,
+    /// What NVML says of the GPUs of the host.
+    pub gpu_health: Result<Vec<InstalledGpu>, String>,
     /// The folders that the loader searches first: `LD_LIBRARY_PATH` of this process.
     pub library_path: String,
 }

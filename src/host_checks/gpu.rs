@@ -2,7 +2,7 @@
 //!
 //! Begin at `run_checks`.
 
-use super::check_result::{CheckState, CheckVerdict, HostCheck, ProbeResults};
+use super::check_result::{CheckState, CheckVerdict, HostCheck, ProbeResults, ProbedGpu};
 use super::host_root::HostRoot;
 use crate::text::format_bytes;
 
@@ -105,11 +105,11 @@ fn check_driver(root: &HostRoot, first: &str) -> CheckVerdict {
     }
 }
 
-fn check_gpu_memory(root: &HostRoot, probed: &Result<Vec<(String, u64)>, String>) -> CheckVerdict {
+fn check_gpu_memory(root: &HostRoot, probed: &Result<Vec<ProbedGpu>, String>) -> CheckVerdict {
     match probed {
         Ok(gpus) => {
             let described: Vec<String> =
-                gpus.iter().map(|(name, bytes)| format!("{name} ({})", format_bytes(*bytes))).collect();
+                gpus.iter().map(|gpu| format!("{} ({})", gpu.name, format_bytes(gpu.memory))).collect();
             CheckVerdict::good(described.join(", "))
         }
         Err(_) if !root.exists("/proc/driver/nvidia/version") && !root.exists("/dev/nvidia0") => {
@@ -168,7 +168,8 @@ mod tests {
     #[test]
     fn gpus_are_described_if_a_transfer_between_them_succeeds() {
         let (gpu, none) = (FakeHost::new(&[("dev/nvidia0", "")]), FakeHost::new(&[]));
-        let found = Ok(vec![("H100".to_owned(), 80 << 30), ("H100".to_owned(), 80 << 30)]);
+        let probed = ProbedGpu { name: "H100".to_owned(), memory: 80 << 30, peers: Vec::new() };
+        let found = Ok(vec![probed.clone(), probed]);
         let good = check_gpu_memory(gpu.root(), &found);
         assert_eq!((good.state, good.found.as_str()), (CheckState::Good, "H100 (80.0 GiB), H100 (80.0 GiB)"));
         let refused = Err("GPU 0: cuMemHostAlloc: CUDA_ERROR_OUT_OF_MEMORY (2)".to_owned());

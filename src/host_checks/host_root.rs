@@ -3,7 +3,8 @@
 //! Begin at `HostRoot::read_text`.
 
 use std::fs::{self, File};
-use std::io::Read as _;
+use std::io::{self, ErrorKind, Read as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 /// The root of a host's files. Reads are bounded; an unreadable file counts as missing.
@@ -12,6 +13,8 @@ pub struct HostRoot(PathBuf);
 
 /// The greatest number of bytes read from a file.
 pub(super) const FILE_MAX: u64 = 64 << 10;
+/// The greatest number of bytes read from the kernel's log. It is larger than any log by default.
+const LOG_MAX: usize = 16 << 20;
 /// The greatest number of entries read from a folder.
 const ENTRIES_MAX: usize = 4096;
 
@@ -54,6 +57,32 @@ impl HostRoot {
             entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
         names.sort();
         names
+    }
+
+    /// Returns the records of the kernel's log, a line each: `PRIORITY,NUMBER,TIME,FLAGS;MESSAGE`.
+    ///
+    /// # Errors
+    /// Returns why the log cannot be read.
+    pub fn read_kernel_log(&self) -> io::Result<String> {
+        // At its end, the log has no end of file: a reader that may not wait gets an error.
+        let nonblocking = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
+        let mut log = fs::OpenOptions::new()
+            .read(true)
+            .custom_flags(nonblocking)
+            .open(self.resolve_path("/dev/kmsg"))?;
+        // A read gives one record.
+        let (mut text, mut record) = (Vec::new(), [0; 8192]);
+        while text.len() < LOG_MAX {
+            match log.read(&mut record) {
+                Ok(0) => break,
+                Ok(len) => text.extend_from_slice(&record[..len]),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                // The record was overwritten meanwhile; the next read gives the oldest that is left.
+                Err(error) if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::Interrupted) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(String::from_utf8_lossy(&text).into_owned())
     }
 
     /// Returns whether a file or folder exists.

@@ -8,13 +8,15 @@ mod check_result;
 #[cfg(test)]
 mod fake_host;
 mod gpu;
+mod gpu_health;
 mod host_root;
+mod kernel_log;
 mod memory;
 mod memory_access;
 mod network;
 mod processor;
 
-pub use check_result::{CheckState, HostCheck, ProbeResults};
+pub use check_result::{CheckState, HostCheck, ProbeResults, ProbedGpu};
 pub use host_root::HostRoot;
 
 /// Runs all checks.
@@ -25,15 +27,16 @@ pub fn check_host(root: &HostRoot, probed: &ProbeResults) -> Vec<HostCheck> {
     checks.extend(network::run_checks(root));
     checks.extend(processor::run_checks(root));
     checks.extend(gpu::run_checks(root, probed));
+    checks.extend(gpu_health::run_checks(root, probed));
     checks
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::fake_host::FakeHost;
     use super::*;
 
-    fn failed_probe_results() -> ProbeResults {
+    pub(super) fn failed_probe_results() -> ProbeResults {
         let refused = || Err("Operation not permitted".to_owned());
         ProbeResults {
             dev_shm: None,
@@ -41,6 +44,8 @@ mod tests {
             shared_memory: refused(),
             process_memory: refused(),
             gpu_memory: Err("there is no CUDA driver".to_owned()),
+            page_locked: Err("there is no CUDA driver".to_owned()),
+            gpu_health: Err("NVML: a library is missing".to_owned()),
             library_path: String::new(),
         }
     }
@@ -88,6 +93,7 @@ mod tests {
                 ("sys/devices/system/clocksource/clocksource0/current_clocksource", content),
                 ("proc/driver/nvidia/version", content),
                 ("etc/ld.so.conf", content),
+                ("dev/kmsg", content),
             ]);
             assert!(
                 check_host(host.root(), &failed_probe_results()).iter().all(|check| check.found.len() < 300)

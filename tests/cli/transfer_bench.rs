@@ -215,6 +215,41 @@ fn the_doctor_describes_simulated_gpus() {
 }
 
 #[test]
+fn the_doctor_tells_what_is_wrong_with_a_simulated_gpu() {
+    let folder = TempFolder::new("doctor-sick-gpu");
+    SimulatedGpu::link_into(folder.0.as_ref()).unwrap();
+    let checks = |settings: &str| -> BTreeMap<String, Value> {
+        let mut command = muster(["doctor", "--json"]);
+        command.env("LD_LIBRARY_PATH", &folder.0).env("SIMULATED_GPU", settings);
+        let checks: Vec<Value> = serde_json::from_str(&run(&mut command).out).unwrap();
+        checks.into_iter().map(|check| (check["id"].as_str().unwrap().to_owned(), check)).collect()
+    };
+    let healthy = checks("devices=2");
+    for id in ["gpu_reached", "gpu_ecc", "gpu_persistence", "gpu_clocks", "gpu_pcie", "gpu_nvlink"] {
+        assert_eq!(healthy[id]["state"], "good", "{}", healthy[id]);
+    }
+    for id in ["gpu_page_locked", "gpu_peer_access"] {
+        assert_eq!(healthy[id]["state"], "good", "{}", healthy[id]);
+    }
+    let sick = checks(
+        "devices=2;peer_access=0;nvml_uncorrected=2;nvml_persistence=0;nvml_clock_reasons=64;nvml_pcie_width=8;nvml_links_down=1",
+    );
+    for (id, found) in [
+        ("gpu_ecc", "GPU 0: up to 2 errors"),
+        ("gpu_persistence", "GPUs 0, 1: persistence mode is off"),
+        ("gpu_clocks", "GPU 0: so hot that the hardware slows it"),
+        ("gpu_pcie", "GPU 0: 8 of 16 lanes"),
+        ("gpu_nvlink", "down (GPU.link): 0.0"),
+        ("gpu_peer_access", "2 of 2 ways are closed"),
+    ] {
+        let check = &sick[id];
+        assert!(check["found"].as_str().unwrap().contains(found) && check["fix"].is_string(), "{check}");
+    }
+    let lost = &checks("devices=2;nvml_lost=1")["gpu_reached"];
+    assert!(lost["state"] == "missing" && lost["found"].as_str().unwrap().starts_with("GPU 0: "), "{lost}");
+}
+
+#[test]
 fn sizes_that_make_no_sense_are_refused() {
     for wrong in
         [&["--size", "0"][..], &["--size", "5GiB"], &["--size", "4KB"], &["--size", "1GiB", "--batch", "64"]]

@@ -8,13 +8,13 @@ use muster::transfer::{
     Arena, Buffer, DeviceId, EngineConfig, Incarnation, LaunchOptions, MemberId, MemberInfo, Membership,
     MemoryError, TaskId, TransferEngine, TransferHandle, TransferKey, TransferSpec, TransportChoice,
 };
-use muster_gpu::Gpu;
-use simulated_gpu::SimulatedGpu;
+
+use crate::gpu_driver::open_gpu;
 
 /// The time limit of operations that should take a moment.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Selects the memory of the buffers of most tests: `gpu` for the memory of simulated GPUs.
+/// Selects the memory of the buffers of most tests: `gpu` for the memory of GPUs.
 const MEMORY: &str = "MUSTER_TRANSFER_MEMORY";
 
 /// Returns whether the memory under test is that of GPUs.
@@ -27,9 +27,7 @@ pub fn arena_under_test(task: usize, bytes: usize) -> Arena {
     if !is_on_gpu() {
         return Arena::new(bytes).unwrap();
     }
-    SimulatedGpu::load();
-    let count = muster_gpu::device_count().unwrap();
-    Arena::on_gpu(&Gpu::open(task as u32 % count).unwrap(), bytes).unwrap()
+    Arena::on_gpu(&open_gpu(task as u32), bytes).unwrap()
 }
 
 /// Access to the contents of a buffer in any memory.

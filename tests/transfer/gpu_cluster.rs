@@ -1,14 +1,15 @@
 //! A cluster of two tasks, each with a GPU of its own.
 
 use muster::transfer::{Arena, Buffer, EngineConfig, TransportChoice};
-use muster_gpu::Gpu;
 use simulated_gpu::{Counter, SimulatedGpu};
 
 use crate::cluster::{AnyMemory, Cluster, contents, done};
+use crate::gpu_driver::{load_driver, open_gpu};
 
-/// A cluster of two tasks, each with a GPU of its own.
+/// A cluster of two tasks, each with a GPU of its own, or with the same one on a machine that has only one.
 pub struct GpuCluster {
-    pub simulated: &'static SimulatedGpu,
+    /// The simulated driver, unless the GPUs are real ones.
+    pub simulated: Option<&'static SimulatedGpu>,
     pub cluster: Cluster,
     pub arenas: Vec<Arena>,
 }
@@ -22,14 +23,32 @@ pub enum Memory {
 
 impl GpuCluster {
     pub fn new(setting: impl Fn(&mut EngineConfig)) -> Self {
-        let simulated = SimulatedGpu::load();
+        let simulated = load_driver();
         let cluster = Cluster::with(2, setting);
-        let arena = |task| Arena::on_gpu(&Gpu::open(task).unwrap(), 128 << 20).unwrap();
+        let arena = |task| Arena::on_gpu(&open_gpu(task), 128 << 20).unwrap();
         Self { simulated, cluster, arenas: vec![arena(0), arena(1)] }
     }
 
     pub fn over(choice: TransportChoice) -> Self {
         Self::new(|config| config.transport = choice)
+    }
+
+    /// Returns the simulated driver of a test that runs over no other.
+    pub fn simulated(&self) -> &'static SimulatedGpu {
+        self.simulated.expect("the test runs over the simulated driver")
+    }
+
+    /// Returns a count of the simulated driver. A real one counts nothing: it is 0.
+    pub fn count(&self, counter: Counter) -> i64 {
+        self.simulated.map_or(0, |driver| driver.count(counter))
+    }
+
+    /// Asserts what the simulated driver counts.
+    #[track_caller]
+    pub fn assert_count(&self, counter: Counter, wanted: i64, what: &str) {
+        if let Some(driver) = self.simulated {
+            assert_eq!(driver.count(counter), wanted, "{counter:?}: {what}");
+        }
     }
 
     pub fn allocate(&self, task: usize, memory: Memory, len: usize) -> Buffer {
@@ -60,7 +79,7 @@ impl GpuCluster {
 
     /// Asserts that no copy of the engines blocked its caller.
     pub fn assert_no_copy_blocked(&self) {
-        assert_eq!(self.simulated.count(Counter::PageableCopies), 0);
+        self.assert_count(Counter::PageableCopies, 0, "no copy blocks");
     }
 }
 

@@ -1,4 +1,4 @@
-//! Tests transfers of memory of GPUs, over the simulated driver. Each test has a process of its own: a setting of the driver
+//! Tests transfers of memory of GPUs. Each test has a process of its own: a setting of the driver
 //! concerns the whole process.
 #![allow(unsafe_code, reason = "calls the driver as a program does")]
 
@@ -9,18 +9,18 @@ use muster::transfer::{
     Arena, Buffer, BufferDefinitionEvent, LaunchOptions, MemoryError, TransferError, TransferSpec,
     TransportChoice,
 };
-use muster_gpu::{Gpu, GpuEvent};
-use simulated_gpu::{Counter, Setting, SimulatedGpu};
+use muster_gpu::GpuEvent;
+use simulated_gpu::{Counter, Setting};
 
 use crate::cluster::{PATIENCE, contents, device, done, eventually, incoming, outgoing};
 use crate::contents::CHOICES;
 use crate::gpu_cluster::{GpuCluster, Memory, is_direct, read};
-use crate::isolated_test::run_isolated;
+use crate::gpu_driver::{is_real, open_gpu, run_on_any_gpu, run_on_simulated_gpu};
 
 #[test]
 fn every_size_arrives_from_and_to_every_memory_on_every_transport() {
     use Memory::{Gpu, Host};
-    run_isolated(&[("SIMULATED_GPU", "devices=2")], || {
+    run_on_any_gpu("devices=2", || {
         for choice in CHOICES {
             let gpus = GpuCluster::over(choice);
             for (from, to) in [(Gpu, Gpu), (Host, Gpu), (Gpu, Host)] {
@@ -43,7 +43,7 @@ fn every_size_arrives_from_and_to_every_memory_on_every_transport() {
 
 #[test]
 fn buffers_of_all_memories_move_in_one_request_both_ways_at_odd_offsets() {
-    run_isolated(&[("SIMULATED_GPU", "devices=2")], || {
+    run_on_any_gpu("devices=2", || {
         for choice in CHOICES {
             let gpus = GpuCluster::over(choice);
             let mut random = fastrand::Rng::with_seed(3);
@@ -84,7 +84,7 @@ fn buffers_of_all_memories_move_in_one_request_both_ways_at_odd_offsets() {
 
 #[test]
 fn a_prepared_transfer_moves_what_the_gpu_holds_at_each_launch() {
-    run_isolated(&[("SIMULATED_GPU", "devices=2")], || {
+    run_on_any_gpu("devices=2", || {
         let gpus = GpuCluster::over(TransportChoice::Tcp);
         let (source, target) = (gpus.empty(0, Memory::Gpu, 20_000), gpus.empty(1, Memory::Gpu, 20_000));
         let [sender, receiver] = [0, 1].map(|task| &gpus.cluster.engines[task]);
@@ -142,7 +142,7 @@ impl HeldStream {
 
 #[test]
 fn no_byte_leaves_before_the_gpu_has_filled_the_buffer() {
-    run_isolated(&[("SIMULATED_GPU", "devices=2")], || {
+    run_on_any_gpu("devices=2", || {
         for choice in CHOICES {
             let gpus = GpuCluster::over(choice);
             let (source, target) = (gpus.empty(0, Memory::Gpu, 100_000), gpus.empty(1, Memory::Gpu, 100_000));
@@ -168,22 +168,22 @@ fn no_byte_leaves_before_the_gpu_has_filled_the_buffer() {
 
 #[test]
 fn a_cancellation_is_proven_only_when_no_gpu_copies_any_more() {
-    run_isolated(&[("SIMULATED_GPU", "devices=2")], || {
+    run_on_simulated_gpu("devices=2", || {
         for choice in CHOICES {
             let gpus = GpuCluster::over(choice);
             for round in 0..20 {
                 let len = 2 << 20;
                 let (source, target) = (gpus.filled(0, Memory::Gpu, len, 1), gpus.empty(1, Memory::Gpu, len));
-                gpus.simulated.set(Setting::HoldCopies, 1);
+                gpus.simulated().set(Setting::HoldCopies, 1);
                 let (sent, received) = gpus.cluster.send(0, &source, 1, &target, round);
-                eventually("a copy is under way", || gpus.simulated.count(Counter::HeldCopies) > 0);
+                eventually("a copy is under way", || gpus.simulated().count(Counter::HeldCopies) > 0);
                 let proof = if round % 2 == 0 { sent.cancel("enough") } else { received.cancel("enough") };
                 assert!(!proof.wait_for(Duration::from_millis(2)), "{choice:?}: a copy reads the source");
                 assert!(
                     matches!(source.write_contents(0, &[0; 10]), Err(MemoryError::Busy { .. })),
                     "{choice:?}"
                 );
-                gpus.simulated.set(Setting::HoldCopies, 0);
+                gpus.simulated().set(Setting::HoldCopies, 0);
                 assert!(proof.wait_for(PATIENCE), "{choice:?}");
                 for (transfer, name) in [(&sent, "sent"), (&received, "received")] {
                     let outcome = done(transfer);
@@ -205,15 +205,16 @@ fn a_cancellation_is_proven_only_when_no_gpu_copies_any_more() {
 
 #[test]
 fn after_the_proof_no_byte_changes_at_whatever_moment_it_is_asked_for() {
-    run_isolated(&[("SIMULATED_GPU", "devices=2;copy_us=200")], || {
+    run_on_any_gpu("devices=2;copy_us=200", || {
         for choice in [TransportChoice::Auto, TransportChoice::Tcp] {
             let gpus = GpuCluster::over(choice);
             let mut random = fastrand::Rng::with_seed(6);
             let (mut whole, mut cancelled) = (0, 0);
+            // A real GPU copies more in that time.
+            let len = if is_real() { 96 << 20 } else { 2 << 20 };
             let longest_us = if is_direct(choice) { 600 } else { 8000 };
-            let len = 2 << 20;
             let source = gpus.filled(0, Memory::Gpu, len, 1);
-            for round in 0..60 {
+            for round in 0..if is_real() { 20 } else { 60 } {
                 let target = gpus.empty(1, Memory::Gpu, len);
                 let (sent, received) = gpus.cluster.send(0, &source, 1, &target, round);
                 // Some are cancelled too late.
@@ -244,10 +245,10 @@ fn after_the_proof_no_byte_changes_at_whatever_moment_it_is_asked_for() {
 
 #[test]
 fn a_deadline_passes_while_a_gpu_hangs() {
-    run_isolated(&[("SIMULATED_GPU", "devices=2")], || {
+    run_on_simulated_gpu("devices=2", || {
         let gpus = GpuCluster::over(TransportChoice::Tcp);
         let (source, target) = (gpus.filled(0, Memory::Gpu, 4096, 1), gpus.empty(1, Memory::Gpu, 4096));
-        gpus.simulated.set(Setting::HoldCopies, 1);
+        gpus.simulated().set(Setting::HoldCopies, 1);
         let options =
             LaunchOptions { deadline: Some(Duration::from_millis(300)), ..LaunchOptions::default() };
         let received = gpus.cluster.engines[1].transfer(&[], vec![incoming(&target, 0, 1, 1)], options);
@@ -257,7 +258,7 @@ fn a_deadline_passes_while_a_gpu_hangs() {
         assert!(matches!(late, Err(TransferError::Deadline { moved: 0, total: 4096 })), "{late:?}");
         // The sender's buffer stays reserved until its copy ends.
         assert!(source.write_contents(0, &[1]).is_err());
-        gpus.simulated.set(Setting::HoldCopies, 0);
+        gpus.simulated().set(Setting::HoldCopies, 0);
         assert!(matches!(done(&sent), Err(TransferError::Cancelled { .. })));
         eventually("the source is free", || source.write_contents(0, &[1]).is_ok());
     });
@@ -265,12 +266,12 @@ fn a_deadline_passes_while_a_gpu_hangs() {
 
 #[test]
 fn a_lost_gpu_fails_its_transfers_with_its_reason_on_both_sides() {
-    run_isolated(&[("SIMULATED_GPU", "devices=2")], || {
+    run_on_simulated_gpu("devices=2", || {
         let gpus = GpuCluster::over(TransportChoice::Tcp);
         let len = 1 << 20;
         let (source, target) = (gpus.filled(0, Memory::Gpu, len, 1), gpus.empty(1, Memory::Gpu, len));
         let (host, there) = (gpus.filled(0, Memory::Host, len, 2), gpus.empty(1, Memory::Host, len));
-        gpus.simulated.set(Setting::EccAfter, 3);
+        gpus.simulated().set(Setting::EccAfter, 3);
         let (sent, received) = gpus.cluster.send(0, &source, 1, &target, 1);
         let outcomes = [done(&sent), done(&received)].map(Result::unwrap_err);
         let own = outcomes.iter().find_map(|error| match error {
@@ -290,19 +291,19 @@ fn a_lost_gpu_fails_its_transfers_with_its_reason_on_both_sides() {
 
 #[test]
 fn memory_of_the_host_moves_while_a_gpu_hangs() {
-    run_isolated(&[("SIMULATED_GPU", "devices=2")], || {
+    run_on_simulated_gpu("devices=2", || {
         for choice in [TransportChoice::Unix, TransportChoice::Tcp] {
             let gpus = GpuCluster::over(choice);
             let len = 4 << 20;
             let (source, target) = (gpus.filled(0, Memory::Gpu, len, 1), gpus.empty(1, Memory::Gpu, len));
             let (host, there) = (gpus.filled(0, Memory::Host, len, 2), gpus.empty(1, Memory::Host, len));
-            gpus.simulated.set(Setting::HoldCopies, 1);
+            gpus.simulated().set(Setting::HoldCopies, 1);
             let (stuck, waiting) = gpus.cluster.send(0, &source, 1, &target, 1);
-            eventually("a copy is under way", || gpus.simulated.count(Counter::HeldCopies) > 0);
+            eventually("a copy is under way", || gpus.simulated().count(Counter::HeldCopies) > 0);
             let (sent, received) = gpus.cluster.send(0, &host, 1, &there, 2);
             assert_eq!((done(&sent).err(), done(&received).err()), (None, None), "{choice:?}");
             assert_eq!(stuck.outcome(), None);
-            gpus.simulated.set(Setting::HoldCopies, 0);
+            gpus.simulated().set(Setting::HoldCopies, 0);
             assert_eq!((done(&stuck).err(), done(&waiting).err()), (None, None), "{choice:?}");
             assert!(read(&target) == contents(len, 1) && read(&there) == contents(len, 2), "{choice:?}");
         }
@@ -311,10 +312,10 @@ fn memory_of_the_host_moves_while_a_gpu_hangs() {
 
 #[test]
 fn a_gpu_without_page_locked_memory_fails_the_transfer_and_not_the_engine() {
-    run_isolated(&[("SIMULATED_GPU", "devices=2")], || {
+    run_on_simulated_gpu("devices=2", || {
         let gpus = GpuCluster::over(TransportChoice::Tcp);
         let (source, target) = (gpus.filled(0, Memory::Gpu, 50_000, 1), gpus.empty(1, Memory::Gpu, 50_000));
-        gpus.simulated.set(Setting::HostAllocFails, 1);
+        gpus.simulated().set(Setting::HostAllocFails, 1);
         let (sent, received) = gpus.cluster.send(0, &source, 1, &target, 1);
         let refused = done(&sent).unwrap_err();
         assert!(
@@ -329,7 +330,7 @@ fn a_gpu_without_page_locked_memory_fails_the_transfer_and_not_the_engine() {
 
 #[test]
 fn lanes_share_a_bounded_number_of_slots() {
-    run_isolated(&[("SIMULATED_GPU", "devices=2;copy_us=50")], || {
+    run_on_simulated_gpu("devices=2;copy_us=50", || {
         let gpus = GpuCluster::new(|config| {
             config.transport = TransportChoice::Tcp;
             (config.lanes, config.chunk) = (16, 256 << 10);
@@ -338,17 +339,18 @@ fn lanes_share_a_bounded_number_of_slots() {
         });
         let len = 40 << 20;
         let (source, target) = (gpus.filled(0, Memory::Gpu, len, 1), gpus.empty(1, Memory::Gpu, len));
+        let others = gpus.simulated().count(Counter::PinnedRanges);
         gpus.send_to_end(&source, &target, 1);
         assert!(read(&target) == contents(len, 1));
         // Of each engine, four slots of a pool: sixteen lanes have waited for them.
-        let pinned = gpus.simulated.count(Counter::PinnedRanges);
+        let pinned = gpus.simulated().count(Counter::PinnedRanges) - others;
         assert!((5..=8).contains(&pinned), "{pinned}");
         // A launch that fails while it has all slots gives them back.
-        gpus.simulated.set(Setting::HoldCopies, 1);
+        gpus.simulated().set(Setting::HoldCopies, 1);
         let (sent, received) = gpus.cluster.send(0, &source, 1, &target, 2);
-        eventually("copies are under way", || gpus.simulated.count(Counter::HeldCopies) > 0);
+        eventually("copies are under way", || gpus.simulated().count(Counter::HeldCopies) > 0);
         let _proof = sent.cancel("enough");
-        gpus.simulated.set(Setting::HoldCopies, 0);
+        gpus.simulated().set(Setting::HoldCopies, 0);
         assert!(done(&received).is_err());
         gpus.send_to_end(&source, &target, 3);
         gpus.assert_no_copy_blocked();
@@ -357,9 +359,8 @@ fn lanes_share_a_bounded_number_of_slots() {
 
 #[test]
 fn the_host_gets_an_error_where_it_would_touch_the_bytes() {
-    run_isolated(&[("SIMULATED_GPU", "devices=1")], || {
-        SimulatedGpu::load();
-        let arena = Arena::on_gpu(&Gpu::open(0).unwrap(), 1 << 20).unwrap();
+    run_on_any_gpu("devices=1", || {
+        let arena = Arena::on_gpu(&open_gpu(0), 1 << 20).unwrap();
         let buffer = arena.allocate(1000).unwrap();
         let wanted = MemoryError::OnDevice { gpu: 0 };
         assert_eq!(buffer.with_bytes(|_| ()).unwrap_err(), wanted);
@@ -374,7 +375,7 @@ fn the_host_gets_an_error_where_it_would_touch_the_bytes() {
         buffer.write_contents(0, &[1]).unwrap();
         assert!(buffer.write_contents(990, &[0; 11]).is_err());
         assert!(matches!(arena.allocate(2 << 20), Err(MemoryError::Full { .. })));
-        let refused = Arena::on_gpu(&Gpu::open(0).unwrap(), 2 << 30).unwrap_err();
+        let refused = Arena::on_gpu(&open_gpu(0), 1 << 40).unwrap_err();
         assert!(
             matches!(&refused, MemoryError::Gpu { gpu: 0, error } if error.is_out_of_memory()),
             "{refused}"

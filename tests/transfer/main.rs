@@ -10,6 +10,8 @@ mod contents;
 mod end_of_connection;
 mod events;
 mod gpu_cluster;
+#[path = "../support/gpu_driver.rs"]
+mod gpu_driver;
 mod gpu_memory;
 mod gpu_to_gpu;
 #[path = "../harness/mod.rs"]

@@ -17,6 +17,7 @@ use clap::{Args, ValueEnum};
 
 use crate::cli::certificates::TransferCertificateArgs;
 use crate::cli::output::{TerminalText, print, print_json_line};
+use crate::host_checks::ProbedGpu;
 use crate::text::parse_duration;
 use crate::transfer::{TransportChoice, TransportKind};
 use controller::BenchController;
@@ -211,8 +212,8 @@ pub fn probe_transport(transport: TransportChoice) -> Result<TransportKind> {
     move_trial_bytes(&mut tasks)
 }
 
-/// Moves bytes between the memory of GPUs of two processes. Returns the name and the bytes of each GPU of this host.
-pub fn probe_gpu_memory() -> Result<Vec<(String, u64)>> {
+/// Moves bytes between the memory of GPUs of two processes. Returns the GPUs, and how many bytes could be page-locked.
+pub fn probe_gpu_memory() -> Result<(Vec<ProbedGpu>, Result<u64, String>)> {
     let mut tasks = start_probe(TransportChoice::Auto, BenchMemory::Gpu)?;
     move_trial_bytes(&mut tasks)?;
     tasks.describe_gpus()

@@ -32,3 +32,14 @@ pub fn bytes_of(memory: &mut PageLocked) -> &mut [u8] {
     // SAFETY: the memory is as long, and tests use it when no copy is under way.
     unsafe { std::slice::from_raw_parts_mut(memory.base().as_ptr(), memory.len()) }
 }
+
+/// Waits until a condition becomes true.
+pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    for _ in 0..5000 {
+        if is_so() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    panic!("in vain: {what}");
+}

@@ -5,6 +5,10 @@
 mod copies;
 mod copying;
 mod drivers;
+#[path = "../../../tests/support/gpu_driver.rs"]
+mod gpu_driver;
 #[path = "../../../tests/support/isolated_test.rs"]
 mod isolated_test;
 mod sharing;
+#[path = "../../../tests/support/skip.rs"]
+mod skip;

@@ -3,7 +3,6 @@
 //! `service/collectives/` compares the times of ranks over 30 s. Begin at `detect`.
 
 use super::detector::{Detection, Detector, DetectorInput, Severity};
-use crate::coordination::RunState;
 use crate::service::collectives::{SLOW_RANK_LATENESS_MIN_S, SlowRankView};
 use crate::text::format_approximate_seconds;
 
@@ -18,10 +17,11 @@ pub(super) static DETECTOR: Detector = Detector {
     detect,
 };
 
-fn detect(DetectorInput { job, slow_ranks, .. }: DetectorInput<'_>) -> Option<Detection> {
-    if job.state != RunState::Running {
+fn detect(seen: DetectorInput<'_>) -> Option<Detection> {
+    if !seen.is_about_present_collectives() {
         return None;
     }
+    let slow_ranks = seen.slow_ranks;
     let latest = |one: &&(String, SlowRankView), other: &&(String, SlowRankView)| {
         one.1.lateness_s.total_cmp(&other.1.lateness_s)
     };
@@ -31,7 +31,7 @@ fn detect(DetectorInput { job, slow_ranks, .. }: DetectorInput<'_>) -> Option<De
         format_approximate_seconds(slow.lateness_s),
         slow.rank
     );
-    let found = Detection::new(summary, job.seen_at, slow.task.into_iter().collect());
+    let found = Detection::new(summary, seen.job.seen_at, slow.task.into_iter().collect());
     Some(found.with_evidence(
         "lateness in a collective, in seconds",
         slow.lateness_s,

@@ -24,10 +24,11 @@ pub(super) static DETECTOR: Detector = Detector {
     detect,
 };
 
-fn detect(DetectorInput { job, stuck_cliques, .. }: DetectorInput<'_>) -> Option<Detection> {
-    if job.state != RunState::Running {
+fn detect(seen: DetectorInput<'_>) -> Option<Detection> {
+    if !seen.is_about_present_collectives() {
         return None;
     }
+    let stuck_cliques = seen.stuck_cliques;
     let first = stuck_cliques.first()?;
     let StuckCliqueView { clique, wait, others, .. } = first;
     let mut summary = format!("clique {clique}: {}", first.summary_without_tasks);
@@ -55,7 +56,8 @@ fn detect(DetectorInput { job, stuck_cliques, .. }: DetectorInput<'_>) -> Option
     };
     // The causes may be several, and independent of one another.
     let tasks: BTreeSet<TaskId> = stuck_cliques.iter().flat_map(|it| it.tasks.iter().copied()).collect();
-    let may_exclude = first.may_exclude && tasks.len() == 1;
+    // A task that has not registered is part of no run from which it could be excluded.
+    let may_exclude = first.may_exclude && tasks.len() == 1 && seen.job.state == RunState::Running;
     let mut found = Detection::new(summary, wait.since, tasks.into_iter().collect())
         .with_title(title.to_owned())
         .with_evidence("ranks that are waited for", wait.waited_for.len() as f64, 1.0);

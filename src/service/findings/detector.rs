@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::coordination::{
-    BarrierKind, BarrierObservation, BarrierOutcome, JobObservation, TaskId, Timestamp,
+    BarrierKind, BarrierObservation, BarrierOutcome, JobObservation, RunState, TaskId, Timestamp,
 };
 use crate::service::collectives::{SlowRankView, StuckCliqueView};
 use crate::service::reports::ClockReading;
@@ -72,6 +72,14 @@ pub struct DetectorInput<'a> {
 }
 
 impl<'a> DetectorInput<'a> {
+    /// Returns whether what processes report of their collectives belongs to the present run: it is running, or nobody registers at
+    /// all, as in a job of PyTorch that only loads the plug-in. While tasks register, the reports may be of the run before.
+    pub(super) fn is_about_present_collectives(&self) -> bool {
+        let counts = &self.job.counts;
+        let has_nobody_registered = counts.missing + counts.excluded == self.job.tasks.len();
+        self.job.state == RunState::Running || (self.job.state == RunState::Forming && has_nobody_registered)
+    }
+
     /// Returns the measurements of the service alone.
     #[must_use]
     pub fn without_reports(job: &'a JobObservation) -> Self {

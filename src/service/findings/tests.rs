@@ -517,6 +517,22 @@ fn a_stuck_collective_names_the_tasks_of_all_causes() {
         found
     };
     let by_times = stuck_clique("a", WaitKind::NotBegun, &[1], 60);
+    // Programs that register nowhere are told of; those that register may report what was before.
+    let found_of = |state, registering: usize| {
+        let mut seen = healthy_job();
+        seen.state = state;
+        let missing = seen.tasks.len() - registering;
+        seen.counts = TaskCounts { missing, registering, ..TaskCounts::default() };
+        let stuck = std::slice::from_ref(&by_times);
+        run_detectors(DetectorInput { stuck_cliques: stuck, ..DetectorInput::without_reports(&seen) })
+    };
+    let found = found_of(RunState::Forming, 0);
+    let (_, found) = found.iter().find(|(detector, _)| detector.id == "collective-stuck").unwrap();
+    assert_eq!((&found.tasks[..], found.may_exclude), (&[TaskId(1)][..], false));
+    for (state, registering) in [(RunState::Forming, 1), (RunState::Failed, 0), (RunState::Completed, 0)] {
+        let found = found_of(state, registering);
+        assert!(found.iter().all(|(detector, _)| detector.id != "collective-stuck"), "{state}");
+    }
     let found = detect(std::slice::from_ref(&by_times));
     assert_eq!((found.severity, found.may_exclude, &found.tasks[..]), (None, true, &[TaskId(1)][..]));
     let by_calls = stuck_clique("b", WaitKind::NotCalled, &[4], 40);

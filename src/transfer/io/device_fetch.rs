@@ -1,12 +1,14 @@
 //! Fetches between GPUs: the receiver's GPU copies from the memory of the sender's GPU, which this process maps.
 //!
 //! No byte passes through host memory. The copies go in chunks, of which several are in the GPU's stream: a cancelled
-//! launch asks for no further chunk, and is quiescent once the last one has ended. As of every fetch, bytes that were read after
+//! launch asks for no further chunk, and is quiescent once the last one has ended. Chunks grow with the speed of the copies, so
+//! that each takes about [`CHUNK_TIME`], on a slow bus as within one GPU. As of every fetch, bytes that were read after
 //! the sender took its memory back do not count (`fetch.rs`). Begin at [`DeviceFetch::begin_or_request_push`].
 #![allow(unsafe_code, reason = "copies between memory that a guard keeps, and memory of a peer")]
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 use muster_gpu::{CopyDirection, Gpu, GpuCopy, ImportedMemory};
 
@@ -17,8 +19,13 @@ use crate::base::transport::TransportKind;
 use crate::launch::peer_launch::{OwnedAccessGuard, PeerLaunch};
 use crate::protocol::link::launch_definition::{FetchSource, LaunchDefinition};
 
-/// The bytes of one chunk: as long as a copy of some ten microseconds.
-const CHUNK: u64 = 8 << 20;
+/// The bytes of the first chunks, and the least of later ones.
+const CHUNK_MIN: u64 = 8 << 20;
+/// The most bytes of a chunk.
+const CHUNK_MAX: u64 = 256 << 20;
+/// The wanted duration of the copy of a chunk: long beside the time that it takes to ask for another one, and short for a
+/// program that waits for the end of a cancellation.
+const CHUNK_TIME: Duration = Duration::from_micros(100);
 /// The most chunks of a launch that are in the streams of GPUs.
 const CHUNKS_IN_FLIGHT: usize = 3;
 
@@ -41,8 +48,10 @@ pub struct DeviceFetch {
     launch: Arc<PeerLaunch>,
     runs: Vec<ContiguousBytes>,
     total: u64,
-    /// The offset at which the next chunk begins.
+    began: Instant,
+    /// The offset at which the next chunk begins, and its length.
     next: AtomicU64,
+    chunk: AtomicU64,
     fetched: AtomicU64,
     has_failed: AtomicBool,
 }
@@ -63,7 +72,9 @@ impl DeviceFetch {
             launch: Arc::clone(launch),
             runs,
             total,
+            began: muster_clock::monotonic(),
             next: AtomicU64::new(0),
+            chunk: AtomicU64::new(CHUNK_MIN),
             fetched: AtomicU64::new(0),
             has_failed: AtomicBool::new(false),
         });
@@ -77,11 +88,12 @@ impl DeviceFetch {
         if self.has_failed.load(Ordering::Acquire) {
             return;
         }
-        let start = self.next.fetch_add(CHUNK, Ordering::Relaxed);
+        let chunk = self.chunk.load(Ordering::Relaxed);
+        let start = self.next.fetch_add(chunk, Ordering::Relaxed);
         if start >= self.total {
             return;
         }
-        let len = CHUNK.min(self.total - start);
+        let len = chunk.min(self.total - start);
         let Some(guard) = self.launch.access_owned() else { return };
         let mut copies = CopiesByGpu::new(CopyDirection::BetweenDevices);
         let end = start + len;
@@ -132,7 +144,8 @@ impl DeviceFetch {
         }
         launch.set_transport(TransportKind::Gpu);
         host.count_received(TransportKind::Gpu, len);
-        if self.fetched.fetch_add(len, Ordering::AcqRel) + len == self.total
+        let fetched = self.fetched.fetch_add(len, Ordering::AcqRel) + len;
+        if fetched == self.total
             && let Some(at) = launch.group_id()
         {
             // The peer learns of it before this program does, because the program may exit at once.
@@ -140,8 +153,16 @@ impl DeviceFetch {
         }
         launch.record_arrived_bytes(start, len);
         drop(guard);
+        self.chunk.store(chunk_len(fetched, self.began.elapsed()), Ordering::Relaxed);
         self.copy_next_chunk();
     }
+}
+
+/// Returns the length of the next chunk, if the copies have moved so many bytes in this time.
+fn chunk_len(bytes: u64, took: Duration) -> u64 {
+    let wanted = u128::from(bytes) * CHUNK_TIME.as_nanos() / took.as_nanos().max(1);
+    // Of whole pages of a GPU.
+    u64::try_from(wanted).unwrap_or(CHUNK_MAX).clamp(CHUNK_MIN, CHUNK_MAX) & !(CHUNK_MIN - 1)
 }
 
 /// Returns the inbound bytes of a launch; none if some cannot be copied from GPU to GPU.
@@ -181,4 +202,20 @@ fn contiguous_runs(
     }
     // The definition has as many entries as the launch has receives.
     (runs.iter().map(|run| run.len).sum::<u64>() == inbound.total()).then_some(runs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_are_as_long_as_the_copies_are_quick() {
+        let gigabyte = 1_000_000_000;
+        let of_rate = |gigabytes: u64| chunk_len(gigabytes * gigabyte, Duration::from_secs(1));
+        assert_eq!(
+            [of_rate(0), of_rate(25), of_rate(200), of_rate(2000)],
+            [8, 8, 16, 184].map(|mib| mib << 20)
+        );
+        assert_eq!(chunk_len(u64::MAX, Duration::ZERO), CHUNK_MAX);
+    }
 }

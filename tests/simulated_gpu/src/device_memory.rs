@@ -11,7 +11,7 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 
-use crate::context::{check_ready, current_device};
+use crate::context::current_device;
 use crate::counters::{Counter, CounterGuard};
 use crate::device::{DEVICES_MAX, Device};
 use crate::error::{Answer, INVALID_VALUE, OUT_OF_MEMORY, code_of, write_out};
@@ -148,6 +148,11 @@ impl Backing {
     }
 
     /// Returns whether the owner has freed the allocation.
+    /// Marks the memory as freed, for all processes that have it.
+    pub fn mark_freed(&self) {
+        self.shared().is_freed.store(1, SeqCst);
+    }
+
     pub fn is_freed(&self) -> bool {
         self.shared().is_freed.load(SeqCst) != 0
     }
@@ -292,7 +297,7 @@ pub fn free_all(device: Device) {
     lock(&SEGMENTS).retain(|_, segment| {
         let stays = segment.device != device || matches!(segment.kind, SegmentKind::Mapped { .. });
         if !stays && matches!(segment.kind, SegmentKind::Allocated { .. }) {
-            segment.backing.shared().is_freed.store(1, SeqCst);
+            segment.backing.mark_freed();
         }
         stays
     });
@@ -352,23 +357,5 @@ pub unsafe extern "C" fn cuMemAlloc_v2(to: *mut u64, len: usize) -> c_int {
         )?;
         // SAFETY: the caller passes a place for an address.
         unsafe { write_out(to, base) }
-    }))
-}
-
-/// Frees an allocation of `cuMemAlloc`, given by its first address; address 0 is ignored, any other gives error 1.
-///
-/// The manual says that the call *may* wait for work, and that the caller must have finished with the memory. If other
-/// processes still map the memory through an IPC handle, the behaviour is undefined.
-///
-/// Stricter: it never waits. Work that comes later to the memory, here or in another process, meets the sticky error 700.
-#[unsafe(no_mangle)]
-pub extern "C" fn cuMemFree_v2(at: u64) -> c_int {
-    code_of(check_ready().and_then(|()| {
-        if at == 0 {
-            return Ok(());
-        }
-        let segment = remove_segment(at, |segment| matches!(segment.kind, SegmentKind::Allocated { .. }))?;
-        segment.backing.shared().is_freed.store(1, SeqCst);
-        Ok(())
     }))
 }

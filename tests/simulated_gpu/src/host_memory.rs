@@ -5,12 +5,12 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::null_mut;
 use std::sync::{Arc, Mutex};
 
-use crate::context::{check_ready, current_device};
+use crate::context::current_device;
 use crate::counters::{Counter, CounterGuard};
 use crate::device_memory::{self, PAGE, SegmentKind};
 use crate::error::{
-    HOST_MEMORY_ALREADY_REGISTERED, HOST_MEMORY_NOT_REGISTERED, INVALID_VALUE, OUT_OF_MEMORY, code_of,
-    write_out,
+    Answer, HOST_MEMORY_ALREADY_REGISTERED, HOST_MEMORY_NOT_REGISTERED, INVALID_VALUE, OUT_OF_MEMORY,
+    code_of, write_out,
 };
 use crate::settings::Setting;
 use crate::wait::lock;
@@ -84,12 +84,16 @@ fn pinned_range(at: u64) -> Option<(u64, usize)> {
 }
 
 /// Allocates page-locked memory, which both host and device access at the same address. Flags: portable 1, mapped 2,
-/// write-combined 4. Error 2 is not sticky.
+/// write-combined 4. No bytes are no error, and the address is null. Error 2 is not sticky.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemHostAlloc(to: *mut *mut c_void, len: usize, flags: c_uint) -> c_int {
     code_of(current_device().and_then(|_| {
-        if len == 0 || flags & !7 != 0 || to.is_null() {
+        if flags & !7 != 0 || to.is_null() {
             return Err(INVALID_VALUE);
+        }
+        if len == 0 {
+            // SAFETY: the caller passes a place for an address.
+            return unsafe { write_out(to, null_mut()) };
         }
         if Setting::HostAllocFails.count_use_and_strikes_now() {
             return Err(OUT_OF_MEMORY);
@@ -110,16 +114,21 @@ pub unsafe extern "C" fn cuMemHostAlloc(to: *mut *mut c_void, len: usize, flags:
     }))
 }
 
-/// Frees memory of `cuMemHostAlloc`; any other address gives error 1.
-///
-/// Stricter: a copy that comes later to the memory meets the sticky error 700.
-#[unsafe(no_mangle)]
-pub extern "C" fn cuMemFreeHost(at: *mut c_void) -> c_int {
-    code_of(check_ready().and_then(|()| {
-        let mut pinned = lock(&PINNED);
-        let is_allocated = pinned.get(&(at as u64)).is_some_and(|range| range.pages.is_some());
-        is_allocated.then(|| pinned.remove(&(at as u64))).flatten().map(drop).ok_or(INVALID_VALUE)
-    }))
+/// Forgets memory of `cuMemHostAlloc`.
+pub fn remove_allocation(at: u64) -> Answer {
+    let mut pinned = lock(&PINNED);
+    let is_allocated = pinned.get(&at).is_some_and(|range| range.pages.is_some());
+    is_allocated.then(|| pinned.remove(&at)).flatten().map(drop).ok_or(INVALID_VALUE)
+}
+
+/// Forgets a registration.
+pub fn remove_registration(at: u64) -> Answer {
+    if pinned_range(at).is_none() {
+        return Err(HOST_MEMORY_NOT_REGISTERED);
+    }
+    let mut pinned = lock(&PINNED);
+    let is_registered = pinned.get(&at).is_some_and(|range| range.pages.is_none());
+    is_registered.then(|| pinned.remove(&at)).flatten().map(drop).ok_or(INVALID_VALUE)
 }
 
 /// Returns whether all pages of a range are mapped.
@@ -158,20 +167,8 @@ pub unsafe extern "C" fn cuMemHostRegister_v2(at: *mut c_void, len: usize, flags
     }))
 }
 
-/// Ends a registration, given by its first address; any other address gives error 713.
-///
-/// Stricter: a copy that comes later to the memory meets the sticky error 700.
-#[unsafe(no_mangle)]
-pub extern "C" fn cuMemHostUnregister(at: *mut c_void) -> c_int {
-    code_of(check_ready().and_then(|()| {
-        let mut pinned = lock(&PINNED);
-        let is_registered = pinned.get(&(at as u64)).is_some_and(|range| range.pages.is_none());
-        let removed = is_registered.then(|| pinned.remove(&(at as u64))).flatten();
-        removed.map(drop).ok_or(HOST_MEMORY_NOT_REGISTERED)
-    }))
-}
-
-/// Returns the device's address of page-locked memory: with unified addresses, the same. Memory that is not page-locked
+/// Returns the device's address of page-locked memory: here the same. A real driver (580.159) gives registered memory another
+/// one, although the device can use the host's address as well. Memory that is not page-locked
 /// gives error 1.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemHostGetDevicePointer_v2(to: *mut u64, at: *mut c_void, flags: c_uint) -> c_int {

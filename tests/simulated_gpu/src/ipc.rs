@@ -67,12 +67,13 @@ impl IpcHandle {
 
 /// Returns the handle of an allocation. Mapped memory (`cuMemMap`) and memory of pools have none: error 1.
 ///
-/// Stricter: the address must be the first of the allocation, as the manual says. Imported memory has no handle.
+/// Any address of the allocation gives the same handle, by which the other process gets the first address. Imported memory has
+/// no handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuIpcGetMemHandle(to: *mut IpcHandle, at: u64) -> c_int {
     code_of(current_device().and_then(|_| {
         let handle = with_segment(at, |segment| {
-            let is_right = segment.base == at && matches!(segment.kind, SegmentKind::Allocated { .. });
+            let is_right = matches!(segment.kind, SegmentKind::Allocated { .. });
             is_right.then(|| IpcHandle::new(KIND_MEMORY, segment.backing.file(), segment.backing.inode(), 0))
         });
         // SAFETY: the caller passes a place for a handle.
@@ -81,8 +82,8 @@ pub unsafe extern "C" fn cuIpcGetMemHandle(to: *mut IpcHandle, at: u64) -> c_int
 }
 
 /// Opens an allocation of another process, and returns its address here. A handle that is open already returns the same
-/// address, and counts once more. The flag must be 1 (lazy peer access), else error 1. One's own handle gives error 201
-/// (*unconfirmed*). If the owner ended or freed the memory, the error is 400 (*unconfirmed*), and if the device cannot access the
+/// address, and counts once more. The flag must be 1 (lazy peer access), else error 1. One's own handle gives error 201.
+/// If the owner ended or freed the memory, the error is 400 (*unconfirmed*), and if the device cannot access the
 /// memory's device, 217.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuIpcOpenMemHandle_v2(to: *mut u64, handle: IpcHandle, flags: c_uint) -> c_int {

@@ -1,7 +1,7 @@
-//! A simulated GPU for tests: the entry points of the CUDA driver and of NCCL, over host memory. It is never shipped.
+//! A simulated GPU for tests: the entry points of the CUDA driver, of NCCL and of NVML, over host memory. It is never shipped.
 //!
-//! The crate is two libraries. The shared library has the C entry points; programs load it in place of `libcuda.so` and
-//! `libnccl.so`. The Rust library has [`SimulatedGpu`], by which a test loads the shared one, sets faults and reads
+//! The crate is two libraries. The shared library has the C entry points; programs load it in place of `libcuda.so`,
+//! `libnccl.so` and `libnvidia-ml.so`. The Rust library has [`SimulatedGpu`], by which a test loads the shared one, sets faults and reads
 //! counters. Begin at `stream.rs` (what runs when) and `device_memory.rs` (where bytes are).
 //!
 //! | module | what it owns |
@@ -9,9 +9,11 @@
 //! | `error`, `device`, `device_properties` | codes, the sticky error, devices |
 //! | `context`, `context_work` | primary contexts, the current context of a thread, the end of a context and of its work |
 //! | `device_memory`, `host_memory`, `vmm` | allocations, page-locked memory, physical allocations and their mappings |
+//! | `freeing` | the calls that free memory, which wait for all work |
 //! | `stream`, `stream_values`, `event`, `ipc` | ordered work, words that streams write and await, events, handles for other processes |
 //! | `copy` | copies and fills |
 //! | `settings`, `counters`, `control` | faults, what tests count, and the exported functions for both |
+//! | `nvml` | the health of devices |
 //! | `nccl` | communicators, groups and their operations, the profiler plug-in |
 //! | `loader` | what a test calls |
 //!
@@ -48,11 +50,13 @@ mod device_memory;
 mod device_properties;
 mod error;
 mod event;
+mod freeing;
 mod handles;
 mod host_memory;
 mod ipc;
 mod loader;
 mod nccl;
+mod nvml;
 mod process;
 mod settings;
 mod stream;

@@ -64,7 +64,7 @@ impl SimulatedGpu {
     /// # Errors
     /// If a link cannot be made.
     pub fn link_into(folder: &Path) -> std::io::Result<()> {
-        for name in ["libcuda.so", "libcuda.so.1", "libnccl.so", "libnccl.so.2"] {
+        for name in ["libcuda.so", "libcuda.so.1", "libnccl.so", "libnccl.so.2", "libnvidia-ml.so.1"] {
             std::os::unix::fs::symlink(Self::library(), folder.join(name))?;
         }
         Ok(())

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicI64, Ordering::SeqCst};
 /// Defines the settings: variant, key, initial value.
 macro_rules! settings {
     ($($(#[$doc:meta])* $variant:ident $key:literal = $initial:expr;)*) => {
-        /// A setting. A fault that counts (`…After`, `…Fails`, `NcclHang`) count_use_and_strikes_now once, at the N-th use after it was set.
+        /// A setting. A fault that counts (`…After`, `…Fails`, `NcclHang`) happens once, at the N-th use after it was set.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub enum Setting { $($(#[$doc])* $variant,)* }
 
@@ -60,6 +60,30 @@ settings! {
     /// The sticky error that a stream meets if it waits for an event that its recorder, a process that ended, can no longer
     /// complete; 0 ends the wait without an error.
     OrphanedWait "orphaned_wait" = 0;
+    /// Whether the driver stays loaded while no program uses a device, as NVML tells.
+    NvmlPersistence "nvml_persistence" = 1;
+    /// Whether memory has error correction, as NVML tells.
+    NvmlEcc "nvml_ecc" = 1;
+    /// The uncorrectable errors of the memory of the first device since the driver was loaded.
+    NvmlUncorrected "nvml_uncorrected" = 0;
+    /// The rows that were replaced in the memory of the first device.
+    NvmlRemappedRows "nvml_remapped_rows" = 0;
+    /// Whether a row of the first device is replaced at its next reset.
+    NvmlRemapPending "nvml_remap_pending" = 0;
+    /// Whether a row of the first device could not be replaced.
+    NvmlRemapFailed "nvml_remap_failed" = 0;
+    /// Why the clock of the first device is low: the bits of `nvmlClocksEventReason…`.
+    NvmlClockReasons "nvml_clock_reasons" = 0;
+    /// The lanes of PCIe that the first device uses, of 16.
+    NvmlPcieWidth "nvml_pcie_width" = 16;
+    /// The NVLinks of each device.
+    NvmlLinks "nvml_links" = 4;
+    /// How many of the links of the first device are down.
+    NvmlLinksDown "nvml_links_down" = 0;
+    /// The errors that each NVLink of the first device counts.
+    NvmlLinkErrors "nvml_link_errors" = 0;
+    /// Whether the first device has fallen off the bus: NVML gives no handle of it.
+    NvmlLost "nvml_lost" = 0;
     /// The N-th NCCL group does not move until its communicator is revoked or aborted.
     NcclHang "nccl_hang" = 0;
     /// The N-th start of a communicator does not end until it is aborted.
@@ -138,7 +162,7 @@ impl Setting {
         changed
     }
 
-    /// Counts one use of a fault that count_use_and_strikes_now at the N-th, and returns whether this is the N-th.
+    /// Counts one use of a fault that happens at the N-th, and returns whether this is the N-th.
     pub(crate) fn count_use_and_strikes_now(self) -> bool {
         let count = |left: i64| (left > 0).then(|| left - 1);
         VALUES[self as usize].fetch_update(SeqCst, SeqCst, count) == Ok(1)

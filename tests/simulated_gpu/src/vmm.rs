@@ -12,7 +12,9 @@ use crate::context::{check_ready, current_device};
 use crate::counters::{Counter, CounterGuard};
 use crate::device::Device;
 use crate::device_memory::{self, Backing, SegmentKind, add_segment, find_segment};
-use crate::error::{Answer, INVALID_VALUE, OUT_OF_MEMORY, PEER_ACCESS_UNSUPPORTED, code_of, write_out};
+use crate::error::{
+    Answer, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, PEER_ACCESS_UNSUPPORTED, UNKNOWN, code_of, write_out,
+};
 use crate::handles::new_handle;
 use crate::settings::Setting;
 use crate::wait::lock;
@@ -198,25 +200,25 @@ fn are_mapped(at: u64, len: usize, mappings: &[(u64, usize)]) -> bool {
         && mappings.iter().map(|(_, len)| len).sum::<usize>() == len
 }
 
-/// Maps a physical allocation into a reservation. The offset must be 0. Range and length are granular, lie in one
-/// reservation, and contain no mapping, else error 1. The memory is not accessible before `cuMemSetAccess`.
+/// Maps a physical allocation into a reservation. The offset must be 0. A range that is not granular, or longer than the
+/// allocation, gives error 801; one that is not in one reservation, or contains a mapping, error 1. The memory is not accessible before `cuMemSetAccess`.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemMap(at: u64, len: usize, offset: usize, handle: u64, flags: c_ulonglong) -> c_int {
     code_of(check_ready().and_then(|()| {
         let reserved = lock(&RESERVED);
         let whole = reserved.range(..=at).next_back().map(|(base, len)| base + *len as u64);
         let is_reserved = whole.is_some_and(|end| at.checked_add(len as u64).is_some_and(|last| last <= end));
-        if flags != 0
-            || offset != 0
-            || !is_aligned_to_granularity(at, len)
-            || !is_reserved
-            || !mappings_within(at, len).is_empty()
-        {
+        if !is_aligned_to_granularity(at, len) {
+            return Err(NOT_SUPPORTED);
+        }
+        if flags != 0 || offset != 0 || !is_reserved || !mappings_within(at, len).is_empty() {
             return Err(INVALID_VALUE);
         }
         let physical = lock(&PHYSICAL);
-        let physical =
-            physical.get(&handle).filter(|physical| len <= physical.backing.len()).ok_or(INVALID_VALUE)?;
+        let physical = physical.get(&handle).ok_or(INVALID_VALUE)?;
+        if len > physical.backing.len() {
+            return Err(NOT_SUPPORTED);
+        }
         let kind = SegmentKind::Mapped { is_accessible: false, _guard: physical.guard.clone() };
         add_segment(at, physical.device, physical.backing.clone(), len, kind)
     }))
@@ -303,7 +305,7 @@ pub unsafe extern "C" fn cuMemExportToShareableHandle(
 }
 
 /// Imports a descriptor, which is passed as the pointer's value. The caller still owns it. A descriptor of anything else than
-/// device memory gives error 1 (*unconfirmed*).
+/// device memory gives error 999, which is not sticky here.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemImportFromShareableHandle(
     to: *mut u64,
@@ -318,7 +320,7 @@ pub unsafe extern "C" fn cuMemImportFromShareableHandle(
         // SAFETY: the descriptor is only duplicated, which fails if it is not open.
         let file =
             unsafe { BorrowedFd::borrow_raw(descriptor) }.try_clone_to_owned().map_err(|_| INVALID_VALUE)?;
-        let backing = Backing::open(file).ok_or(INVALID_VALUE)?;
+        let backing = Backing::open(file).ok_or(UNKNOWN)?;
         let physical = PhysicalAllocation {
             device,
             backing,

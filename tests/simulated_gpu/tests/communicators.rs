@@ -6,8 +6,8 @@ use std::sync::Barrier;
 use simulated_gpu::{Counter, Setting};
 
 use crate::driver::{
-    Gate, ILLEGAL_ADDRESS, NOT_READY, OK, ORDER_ONLY, allocate, contents, fill, free, new_event, new_stream,
-    query, query_event, record, start, synchronize, use_device, write_device_bytes,
+    Gate, ILLEGAL_ADDRESS, NOT_READY, OK, ORDER_ONLY, allocate, contents, fill, new_event, new_stream, query,
+    query_event, record, start, synchronize, use_device, write_device_bytes,
 };
 use crate::isolation::{run_isolated, wait_until};
 use crate::nccl::{
@@ -381,19 +381,6 @@ fn an_abort_of_one_rank_is_a_remote_error_for_the_other() {
             assert_eq!(rank.send(allocate(4), 4, 1), REMOTE_ERROR);
             assert_eq!((abort(rank.comm), synchronize(rank.stream)), (0, OK));
         });
-    });
-}
-
-#[test]
-fn memory_that_is_freed_before_its_group_is_a_sticky_error() {
-    run_isolated("", || {
-        start();
-        let rank = Rank::join(new_id(), 0, 1);
-        let (from, to, gate) = (allocate(4), allocate(4), Gate::close(rank.stream));
-        assert_eq!(rank.exchange(from, 0, to, 0, 4), 0);
-        assert_eq!(free(to), OK);
-        gate.open();
-        assert_eq!(synchronize(rank.stream), ILLEGAL_ADDRESS);
     });
 }
 

@@ -2,13 +2,14 @@
 
 use std::ffi::c_void;
 use std::os::unix::process::ExitStatusExt;
+use std::time::Duration;
 
 use cudarc::driver::sys::{self, CUpointer_attribute as Attribute, CUresult};
 use simulated_gpu::{Counter, Setting};
 
 use crate::driver::{
     Gate, ILLEGAL_ADDRESS, INVALID_VALUE, OK, OUT_OF_MEMORY, address, allocate, allocate_pinned, contents,
-    copy, fill, free, new_stream, query, start, synchronize, try_allocate, write_device_bytes,
+    copy, fill, free, new_stream, query, start, synchronize, try_allocate, use_device, write_device_bytes,
 };
 use crate::isolation::{PeerProcess, run_isolated, wait_until};
 use crate::sharing::{GRANULE, create_physical, map_anywhere, memory_handle};
@@ -76,7 +77,7 @@ fn registrations_do_not_overlap() {
         assert_eq!([register(&bytes[8192..12288]), register(&bytes[..4096])], [OK, OK]);
         assert_eq!((gpu.count(Counter::PinnedRanges), register(allocate_pinned(4096))), (3, overlap));
         let unknown = CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
-        assert_eq!([unregister(&bytes[4097..]), unregister(&bytes[12288..])], [unknown, unknown]);
+        assert_eq!([unregister(&bytes[4097..]), unregister(&bytes[12288..])], [INVALID_VALUE, unknown]);
         // A copy across two registrations, or with a part that is not registered, is refused.
         let (at, stream) = (allocate(16384), new_stream());
         for range in [4000..4200, 12000..12400] {
@@ -91,12 +92,15 @@ fn registrations_do_not_overlap() {
 }
 
 #[test]
-fn work_on_freed_memory_is_a_sticky_error_of_the_process() {
+fn work_on_memory_that_is_gone_is_a_sticky_error_of_the_process() {
     run_isolated("", || {
         start();
-        let (stream, other, at, to) = (new_stream(), new_stream(), allocate(4096), allocate(4096));
+        let (stream, other, to) = (new_stream(), new_stream(), allocate(4096));
+        let at = map_anywhere(create_physical(GRANULE), GRANULE);
         let gate = Gate::close(stream);
-        assert_eq!([copy(to, at, 4096, stream), free(at)], [OK, OK]);
+        // SAFETY: arguments are checked by the library.
+        let unmapped = || unsafe { sys::cuMemUnmap(at, GRANULE) };
+        assert_eq!([copy(to, at, 4096, stream), unmapped()], [OK, OK]);
         assert_eq!(copy(to, at, 4096, stream), INVALID_VALUE, "the call looks the address up as well");
         gate.open();
         assert_eq!(synchronize(stream), ILLEGAL_ADDRESS);
@@ -122,29 +126,37 @@ fn check_use_after_release(enqueue: impl FnOnce(sys::CUstream), release: impl Fn
     assert_eq!(synchronize(stream), ILLEGAL_ADDRESS);
 }
 
-#[test]
-fn late_work_on_freed_page_locked_memory_is_a_sticky_error() {
-    run_isolated("", || {
-        start();
-        let (at, host) = (allocate(4096), allocate_pinned(4096));
-        let release = || {
-            // SAFETY: nothing but the late copy uses the memory.
-            unsafe { sys::cuMemFreeHost(host.as_ptr().cast_mut().cast()) }
-        };
-        check_use_after_release(|stream| assert_eq!(copy(at, address(host), 4096, stream), OK), release);
+/// Asserts that a call which frees memory waits for the work of the device.
+fn assert_waits_for_work(release: impl FnOnce() -> CUresult + Send) {
+    let gate = Gate::close(new_stream());
+    std::thread::scope(|scope| {
+        let releasing = scope.spawn(|| {
+            use_device(0);
+            release()
+        });
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(!releasing.is_finished(), "it waits");
+        gate.open();
+        assert_eq!(releasing.join().unwrap(), OK);
     });
 }
 
 #[test]
-fn late_work_on_unregistered_memory_is_a_sticky_error() {
+fn to_free_memory_is_to_wait_for_the_work_of_the_device() {
     run_isolated("", || {
         start();
-        let (at, heap) = (allocate(4096), vec![0; 4096]);
+        let (at, pinned, heap) = (allocate(4096), address(allocate_pinned(4096)), vec![0; 4096]);
         assert_eq!(register(&heap), OK);
-        check_use_after_release(
-            |stream| assert_eq!(copy(address(&heap), at, 4096, stream), OK),
-            || unregister(&heap),
-        );
+        assert_waits_for_work(|| free(at));
+        // SAFETY: nothing uses the memory.
+        assert_waits_for_work(|| unsafe { sys::cuMemFreeHost(pinned as *mut _) });
+        assert_waits_for_work(|| unregister(&heap));
+        // A mapping can be removed meanwhile.
+        let mapped = map_anywhere(create_physical(GRANULE), GRANULE);
+        let gate = Gate::close(new_stream());
+        // SAFETY: nothing uses the memory.
+        assert_eq!(unsafe { sys::cuMemUnmap(mapped, GRANULE) }, OK);
+        gate.open();
     });
 }
 

@@ -362,8 +362,9 @@ fn mappings_follow_their_rules() {
         let (handle, at) = (create_physical(GRANULE), reserve(3 * GRANULE));
         let stream = new_stream();
         assert_eq!(at % GRANULE as u64, 0);
-        assert_eq!(map(at, GRANULE / 2, handle), INVALID_VALUE, "not granular");
-        assert_eq!(map(at, 2 * GRANULE, handle), INVALID_VALUE, "longer than the allocation");
+        let unsupported = CUresult::CUDA_ERROR_NOT_SUPPORTED;
+        assert_eq!(map(at, GRANULE / 2, handle), unsupported, "not granular");
+        assert_eq!(map(at, 2 * GRANULE, handle), unsupported, "longer than the allocation");
         assert_eq!(map(at + 3 * GRANULE as u64, GRANULE, handle), INVALID_VALUE, "not reserved");
         assert_eq!(make_accessible(at, GRANULE), INVALID_VALUE, "not mapped");
         assert_eq!(map(at, GRANULE, handle), OK);
@@ -404,7 +405,8 @@ fn mappings_follow_their_rules() {
             assert_eq!(sys::cuMemCreate(&raw mut private, GRANULE / 2, &raw const prop, 0), INVALID_VALUE);
         }
         let (socket, _other) = UnixStream::pair().unwrap();
-        assert_eq!([try_import(socket.as_raw_fd()), try_import(-1)], [Err(INVALID_VALUE); 2]);
+        let refused = [Err(CUresult::CUDA_ERROR_UNKNOWN), Err(INVALID_VALUE)];
+        assert_eq!([try_import(socket.as_raw_fd()), try_import(-1)], refused);
     });
 }
 

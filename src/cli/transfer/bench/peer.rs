@@ -8,11 +8,12 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::Args;
-use muster_gpu::DeviceFacts;
+use muster_gpu::{DeviceFacts, PageLocked};
 use rustix::process::Signal;
 
 use super::protocol::{BenchEngineSetup, BenchMemory, BenchOrder, BenchReply, BenchShape, PairSide};
 use crate::clock;
+use crate::host_checks::ProbedGpu;
 use crate::test_pattern;
 use crate::transfer::{
     Arena, ArenaPool, Buffer, DeviceId, EngineConfig, Gpu, LaunchOptions, MemberId, MemberInfo,
@@ -66,8 +67,11 @@ fn execute_order(task: &mut Option<PeerState>, order: BenchOrder) -> Result<Benc
         BenchOrder::Begin { .. } => bail!("begun already"),
         BenchOrder::SetMembership(membership) => task.engine.on_membership(membership),
         BenchOrder::DescribeGpus => {
-            let all = DeviceFacts::of_all_devices()?;
-            return Ok(BenchReply::Gpus(all.into_iter().map(|facts| (facts.name, facts.memory)).collect()));
+            let all = DeviceFacts::of_all_devices()?.into_iter();
+            let gpus = all.map(|gpu| ProbedGpu { name: gpu.name, memory: gpu.memory, peers: gpu.peers });
+            let locked = PageLocked::allocate(&Gpu::open(0)?, PAGE_LOCKED_BYTES);
+            let page_locked = locked.map(|memory| memory.len() as u64).map_err(|error| error.to_string());
+            return Ok(BenchReply::Gpus { gpus: gpus.collect(), page_locked });
         }
         BenchOrder::Prepare { again } => return task.time_preparations(again),
         BenchOrder::Allocate(shape) => task.allocate_slots(shape)?,
@@ -81,6 +85,9 @@ fn execute_order(task: &mut Option<PeerState>, order: BenchOrder) -> Result<Benc
     }
     Ok(BenchReply::Done)
 }
+
+/// As much memory is page-locked to see whether that is possible: what an engine takes by default for one direction.
+const PAGE_LOCKED_BYTES: usize = 128 << 20;
 
 /// The buffers of one launch, and what launches it.
 struct BenchSlot {

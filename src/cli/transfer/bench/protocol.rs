@@ -10,6 +10,7 @@ use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 use crate::cli::certificates::TransferCertificateArgs;
+use crate::host_checks::ProbedGpu;
 use crate::transfer::{MemberId, MemberInfo, Membership, TransportChoice, TransportKind};
 
 /// The hidden subcommand that runs a task of the benchmark.
@@ -127,8 +128,11 @@ impl fmt::Display for BenchOrder {
 pub enum BenchReply {
     Here(MemberInfo),
     Done,
-    /// The name and the bytes of each GPU.
-    Gpus(Vec<(String, u64)>),
+    /// The GPUs, and how much memory could be page-locked for them, or why none.
+    Gpus {
+        gpus: Vec<ProbedGpu>,
+        page_locked: Result<u64, String>,
+    },
     /// Durations in nanoseconds.
     Prepared {
         first: u64,

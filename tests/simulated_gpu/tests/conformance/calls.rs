@@ -76,7 +76,7 @@ pub fn devices_and_contexts(answers: &mut Answers) {
         answers.note("cuStreamCreate without a context", create_stream(1));
         answers.note("cuEventCreate without a context", create_event(2));
         answers.note("cuMemAlloc without a context", try_allocate(4));
-        answers.note_open("cuDevicePrimaryCtxRelease without a retain", sys::cuDevicePrimaryCtxRelease_v2(0));
+        answers.note("cuDevicePrimaryCtxRelease without a retain", sys::cuDevicePrimaryCtxRelease_v2(0));
         let (mut flags, mut is_active) = (0, -1);
         let mut state =
             || (sys::cuDevicePrimaryCtxGetState(0, &raw mut flags, &raw mut is_active), is_active);
@@ -120,8 +120,8 @@ pub fn streams(answers: &mut Answers) {
         answers.note("cuStreamDestroy while work is left", sys::cuStreamDestroy_v2(stream));
         IS_OPEN.store(true, SeqCst);
         answers.note("cuStreamQuery of the default stream", query(null));
-        answers.note_open("cuStreamDestroy of the default stream", sys::cuStreamDestroy_v2(null));
-        answers.note_open(
+        answers.note("cuStreamDestroy of the default stream", sys::cuStreamDestroy_v2(null));
+        answers.note(
             "cuLaunchHostFunc without a function",
             sys::cuLaunchHostFunc(null, None, std::ptr::null_mut()),
         );
@@ -169,7 +169,7 @@ pub fn events(answers: &mut Answers) {
     answers.note("the other stream still waits", query(other));
     IS_OPEN.store(true, SeqCst);
     answers.note("the other stream after the first one", synchronize(other));
-    answers.note_open("cuStreamWaitEvent with flags 8", {
+    answers.note("cuStreamWaitEvent with flags 8", {
         // SAFETY: handles exist.
         unsafe { sys::cuStreamWaitEvent(other, timed, 8) }
     });
@@ -230,23 +230,23 @@ pub fn host_memory(answers: &mut Answers) {
         answers.note("cuMemHostGetDevicePointer", get(4096, 0));
         answers.note("cuMemHostGetDevicePointer with flags", get(4096, 1));
         answers.note("cuMemHostGetDevicePointer of the heap", get(32768, 0));
-        answers.note("the addresses are the same", device_address == start + 4096);
+        answers.note_open("the addresses are the same", device_address == start + 4096);
         answers.note("cuMemHostUnregister of the heap", sys::cuMemHostUnregister(pointer(32768)));
         answers.note("cuMemHostUnregister", sys::cuMemHostUnregister(pointer(4096)));
         answers.note("cuMemHostUnregister again", sys::cuMemHostUnregister(pointer(4096)));
         answers.note("cuMemHostUnregister of the other", sys::cuMemHostUnregister(pointer(12288)));
         answers.note("cuMemFreeHost of the heap", sys::cuMemFreeHost(pointer(0)));
         let mut at = std::ptr::null_mut();
-        answers.note_open("cuMemHostAlloc of nothing", sys::cuMemHostAlloc(&raw mut at, 0, 0));
+        answers.note("cuMemHostAlloc of nothing", sys::cuMemHostAlloc(&raw mut at, 0, 0));
         answers.note("cuMemHostAlloc with flags 64", sys::cuMemHostAlloc(&raw mut at, 4096, 64));
         answers.note("cuMemHostAlloc", sys::cuMemHostAlloc(&raw mut at, 4096, 3));
         answers.note("cuMemFreeHost", sys::cuMemFreeHost(at));
         answers.note("cuMemHostRegister again", register(4096, 8192, 0));
-        answers.note_open("cuMemHostUnregister of an inner address", sys::cuMemHostUnregister(pointer(8192)));
+        answers.note("cuMemHostUnregister of an inner address", sys::cuMemHostUnregister(pointer(8192)));
         // Not noted: it depends on the answer before.
         let _ = sys::cuMemHostUnregister(pointer(4096));
         let allocated = allocate_pinned(4096).as_mut_ptr().cast();
-        answers.note_open("cuMemHostUnregister of an allocation", sys::cuMemHostUnregister(allocated));
+        answers.note("cuMemHostUnregister of an allocation", sys::cuMemHostUnregister(allocated));
     }
 }
 
@@ -267,8 +267,8 @@ pub fn copies(answers: &mut Answers) {
     answers.note("the bytes are set", contents(at, 8192).iter().all(|byte| *byte == 9));
     answers.note("cuMemcpyAsync of nothing", copy(other, at, 0, stream));
     answers.note("cuMemsetD8Async of nothing", fill(other, 1, 0, stream));
-    answers.note_open("cuMemcpyAsync beyond the end", copy(other, at, 8193, stream));
-    answers.note_open("cuMemsetD8Async beyond the end", fill(at + 8000, 1, 500, stream));
+    answers.note("cuMemcpyAsync beyond the end", copy(other, at, 8193, stream));
+    answers.note("cuMemsetD8Async beyond the end", fill(at + 8000, 1, 500, stream));
     // SAFETY: addresses are checked by the library.
     unsafe {
         let (host, heap) = (host.as_mut_ptr().cast::<c_void>(), heap.as_ptr().cast::<c_void>());
@@ -293,7 +293,7 @@ pub fn values(answers: &mut Answers) {
         answers.note("cuStreamSynchronize", synchronize(stream));
         answers.note("the word", words[0]);
         answers.note("cuStreamWriteValue32 of an odd address", write(address(words) + 2, 0));
-        answers.note_open("cuStreamWriteValue32 of the heap", write(heap.as_ptr() as u64, 0));
+        answers.note("cuStreamWriteValue32 of the heap", write(heap.as_ptr() as u64, 0));
         answers.note("cuStreamWaitValue32 with flags 64", wait(address(words), 64));
     }
 }

@@ -27,7 +27,7 @@ pub fn mappings(answers: &mut Answers) {
             sys::cuMemCreate(&raw mut number, len / 2, &raw const prop, 0),
         );
         let mut reserve = |len, alignment| sys::cuMemAddressReserve(&raw mut number, len, alignment, 0, 0);
-        answers.note_open("cuMemAddressReserve of half of it", reserve(len / 2, 0));
+        answers.note("cuMemAddressReserve of half of it", reserve(len / 2, 0));
         answers.note("cuMemAddressReserve at a third of it", reserve(len, len / 3));
     }
     let (handle, at, stream) = (create_physical(len), reserve(4 * len), new_stream());
@@ -37,7 +37,7 @@ pub fn mappings(answers: &mut Answers) {
     answers.note("cuMemSetAccess before cuMemMap", make_accessible(at, len));
     answers.note("cuMemMap", map(at, len, handle));
     answers.note("cuMemMap of the same addresses", map(at, len, handle));
-    answers.note_open("cuMemsetD8Async before cuMemSetAccess", fill(at, 1, 4, stream));
+    answers.note("cuMemsetD8Async before cuMemSetAccess", fill(at, 1, 4, stream));
     answers.note("cuMemSetAccess", make_accessible(at, len));
     answers.note("cuMemMap beside it", map(at + step, len, create_physical(len)));
     answers.note("cuMemSetAccess of both", make_accessible(at, 2 * len));
@@ -56,7 +56,7 @@ pub fn mappings(answers: &mut Answers) {
         answers.note("contents of the import", contents(there + step - 2, 2));
     }
     let file = OwnedFd::from(std::fs::File::open("/proc/self/status").unwrap());
-    answers.note_open("cuMemImportFromShareableHandle of a file", try_import(file.as_raw_fd()).map(drop));
+    answers.note("cuMemImportFromShareableHandle of a file", try_import(file.as_raw_fd()).map(drop));
     // SAFETY: handles and addresses exist; each is given back once.
     unsafe {
         answers.note("cuMemRelease while it is mapped", sys::cuMemRelease(handle));
@@ -65,6 +65,6 @@ pub fn mappings(answers: &mut Answers) {
         answers.note("cuMemAddressFree while it is mapped", sys::cuMemAddressFree(at, 4 * len));
         answers.note("cuMemUnmap of both", sys::cuMemUnmap(at, 2 * len));
         answers.note("cuMemAddressFree", sys::cuMemAddressFree(at, 4 * len));
-        answers.note_open("cuMemAddressFree of a part", sys::cuMemAddressFree(reserve(2 * len), len));
+        answers.note("cuMemAddressFree of a part", sys::cuMemAddressFree(reserve(2 * len), len));
     }
 }

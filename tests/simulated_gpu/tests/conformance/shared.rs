@@ -20,17 +20,17 @@ pub fn handles(answers: &mut Answers) {
     let at = allocate(4 << 20);
     write_device_bytes(at, &[1; 4096]);
     let (handle, event) = (memory_handle(at), new_event(SHARED));
-    answers.note_open("cuIpcOpenMemHandle of one's own", try_open_memory(handle).map(drop));
-    answers.note_open("cuIpcOpenEventHandle of one's own", try_open_event(event_handle(event)).map(drop));
+    answers.note("cuIpcOpenMemHandle of one's own", try_open_memory(handle).map(drop));
+    answers.note("cuIpcOpenEventHandle of one's own", try_open_event(event_handle(event)).map(drop));
     // SAFETY: the library writes handles.
     unsafe {
         let (mut memory, mut of_event) = (std::mem::zeroed(), std::mem::zeroed());
-        answers.note_open(
+        answers.note(
             "cuIpcGetMemHandle of an inner address",
             sys::cuIpcGetMemHandle(&raw mut memory, at + 4096),
         );
         let private = new_event(2);
-        answers.note_open(
+        answers.note(
             "cuIpcGetEventHandle of a private event",
             sys::cuIpcGetEventHandle(&raw mut of_event, private),
         );
@@ -41,24 +41,24 @@ pub fn handles(answers: &mut Answers) {
     });
     peer.send(&handle);
     peer.send(&event_handle(event));
-    let mut hear = |what: &str, is_open: bool| {
+    let mut hear = |what: &str| {
         let len: [u8; 1] = peer.receive();
         let mut text = vec![0; len[0].into()];
         std::io::Read::read_exact(&mut peer.socket, &mut text).unwrap();
         let text = String::from_utf8(text).unwrap();
-        if is_open { answers.note_open(what, text) } else { answers.note(what, text) }
+        answers.note(what, text)
     };
-    hear("importer: cuIpcOpenMemHandle with flags 0", true);
-    hear("importer: cuIpcOpenMemHandle again", false);
-    hear("importer: both addresses are the same", false);
-    hear("importer: the contents", false);
-    hear("importer: the memory has a handle", true);
-    hear("importer: cuStreamWaitEvent and the end of the stream", false);
-    hear("importer: cuEventRecord", false);
-    hear("importer: cuIpcCloseMemHandle", false);
-    hear("importer: cuIpcCloseMemHandle again", false);
-    hear("importer: cuIpcCloseMemHandle a third time", true);
-    hear("importer: cuMemFree of memory of another process", true);
+    hear("importer: cuIpcOpenMemHandle with flags 0");
+    hear("importer: cuIpcOpenMemHandle again");
+    hear("importer: both addresses are the same");
+    hear("importer: the contents");
+    hear("importer: the memory has a handle");
+    hear("importer: cuStreamWaitEvent and the end of the stream");
+    hear("importer: cuEventRecord");
+    hear("importer: cuIpcCloseMemHandle");
+    hear("importer: cuIpcCloseMemHandle again");
+    hear("importer: cuIpcCloseMemHandle a third time");
+    hear("importer: cuMemFree of memory of another process");
     assert!(peer.wait().success());
     answers.note("the importer's bytes", contents(at, 1));
     answers.note("cuEventQuery after the importer's record", query_event(event));
