@@ -21,8 +21,8 @@ use super::event::{GpuEvent, is_ready};
 
 /// `CU_STREAM_NON_BLOCKING`: the default stream does not order it.
 const NON_BLOCKING: u32 = 1;
-/// The rounds in which the reporting thread looks again at once, for an end or for a new request: some ten microseconds. A copy
-/// of a few MiB ends within them, and a program that copies again and again finds the thread awake.
+/// The rounds in which the reporting thread looks again at once. A copy of a few MiB ends within them, and a program that copies
+/// again and again finds the thread awake.
 const ROUNDS_AWAKE: u32 = 64;
 /// The shortest and the longest pause between two looks after that.
 const PAUSE_MIN: Duration = Duration::from_micros(20);
@@ -89,7 +89,7 @@ struct QueueState {
     /// Events of streams of the program, in no order.
     awaited: Vec<(GpuEvent, EndListener)>,
     free_events: Vec<GpuEvent>,
-    /// Whether the reporting thread sleeps: then a request must wake it.
+    /// Whether the reporting thread sleeps. A request wakes it only then: to wake a thread is a system call.
     is_reporter_asleep: bool,
 }
 

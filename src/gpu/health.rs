@@ -1,7 +1,7 @@
 //! What NVML, the management library of the driver, says of the health of GPUs.
 //!
-//! NVML counts all GPUs of the host, whichever of them this process may use. A fact that a GPU or a driver does not tell is
-//! none. Begin at [`health_of_all_gpus`].
+//! NVML counts all GPUs that this container has, whichever of them `CUDA_VISIBLE_DEVICES` names. Facts that the driver does not
+//! report are `None`. Begin at [`health_of_all_gpus`].
 #![allow(unsafe_code, reason = "asks the library for the rows that its binding leaves out")]
 
 use std::ffi::{OsStr, c_uint};
@@ -22,8 +22,17 @@ const NVLINKS_MAX: u32 = 32;
 pub struct InstalledGpu {
     /// The number in which NVML counts the GPUs of the host, in the order of the PCI bus.
     pub number: u32,
-    /// Its health, or why NVML does not reach the GPU.
-    pub health: Result<GpuHealth, String>,
+    /// Its health, or why NVML does not tell it.
+    pub health: Result<GpuHealth, UnreachableGpu>,
+}
+
+/// A GPU of which NVML tells nothing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnreachableGpu {
+    /// The GPU has fallen off the bus, or does not answer for another reason: a reset may bring it back.
+    pub is_lost: bool,
+    /// NVML's reason.
+    pub reason: String,
 }
 
 /// The health of a GPU.
@@ -42,7 +51,7 @@ pub struct GpuHealth {
     /// The replaced rows of its memory.
     pub rows: Option<RemappedRows>,
     /// Why its clock is lower than it could be.
-    pub slowdowns: Vec<Slowdown>,
+    pub slowdowns: Option<Vec<Slowdown>>,
     /// The lanes of PCIe in use, and the most that the GPU and its slot could use.
     pub pcie_lanes: Option<(u32, u32)>,
     /// Its NVLinks.
@@ -85,7 +94,7 @@ pub struct NvLinkHealth {
     /// Whether it is up.
     pub is_up: bool,
     /// Transmissions that were repeated, and recoveries of the link, since it came up.
-    pub errors: u64,
+    pub errors: Option<u64>,
 }
 
 /// Returns the health of every GPU of this host.
@@ -97,21 +106,23 @@ pub fn health_of_all_gpus() -> Result<Vec<InstalledGpu>, String> {
     let count = nvml.device_count().map_err(|error| format!("NVML: {error}"))?;
     let gpu = |number| {
         let health = nvml.device_by_index(number).and_then(|device| read(&nvml, &device));
-        InstalledGpu { number, health: health.map_err(|error| error.to_string()) }
+        let unreachable = |error: NvmlError| UnreachableGpu {
+            is_lost: matches!(error, NvmlError::GpuLost),
+            reason: error.to_string(),
+        };
+        InstalledGpu { number, health: health.map_err(unreachable) }
     };
     Ok((0..count).map(gpu).collect())
 }
 
 fn load() -> Result<Nvml, NvmlError> {
-    let [first, second] = LIBRARIES.map(|name| Nvml::builder().lib_path(OsStr::new(name)).init());
-    match first {
-        // The error of the usual name says more.
-        Err(error) => second.map_err(|_| error),
-        loaded => loaded,
-    }
+    let [usual, other] = LIBRARIES.map(OsStr::new);
+    // The error of the usual name says more.
+    let load = |name| Nvml::builder().lib_path(name).init();
+    load(usual).or_else(|error| load(other).map_err(|_| error))
 }
 
-/// Reads the health of a GPU. Its name must be known: a GPU that has fallen off the bus has none.
+/// Reads the health of a GPU. The library keeps names, also those of a GPU that has fallen off the bus: the lanes are asked first.
 fn read(nvml: &Nvml, device: &Device) -> Result<GpuHealth, NvmlError> {
     let is_lost = |error: &NvmlError| matches!(error, NvmlError::GpuLost);
     let lanes = device.current_pcie_link_width().and_then(|now| Ok((now, device.max_pcie_link_width()?)));
@@ -127,7 +138,7 @@ fn read(nvml: &Nvml, device: &Device) -> Result<GpuHealth, NvmlError> {
         has_ecc: device.is_ecc_enabled().ok().map(|state| state.currently_enabled),
         uncorrected_errors: device.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile).ok(),
         rows: remapped_rows(nvml, device),
-        slowdowns: device.current_throttle_reasons().map(slowdowns).unwrap_or_default(),
+        slowdowns: device.current_throttle_reasons().ok().map(slowdowns),
         pcie_lanes: lanes.ok(),
         nvlinks: (0..NVLINKS_MAX).filter_map(|number| nvlink(device, number)).collect(),
     })
@@ -175,6 +186,6 @@ fn nvlink(device: &Device, number: u32) -> Option<NvLinkHealth> {
     let link = device.link_wrapper_for(number);
     let is_up = link.is_active().ok()?;
     let counters = [ErrorCounter::DlReplay, ErrorCounter::DlRecovery];
-    let errors = counters.iter().filter_map(|counter| link.error_counter(*counter).ok()).sum();
+    let errors = counters.iter().map(|counter| link.error_counter(*counter).ok()).sum();
     Some(NvLinkHealth { number, is_up, errors })
 }

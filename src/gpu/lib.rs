@@ -47,6 +47,8 @@ pub use driver::{device_count, driver_version};
 pub use error::{DriverUnavailable, GpuError};
 pub use event::GpuEvent;
 #[cfg(feature = "health")]
-pub use health::{GpuHealth, InstalledGpu, NvLinkHealth, RemappedRows, Slowdown, health_of_all_gpus};
+pub use health::{
+    GpuHealth, InstalledGpu, NvLinkHealth, RemappedRows, Slowdown, UnreachableGpu, health_of_all_gpus,
+};
 pub use page_locked::PageLocked;
 pub use shared_memory::ImportedMemory;

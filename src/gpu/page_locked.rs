@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 use super::device::Gpu;
 use super::driver::call;
 use super::error::GpuError;
-use super::release_thread::release_later;
+use super::release_thread::free_later;
 
 /// `CU_MEMHOSTALLOC_PORTABLE`: page-locked for every device of the process.
 const PORTABLE: u32 = 1;
@@ -63,7 +63,7 @@ impl PageLocked {
 impl Drop for PageLocked {
     fn drop(&mut self) {
         let (gpu, base) = (self.gpu.clone(), self.base.as_ptr().expose_provenance());
-        release_later(move || {
+        free_later(move || {
             let Ok(_context) = gpu.enter() else { return };
             let base = std::ptr::with_exposed_provenance_mut::<c_void>(base);
             // SAFETY: the memory was this value's.

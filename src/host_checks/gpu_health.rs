@@ -18,6 +18,13 @@ pub(super) fn run_checks(root: &HostRoot, probed: &ProbeResults) -> Vec<HostChec
     let has_driver = root.exists("/proc/driver/nvidia/version") || root.exists("/dev/nvidia0");
     let installed = match &probed.gpu_health {
         Ok(gpus) if !gpus.is_empty() => gpus,
+        Ok(_) if has_driver => {
+            let verdict = CheckVerdict::missing(
+                "the driver has none",
+                "sudo dmesg | grep -e NVRM -e Xid   # they have fallen off the bus, or this container was given none",
+            );
+            return vec![reached(verdict)];
+        }
         Err(error) if has_driver => {
             let verdict = CheckVerdict::missing(
                 error.clone(),
@@ -37,29 +44,40 @@ pub(super) fn run_checks(root: &HostRoot, probed: &ProbeResults) -> Vec<HostChec
             "a GPU that the driver has reported fails again, and every collective with it",
             check_xids(read_xids(root)),
         ),
+    ];
+    if !healthy.is_empty() {
+        checks.extend(check_health(&healthy));
+        checks.extend(check_access(probed));
+    }
+    checks
+}
+
+/// Returns the checks of what NVML tells.
+fn check_health(healthy: &Healthy) -> Vec<HostCheck> {
+    let mut checks = vec![
         HostCheck::new(
             "gpu_ecc",
             "errors of GPU memory",
             "an error that cannot be corrected ends every program of its GPU; without ECC it goes unseen",
-            check_ecc(&healthy),
+            check_ecc(healthy),
         ),
         HostCheck::new(
             "gpu_persistence",
             "GPUs kept ready",
             "else the driver starts a GPU anew whenever a program comes, which takes seconds",
-            check_persistence(&healthy),
+            check_persistence(healthy),
         ),
         HostCheck::new(
             "gpu_clocks",
             "clocks of GPUs",
             "one slow GPU holds up the collectives of all",
-            check_clocks(&healthy),
+            check_clocks(healthy),
         ),
         HostCheck::new(
             "gpu_pcie",
             "PCIe lanes of GPUs",
             "bytes between a GPU and the host go through them",
-            check_pcie(&healthy),
+            check_pcie(healthy),
         ),
     ];
     if healthy.iter().any(|(_, health)| !health.nvlinks.is_empty()) {
@@ -67,30 +85,36 @@ pub(super) fn run_checks(root: &HostRoot, probed: &ProbeResults) -> Vec<HostChec
             "gpu_nvlink",
             "NVLinks",
             "collectives go as fast as the slowest link between the GPUs",
-            check_nvlinks(&healthy),
+            check_nvlinks(healthy),
         ));
     }
-    if let Ok(gpus) = &probed.gpu_memory {
+    checks
+}
+
+/// Returns the checks of what the driver permits.
+fn check_access(probed: &ProbeResults) -> Vec<HostCheck> {
+    let Ok(gpus) = &probed.gpu_memory else { return Vec::new() };
+    let mut checks = vec![HostCheck::new(
+        "gpu_page_locked",
+        "page-locked memory for GPUs",
+        "bytes of GPUs go to other hosts through page-locked memory of this one",
+        match &probed.page_locked {
+            Ok(bytes) => {
+                CheckVerdict::good(format!("{} can be page-locked", crate::text::format_bytes(*bytes)))
+            }
+            Err(error) => CheckVerdict::missing(
+                error.clone(),
+                "free -g   # then give the container more memory, or lower --memory of its other programs",
+            ),
+        },
+    )];
+    if gpus.len() > 1 {
         checks.push(HostCheck::new(
-            "gpu_page_locked",
-            "page-locked memory for GPUs",
-            "bytes of GPUs go to other hosts through page-locked memory of this one",
-            match &probed.page_locked {
-                Ok(bytes) => CheckVerdict::good(format!("{} could be had", crate::text::format_bytes(*bytes))),
-                Err(error) => CheckVerdict::missing(
-                    error.clone(),
-                    "free -g   # then give the container more memory, or lower --memory of its other programs",
-                ),
-            },
+            "gpu_peer_access",
+            "GPUs that reach each other's memory",
+            "a GPU copies from another one of this host directly, else through host memory",
+            check_peers(gpus),
         ));
-        if gpus.len() > 1 {
-            checks.push(HostCheck::new(
-                "gpu_peer_access",
-                "GPUs that reach each other's memory",
-                "a GPU copies from another one of this host directly, else through host memory",
-                check_peers(gpus),
-            ));
-        }
     }
     checks
 }
@@ -112,9 +136,13 @@ fn check_reached(installed: &[InstalledGpu]) -> CheckVerdict {
         installed.iter().filter_map(|gpu| Some((gpu.number, gpu.health.as_ref().err()?))).collect();
     match lost.first() {
         None => CheckVerdict::good(format!("{} of {}", installed.len(), installed.len())),
-        Some((first, error)) => CheckVerdict::missing(
-            format!("{}: {error}", gpus(lost.iter().map(|(number, _)| *number))),
-            format!("sudo nvidia-smi --gpu-reset -i {first}   # if that fails, restart the host"),
+        Some((first, failure)) => CheckVerdict::missing(
+            format!("{}: {}", gpus(lost.iter().map(|(number, _)| *number)), failure.reason),
+            if failure.is_lost {
+                format!("sudo nvidia-smi --gpu-reset -i {first}   # if that fails, restart the host")
+            } else {
+                format!("nvidia-smi -q -i {first}   # this user or container may not have the GPU")
+            },
         ),
     }
 }
@@ -173,6 +201,10 @@ fn check_xids(found: Result<Vec<Xid>, ErrorKind>) -> CheckVerdict {
             "sudo dmesg | grep Xid   # exclude the host's tasks, reset the GPU, and have it repaired if that comes again",
         );
     }
+    let unknown = of(XidBlame::Unknown);
+    if !unknown.is_empty() {
+        return CheckVerdict::improvable(unknown, "sudo dmesg | grep Xid   # and look the number up");
+    }
     CheckVerdict::good(if program.is_empty() {
         "none".to_owned()
     } else {
@@ -190,7 +222,7 @@ fn check_ecc(all: &Healthy) -> CheckVerdict {
     }
     if let Some((first, named)) = gpus_where(all, |health| rows(health).is_pending) {
         return CheckVerdict::missing(
-            format!("{named}: a row of memory waits to be replaced"),
+            format!("{named}: the replacement of a row of memory is pending"),
             format!("sudo nvidia-smi --gpu-reset -i {first}   # after its programs have ended"),
         );
     }
@@ -227,6 +259,7 @@ fn check_persistence(all: &Healthy) -> CheckVerdict {
             format!("{named}: persistence mode is off"),
             "sudo nvidia-smi -pm 1   # or start nvidia-persistenced",
         ),
+        None if all.iter().any(|(_, health)| health.is_persistent.is_none()) => not_told(),
         None => CheckVerdict::good("persistence mode is on"),
     }
 }
@@ -255,27 +288,39 @@ fn check_clocks(all: &Healthy) -> CheckVerdict {
         ),
     ];
     for (reason, text, action) in texts {
-        if let Some((first, named)) = gpus_where(all, |health| health.slowdowns.contains(&reason)) {
+        if let Some((first, named)) = gpus_where(all, |health| is_slowed_by(health, reason)) {
             return CheckVerdict::improvable(
                 format!("{named}: {text}"),
                 format!("nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER -i {first}   # {action}"),
             );
         }
     }
-    match gpus_where(all, |health| health.slowdowns.contains(&Slowdown::PowerLimit)) {
+    match gpus_where(all, |health| is_slowed_by(health, Slowdown::PowerLimit)) {
         // That is normal at full load, as long as all GPUs have the same limit.
         Some((_, named)) => CheckVerdict::good(format!("{named}: at the limit of power, as under full load")),
+        None if all.iter().any(|(_, health)| health.slowdowns.is_none()) => not_told(),
         None => CheckVerdict::good("nothing slows them"),
     }
+}
+
+fn is_slowed_by(health: &GpuHealth, reason: Slowdown) -> bool {
+    health.slowdowns.as_ref().is_some_and(|all| all.contains(&reason))
+}
+
+/// The result of a check whose facts the driver does not report.
+fn not_told() -> CheckVerdict {
+    CheckVerdict::without_fix(
+        CheckState::CouldBeBetter,
+        "the driver does not say",
+        Some("GPUs of this kind, or this virtual machine, do not report it"),
+    )
 }
 
 fn check_pcie(all: &Healthy) -> CheckVerdict {
     let is_narrow = |health: &GpuHealth| health.pcie_lanes.is_some_and(|(now, most)| now < most);
     let Some((first, named)) = gpus_where(all, is_narrow) else {
         let lanes = all.iter().filter_map(|(_, health)| Some(health.pcie_lanes?.0)).min();
-        return CheckVerdict::good(
-            lanes.map_or_else(|| "not told".to_owned(), |lanes| format!("{lanes} of each")),
-        );
+        return lanes.map_or_else(not_told, |lanes| CheckVerdict::good(format!("{lanes} lanes each")));
     };
     let (now, most) = all
         .iter()
@@ -301,7 +346,11 @@ fn check_nvlinks(all: &Healthy) -> CheckVerdict {
         let more = links.len().saturating_sub(NAMED_MAX);
         if more == 0 { first } else { format!("{first} and {more} more") }
     };
-    let (down, bad, up) = (of(|link| !link.is_up), of(|link| link.errors > 0), of(|link| link.is_up));
+    let (down, bad, up) = (
+        of(|link| !link.is_up),
+        of(|link| link.errors.is_some_and(|errors| errors > 0)),
+        of(|link| link.is_up),
+    );
     if up.is_empty() {
         return CheckVerdict::without_fix(
             CheckState::CouldBeBetter,
@@ -310,9 +359,9 @@ fn check_nvlinks(all: &Healthy) -> CheckVerdict {
         );
     }
     if !down.is_empty() {
-        return CheckVerdict::missing(
+        return CheckVerdict::improvable(
             format!("down (GPU.link): {}", named(&down)),
-            "nvidia-smi nvlink --status   # restart nvidia-fabricmanager, then the host; have the link repaired",
+            "nvidia-smi nvlink --status   # without a bridge or a switch at it that is normal; else restart nvidia-fabricmanager, then the host",
         );
     }
     if !bad.is_empty() {
@@ -328,20 +377,20 @@ fn check_peers(gpus: &[ProbedGpu]) -> CheckVerdict {
     let pairs: Vec<String> = (0..gpus.len())
         .flat_map(|from| (0..gpus.len()).map(move |to| (from, to)))
         .filter(|(from, to)| from != to && !gpus[*from].peers.contains(&(*to as u32)))
-        .map(|(from, to)| format!("{from} from {to}"))
+        .map(|(from, to)| format!("GPU {from} that of GPU {to}"))
         .collect();
     let Some(first) = pairs.first() else {
         return CheckVerdict::good(format!("all {}", gpus.len()));
     };
     CheckVerdict::improvable(
-        format!("{} of {} ways are closed, such as {first}", pairs.len(), gpus.len() * (gpus.len() - 1)),
+        format!("{} of {} pairs cannot, such as {first}", pairs.len(), gpus.len() * (gpus.len() - 1)),
         "nvidia-smi topo -p2p r   # ACS or an IOMMU may keep them apart; cards for desktops cannot",
     )
 }
 
 #[cfg(test)]
 mod tests {
-    use muster_gpu::RemappedRows;
+    use muster_gpu::{RemappedRows, UnreachableGpu};
 
     use super::*;
     use crate::host_checks::fake_host::FakeHost;
@@ -354,9 +403,9 @@ mod tests {
             has_ecc: Some(true),
             uncorrected_errors: Some(0),
             rows: Some(RemappedRows::default()),
-            slowdowns: Vec::new(),
+            slowdowns: Some(Vec::new()),
             pcie_lanes: Some((16, 16)),
-            nvlinks: (0..18).map(|number| NvLinkHealth { number, is_up: true, errors: 0 }).collect(),
+            nvlinks: (0..18).map(|number| NvLinkHealth { number, is_up: true, errors: Some(0) }).collect(),
         }
     }
 
@@ -408,18 +457,18 @@ mod tests {
             ("gpu_ecc", CouldBeBetter, "GPU 1: ECC is off", |gpu| gpu.has_ecc = Some(false)),
             ("gpu_persistence", CouldBeBetter, "GPU 1: persistence", |gpu| gpu.is_persistent = Some(false)),
             ("gpu_clocks", CouldBeBetter, "GPU 1: so hot that the hardware", |gpu| {
-                gpu.slowdowns = vec![Slowdown::PowerLimit, Slowdown::SevereHeat];
+                gpu.slowdowns = Some(vec![Slowdown::PowerLimit, Slowdown::SevereHeat]);
             }),
             ("gpu_clocks", CouldBeBetter, "GPU 1: slowed by the power supply", |gpu| {
-                gpu.slowdowns = vec![Slowdown::PowerBrake];
+                gpu.slowdowns = Some(vec![Slowdown::PowerBrake]);
             }),
             ("gpu_clocks", CheckState::Good, "GPU 1: at the limit of power", |gpu| {
-                gpu.slowdowns = vec![Slowdown::PowerLimit];
+                gpu.slowdowns = Some(vec![Slowdown::PowerLimit]);
             }),
             ("gpu_pcie", CouldBeBetter, "GPU 1: 8 of 16 lanes", |gpu| gpu.pcie_lanes = Some((8, 16))),
-            ("gpu_nvlink", Missing, "down (GPU.link): 1.3", |gpu| gpu.nvlinks[3].is_up = false),
+            ("gpu_nvlink", CouldBeBetter, "down (GPU.link): 1.3", |gpu| gpu.nvlinks[3].is_up = false),
             ("gpu_nvlink", CouldBeBetter, "1.0, 1.1, 1.2, 1.3 and 14 more", |gpu| {
-                gpu.nvlinks.iter_mut().for_each(|link| link.errors = 1);
+                gpu.nvlinks.iter_mut().for_each(|link| link.errors = Some(1));
             }),
         ];
         for (id, state, found, change) in cases {
@@ -427,9 +476,7 @@ mod tests {
             assert_eq!(check.state, state, "{check:?}");
             assert!(check.found.contains(found), "{found:?} is not in {check:?}");
         }
-        for (pending, failed, found) in
-            [(true, false, "waits to be replaced"), (true, true, "could not be replaced")]
-        {
+        for (pending, failed, found) in [(true, false, "is pending"), (true, true, "could not be replaced")] {
             let check = check("gpu_ecc", "", &probed(|gpu| gpu.rows = rows(pending, failed)));
             assert!(check.state == Missing && check.found.contains(found), "{check:?}");
         }
@@ -439,11 +486,23 @@ mod tests {
     fn a_gpu_that_does_not_answer_is_named_with_the_reason() {
         let mut probed = probed(|_| ());
         if let Ok(installed) = &mut probed.gpu_health {
-            installed[5].health = Err("the target GPU has fallen off the bus".to_owned());
+            let reason = "the target GPU has fallen off the bus".to_owned();
+            installed[5].health = Err(UnreachableGpu { is_lost: true, reason });
         }
-        let check = check("gpu_reached", "", &probed);
-        assert_eq!(check.found, "GPU 5: the target GPU has fallen off the bus");
-        assert!(check.fix.is_some_and(|fix| fix.contains("-i 5")));
+        let found = check("gpu_reached", "", &probed);
+        assert_eq!(found.found, "GPU 5: the target GPU has fallen off the bus");
+        assert!(found.fix.is_some_and(|fix| fix.contains("--gpu-reset -i 5")));
+        // A GPU that this user may not have is not reset. Of GPUs that do not answer, nothing else is said.
+        if let Ok(installed) = &mut probed.gpu_health {
+            for gpu in installed {
+                let reason = "the user does not have permission".to_owned();
+                gpu.health = Err(UnreachableGpu { is_lost: false, reason });
+            }
+        }
+        let checks = run_checks(FakeHost::new(&[]).root(), &probed);
+        let ids: Vec<_> = checks.iter().map(|check| check.id).collect();
+        assert_eq!(ids, ["gpu_reached", "gpu_errors"]);
+        assert!(checks[0].fix.as_ref().is_some_and(|fix| !fix.contains("reset")), "{checks:?}");
     }
 
     #[test]
@@ -458,6 +517,8 @@ mod tests {
         let device = check("gpu_errors", &both, &all);
         assert_eq!(device.state, CheckState::Missing);
         assert_eq!(device.found, "0000:5e:00 Xid 79 (the GPU has fallen off the bus), 2 times");
+        let unknown = check("gpu_errors", &line("3b", 154), &all);
+        assert_eq!(unknown.state, CheckState::CouldBeBetter);
         let many: String = (48..148).map(|number| line("5e", number)).collect();
         assert!(check("gpu_errors", &many, &all).found.len() < 300);
     }
@@ -469,7 +530,7 @@ mod tests {
             gpus[2].peers.retain(|other| *other != 6);
         }
         let check = check("gpu_peer_access", "", &probed);
-        assert_eq!(check.found, "1 of 56 ways are closed, such as 2 from 6");
+        assert_eq!(check.found, "1 of 56 pairs cannot, such as GPU 2 that of GPU 6");
     }
 
     #[test]

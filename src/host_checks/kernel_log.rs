@@ -28,6 +28,8 @@ pub(super) enum XidBlame {
     Program,
     /// The GPU or its links: it needs a reset, or repair.
     Device,
+    /// One that has to be looked up.
+    Unknown,
 }
 
 /// The meanings, in our words, of the numbers in NVIDIA's catalogue of Xid errors.
@@ -37,6 +39,8 @@ pub(super) fn meaning_of(number: u32) -> XidMeaning {
         31 => (XidBlame::Program, "a program used an address that it does not have"),
         43 => (XidBlame::Program, "a program's work was stopped"),
         45 => (XidBlame::Program, "a program's work was cleaned up"),
+        68 => (XidBlame::Program, "a video decoder failed"),
+        109 => (XidBlame::Program, "a program's work did not give way"),
         48 => (XidBlame::Device, "memory has an error that cannot be corrected"),
         63 => (XidBlame::Device, "a row of memory is to be replaced"),
         64 => (XidBlame::Device, "a row of memory could not be replaced"),
@@ -47,7 +51,7 @@ pub(super) fn meaning_of(number: u32) -> XidMeaning {
         95 => (XidBlame::Device, "memory has an error that may concern all programs"),
         119 | 120 => (XidBlame::Device, "the GPU's own processor does not answer"),
         140 => (XidBlame::Device, "memory has an error that was not recovered"),
-        _ => (XidBlame::Device, "see NVIDIA's catalogue of Xid errors"),
+        _ => (XidBlame::Unknown, "see NVIDIA's catalogue of Xid errors"),
     };
     XidMeaning { text, blame }
 }
@@ -68,7 +72,8 @@ fn parse_line(line: &str) -> Option<Xid> {
     let priority: u32 = prefix.split(',').next()?.parse().ok()?;
     let told = message.strip_prefix("NVRM: Xid (").filter(|_| priority < 8)?;
     let (device, rest) = told.split_once("): ")?;
-    let pci = device.strip_prefix("PCI:").unwrap_or(device);
+    // A part of a GPU (MIG) is named behind its address.
+    let pci = device.strip_prefix("PCI:").unwrap_or(device).split(' ').next()?;
     let is_address =
         pci.len() <= 16 && pci.bytes().all(|byte| byte.is_ascii_hexdigit() || b":.".contains(&byte));
     let digits = rest.split(|letter: char| !letter.is_ascii_digit()).next()?;
@@ -88,11 +93,12 @@ mod tests {
             12,3,30,-;NVRM: Xid (PCI:0000:3b:00): 48, forged by a program\n\
             3,4,40,-;NVRM: Xid (PCI:not an address at all, and long): 48\n\
             3,5,50,-;NVRM: Xid (PCI:0000:3b:00): 99999999999999\n\
-            3,6,60,c;NVRM: Xid (PCI:0000:5e:00): 31, pid=77\n";
+            3,6,60,c;NVRM: Xid (PCI:0000:5e:00): 31, pid=77\n\
+            3,7,70,-;NVRM: Xid (PCI:0000:5e:00 GPU-I:05 GPU-CI:00): 94, pid=78\n";
         let host = FakeHost::new(&[("dev/kmsg", log)]);
         let found = read_xids(host.root()).unwrap();
         let numbers: Vec<_> = found.iter().map(|xid| (xid.pci.as_str(), xid.number)).collect();
-        assert_eq!(numbers, [("0000:3b:00", 79), ("0000:5e:00", 31)]);
+        assert_eq!(numbers, [("0000:3b:00", 79), ("0000:5e:00", 31), ("0000:5e:00", 94)]);
         assert_eq!(read_xids(FakeHost::new(&[]).root()), Err(ErrorKind::NotFound));
     }
 }

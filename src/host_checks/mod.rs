@@ -33,6 +33,8 @@ pub fn check_host(root: &HostRoot, probed: &ProbeResults) -> Vec<HostCheck> {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use muster_gpu::{GpuHealth, InstalledGpu};
+
     use super::fake_host::FakeHost;
     use super::*;
 
@@ -95,9 +97,11 @@ pub(super) mod tests {
                 ("etc/ld.so.conf", content),
                 ("dev/kmsg", content),
             ]);
-            assert!(
-                check_host(host.root(), &failed_probe_results()).iter().all(|check| check.found.len() < 300)
-            );
+            let gpu = InstalledGpu { number: 0, health: Ok(GpuHealth::default()) };
+            let probed = ProbeResults { gpu_health: Ok(vec![gpu]), ..failed_probe_results() };
+            let checks = check_host(host.root(), &probed);
+            assert!(checks.iter().any(|check| check.id == "gpu_errors"), "the kernel's log is read");
+            assert!(checks.iter().all(|check| check.found.len() < 300));
         }
     }
 }

@@ -240,7 +240,7 @@ fn the_doctor_tells_what_is_wrong_with_a_simulated_gpu() {
         ("gpu_clocks", "GPU 0: so hot that the hardware slows it"),
         ("gpu_pcie", "GPU 0: 8 of 16 lanes"),
         ("gpu_nvlink", "down (GPU.link): 0.0"),
-        ("gpu_peer_access", "2 of 2 ways are closed"),
+        ("gpu_peer_access", "2 of 2 pairs cannot"),
     ] {
         let check = &sick[id];
         assert!(check["found"].as_str().unwrap().contains(found) && check["fix"].is_string(), "{check}");

@@ -3,6 +3,7 @@
 //! `service/collectives/` compares the times of ranks over 30 s. Begin at `detect`.
 
 use super::detector::{Detection, Detector, DetectorInput, Severity};
+use crate::coordination::RunState;
 use crate::service::collectives::{SLOW_RANK_LATENESS_MIN_S, SlowRankView};
 use crate::text::format_approximate_seconds;
 
@@ -18,7 +19,7 @@ pub(super) static DETECTOR: Detector = Detector {
 };
 
 fn detect(seen: DetectorInput<'_>) -> Option<Detection> {
-    if !seen.is_about_present_collectives() {
+    if !seen.collectives_are_of_present_run() {
         return None;
     }
     let slow_ranks = seen.slow_ranks;
@@ -31,7 +32,9 @@ fn detect(seen: DetectorInput<'_>) -> Option<Detection> {
         format_approximate_seconds(slow.lateness_s),
         slow.rank
     );
-    let found = Detection::new(summary, seen.job.seen_at, slow.task.into_iter().collect());
+    let mut found = Detection::new(summary, seen.job.seen_at, slow.task.into_iter().collect());
+    // A task that has not registered is part of no run from which it could be excluded.
+    found.may_exclude &= seen.job.state == RunState::Running;
     Some(found.with_evidence(
         "lateness in a collective, in seconds",
         slow.lateness_s,

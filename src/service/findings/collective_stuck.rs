@@ -25,7 +25,7 @@ pub(super) static DETECTOR: Detector = Detector {
 };
 
 fn detect(seen: DetectorInput<'_>) -> Option<Detection> {
-    if !seen.is_about_present_collectives() {
+    if !seen.collectives_are_of_present_run() {
         return None;
     }
     let stuck_cliques = seen.stuck_cliques;

@@ -72,9 +72,9 @@ pub struct DetectorInput<'a> {
 }
 
 impl<'a> DetectorInput<'a> {
-    /// Returns whether what processes report of their collectives belongs to the present run: it is running, or nobody registers at
-    /// all, as in a job of PyTorch that only loads the plug-in. While tasks register, the reports may be of the run before.
-    pub(super) fn is_about_present_collectives(&self) -> bool {
+    /// Returns whether what processes report of their collectives is of the present run: it is running, or no task has registered
+    /// for it, as in a job of PyTorch that only loads the plug-in. While tasks register, the reports may be of the run before.
+    pub(super) fn collectives_are_of_present_run(&self) -> bool {
         let counts = &self.job.counts;
         let has_nobody_registered = counts.missing + counts.excluded == self.job.tasks.len();
         self.job.state == RunState::Running || (self.job.state == RunState::Forming && has_nobody_registered)

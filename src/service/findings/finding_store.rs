@@ -178,10 +178,22 @@ impl FindingStore {
         self.lock_findings().get(&job).is_some_and(|of_job| !of_job.open.is_empty())
     }
 
-    /// Returns the closed findings of a job, the latest first.
+    /// Returns the findings of a job that have ended, the latest first: those that are closed, and those that stay open for a while
+    /// only because they may return. The latter are not among `held`, the findings that held at `seen_at`.
     #[must_use]
-    pub fn closed_findings(&self, job: JobId) -> Vec<Finding> {
-        self.lock_findings().get(&job).map_or_else(Vec::new, |of_job| of_job.closed.iter().cloned().collect())
+    pub fn ended_findings(&self, job: JobId, held: &[Finding], seen_at: Timestamp) -> Vec<Finding> {
+        let jobs = self.lock_findings();
+        let Some(of_job) = jobs.get(&job) else { return Vec::new() };
+        let holds = |open: &&OpenFinding| held.iter().any(|held| held.id == open.finding.id);
+        let is_older = |open: &&OpenFinding| open.finding.opened_at <= seen_at;
+        let lingering = of_job.open.values().filter(|open| is_older(open) && !holds(open));
+        let mut ended: Vec<Finding> = lingering
+            .map(|open| Finding { closed_at: Some(open.seen_last), ..open.finding.clone() })
+            .chain(of_job.closed.iter().cloned())
+            .collect();
+        ended.sort_by_key(|finding| std::cmp::Reverse(finding.closed_at));
+        ended.truncate(CLOSED_KEPT);
+        ended
     }
 
     /// Returns the open findings of a job that are among `found`, with present values and by severity.

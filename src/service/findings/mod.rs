@@ -174,12 +174,12 @@ pub fn run_detectors_on_all_jobs(
     remedies
 }
 
-/// Returns the open findings of a job that hold now, by severity and with present values, and the closed
-/// ones, the latest first.
+/// Returns the open findings of a job that hold now, by severity and with present values, and those that have
+/// ended, the latest first.
 ///
 /// A finding stays open for ten seconds after its last detection, so that a flickering condition is one
-/// finding. This function runs the detectors again and leaves out the findings that do not hold at this
-/// moment, so that no page shows a condition that is over.
+/// finding. This function runs the detectors again and counts a finding that does not hold at this moment as
+/// ended, so that no page shows a condition that is over, and none loses one.
 #[must_use]
 pub fn open_and_closed_findings(
     engine: &Engine,
@@ -189,10 +189,11 @@ pub fn open_and_closed_findings(
 ) -> (Vec<Finding>, Vec<Finding>) {
     let seen =
         if board.has_open_findings(job) { engine.read(|core, now| core.observe_job(job, now)) } else { None };
-    (
-        seen.map_or_else(Vec::new, |seen| open_findings_that_hold(engine, reports, board, &seen)),
-        board.closed_findings(job),
-    )
+    let (held, seen_at) = seen.map_or_else(Default::default, |seen| {
+        (open_findings_that_hold(engine, reports, board, &seen), seen.seen_at)
+    });
+    let ended = board.ended_findings(job, &held, seen_at);
+    (held, ended)
 }
 
 /// Returns the open findings of a job that hold in the state `seen`. The detectors run only if the job has open

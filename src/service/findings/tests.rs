@@ -374,9 +374,11 @@ fn a_flickering_condition_is_one_finding_with_two_events() {
     let closed = look(20, false);
     let [FindingTransition::Closed(finding)] = &closed[..] else { panic!("{closed:?}") };
     assert_eq!((finding.since, finding.closed_at), (NOW, Some(Timestamp(NOW.0 + 9_000_000))));
-    assert!(!board.has_open_findings(JobId(0)) && board.closed_findings(JobId(0)).len() == 1);
+    assert!(
+        !board.has_open_findings(JobId(0)) && board.ended_findings(JobId(0), &[], seen.seen_at).len() == 1
+    );
     board.retain_jobs(|_| false);
-    assert!(board.closed_findings(JobId(0)).is_empty(), "a job's findings go with it");
+    assert!(board.ended_findings(JobId(0), &[], seen.seen_at).is_empty(), "a job's findings go with it");
 }
 
 #[test]
@@ -396,11 +398,16 @@ fn a_finding_that_lingers_is_shown_only_while_it_holds_and_in_the_words_of_now()
     };
     assert!(held.summary_without_tasks.ends_with("has sent no heartbeat for 43 s"), "{held:?}");
     assert_eq!(held.summary, format!("{}: task 6 at 10.0.0.4:7000", held.summary_without_tasks));
+    assert!(board.ended_findings(JobId(0), std::slice::from_ref(held), seen.seen_at).is_empty());
     // The process was killed: the finding stays open for ten more seconds and is not shown.
     seen.tasks[6].standing = TaskPhase::Failed;
     board.update_with_detections(&seen, run_detectors_without_clocks(&seen));
     assert!(board.is_finding_open(JobId(0), "stalled-task"));
-    assert!(board.open_findings_among(&seen, run_detectors_without_clocks(&seen)).is_empty());
+    let held = board.open_findings_among(&seen, run_detectors_without_clocks(&seen));
+    assert!(held.is_empty());
+    // At every moment it is among those that hold or among those that have ended.
+    let [ended] = &board.ended_findings(JobId(0), &held, seen.seen_at)[..] else { panic!("it has ended") };
+    assert_eq!((&*ended.id, ended.closed_at), ("stalled-task", Some(NOW)));
 }
 
 #[test]

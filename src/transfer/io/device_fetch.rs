@@ -49,8 +49,9 @@ pub struct DeviceFetch {
     runs: Vec<ContiguousBytes>,
     total: u64,
     began: Instant,
-    /// The offset at which the next chunk begins, and its length.
+    /// The offset at which the next chunk begins.
     next: AtomicU64,
+    /// The length of the next chunk.
     chunk: AtomicU64,
     fetched: AtomicU64,
     has_failed: AtomicBool,
@@ -153,7 +154,8 @@ impl DeviceFetch {
         }
         launch.record_arrived_bytes(start, len);
         drop(guard);
-        self.chunk.store(chunk_len(fetched, self.began.elapsed()), Ordering::Relaxed);
+        let took = muster_clock::monotonic().saturating_duration_since(self.began);
+        self.chunk.store(chunk_len(fetched, took), Ordering::Relaxed);
         self.copy_next_chunk();
     }
 }

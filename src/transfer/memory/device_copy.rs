@@ -1,7 +1,7 @@
 //! Copies between memory of a GPU and slices of the host, for tools, tests and small amounts.
 //!
-//! A copy blocks its caller, and goes through page-locked memory of its own, which is kept for the next one: to free such memory
-//! is to wait for all work of the device, and that may wait for this caller. Begin at [`read_device_bytes`].
+//! A copy blocks its caller, and goes through page-locked memory of its own, which is kept for the next one: to page-lock it
+//! takes longer than to copy, and it is freed only when the device has no work. Begin at [`read_device_bytes`].
 #![allow(unsafe_code, reason = "copies between a GPU and memory that it owns")]
 
 use std::ptr::NonNull;

@@ -147,12 +147,12 @@ impl Backing {
         self.len
     }
 
-    /// Returns whether the owner has freed the allocation.
     /// Marks the memory as freed, for all processes that have it.
     pub fn mark_freed(&self) {
         self.shared().is_freed.store(1, SeqCst);
     }
 
+    /// Returns whether the owner has freed the allocation.
     pub fn is_freed(&self) -> bool {
         self.shared().is_freed.load(SeqCst) != 0
     }

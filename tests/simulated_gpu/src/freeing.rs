@@ -25,7 +25,7 @@ fn free(body: impl FnOnce() -> Answer) -> c_int {
 /// Frees an allocation of `cuMemAlloc`, given by its first address; address 0 is ignored, any other gives error 1.
 ///
 /// If other processes still map the memory through an IPC handle, the behaviour is undefined; the real driver let them read it
-/// on. Stricter: work that comes later to the memory, here or in another process, meets the sticky error 700.
+/// on. Stricter: work of another process that comes later to the memory meets the sticky error 700.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemFree_v2(at: u64) -> c_int {
     if at == 0 {
@@ -39,16 +39,12 @@ pub extern "C" fn cuMemFree_v2(at: u64) -> c_int {
 }
 
 /// Frees memory of `cuMemHostAlloc`; any other address gives error 1.
-///
-/// Stricter: a copy that comes later to the memory meets the sticky error 700.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemFreeHost(at: *mut c_void) -> c_int {
     free(|| remove_allocation(at as u64))
 }
 
 /// Ends a registration, given by its first address. Another address of page-locked memory gives error 1, and any other one 713.
-///
-/// Stricter: a copy that comes later to the memory meets the sticky error 700.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemHostUnregister(at: *mut c_void) -> c_int {
     free(|| remove_registration(at as u64))
