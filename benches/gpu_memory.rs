@@ -38,8 +38,7 @@ struct Gpus {
 
 impl Gpus {
     fn open() -> Self {
-        let is_real = std::env::var("MUSTER_GPU").as_deref() == Ok("real");
-        let simulated = (!is_real).then(SimulatedGpu::load);
+        let simulated = SimulatedGpu::load_if_wanted();
         if let Some(simulated) = simulated {
             simulated.set(Setting::Devices, 2);
         }

@@ -76,19 +76,13 @@ fn run_probes() -> ProbeResults {
         Ok(by) => Err(format!("the bytes went by {by}")),
         Err(error) => Err(escape_to_one_line(&format!("{error:#}")).into_owned()),
     };
-    let gpu_memory = transfer::probe_gpu_memory()
-        .map_err(|error| escape_to_one_line(&format!("{:#}", error.root_cause())).into_owned());
-    let (gpu_memory, page_locked) = match gpu_memory {
-        Ok((gpus, page_locked)) => (Ok(gpus), page_locked),
-        Err(error) => (Err(error.clone()), Err(error)),
-    };
     ProbeResults {
         dev_shm: rustix::fs::statvfs("/dev/shm").ok().map(|fs| fs.f_blocks.saturating_mul(fs.f_frsize)),
         memory_file: probe_sealed_memfd().map_err(|error| error.to_string()),
         shared_memory: moved(TransportChoice::Shm, TransportKind::Shm),
         process_memory: moved(TransportChoice::Pvm, TransportKind::Pvm),
-        gpu_memory,
-        page_locked,
+        gpu_memory: transfer::probe_gpu_memory()
+            .map_err(|error| escape_to_one_line(&format!("{:#}", error.root_cause())).into_owned()),
         gpu_health: health_of_all_gpus().map_err(|error| escape_to_one_line(&error).into_owned()),
         library_path: std::env::var("LD_LIBRARY_PATH").unwrap_or_default(),
     }

@@ -1,4 +1,4 @@
-//! What NVML, the management library of the driver, says of the health of GPUs.
+//! The health of GPUs, as NVML, the management library of the driver, reports it.
 //!
 //! NVML counts all GPUs that this container has, whichever of them `CUDA_VISIBLE_DEVICES` names. Facts that the driver does not
 //! report are `None`. Begin at [`health_of_all_gpus`].

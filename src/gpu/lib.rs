@@ -11,7 +11,7 @@
 //! | `device.rs` | a device with its context, and what it says of itself |
 //! | `device_memory.rs` | memory of a device: allocated here, or the program's |
 //! | `shared_memory.rs` | memory of a device that other processes map |
-//! | `release_thread.rs` | the thread that frees memory where the reporting thread would have to |
+//! | `release_thread.rs` | the threads that free and unmap memory where the caller may not wait |
 //! | `page_locked.rs` | host memory that devices copy from and to without blocking the caller |
 //! | `event.rs` | points in a stream that other streams wait for |
 //! | `copy_queue.rs` | ordered copies, and the thread that reports their ends |

@@ -1,9 +1,9 @@
-//! The thread that frees memory which this crate took for itself, and what is dropped on the thread that reports copies.
+//! The threads that free memory which this crate took for itself, and release what is dropped on the thread that reports copies.
 //!
 //! To free memory is to wait for all work of the device, which may wait for another process that waits for this one: seen of
 //! driver 580.159, `cuMemFree`, `cuMemFreeHost` and `cuMemHostUnregister` wait, and no call that allocates, maps or unmaps does.
-//! So the reporting thread frees and unmaps nothing, and page-locked memory, which this crate takes for itself, is freed on a
-//! thread of its own. Memory of a device that the program drops is freed at once: a program knows that this waits. What waits
+//! Therefore the reporting thread frees and unmaps nothing, and page-locked memory, which this crate takes for itself, is freed
+//! on a thread of its own. Memory of a device that the program drops is freed at once: a program knows that this waits. What waits
 //! and what does not have different threads, so that a kernel which hangs does not keep peers from giving memory back. Begin
 //! at [`release_off_reporting_thread`] and [`free_later`].
 

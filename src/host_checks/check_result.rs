@@ -92,6 +92,15 @@ pub struct ProbedGpu {
     pub peers: Vec<u32>,
 }
 
+/// The GPUs of a process whose memory transfers reach.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProbedGpus {
+    /// The GPUs, by number.
+    pub gpus: Vec<ProbedGpu>,
+    /// How many bytes of host memory could be page-locked for them, or why none.
+    pub page_locked: Result<u64, String>,
+}
+
 /// The results of probes. An error says why the probe failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProbeResults {
@@ -104,10 +113,8 @@ pub struct ProbeResults {
     /// Whether bytes went from one process to another by `process_vm_readv`.
     pub process_memory: Result<(), String>,
     /// The GPUs, if bytes went from the memory of one process's GPU to that of another's.
-    pub gpu_memory: Result<Vec<ProbedGpu>, String>,
-    /// How many bytes of host memory could be page-locked for a GPU.
-    pub page_locked: Result<u64, String>,
-    /// What NVML says of the GPUs of the host.
+    pub gpu_memory: Result<ProbedGpus, String>,
+    /// The GPUs of the host with their health, as NVML reports it.
     pub gpu_health: Result<Vec<InstalledGpu>, String>,
     /// The folders that the loader searches first: `LD_LIBRARY_PATH` of this process.
     pub library_path: String,

@@ -2,7 +2,7 @@
 //!
 //! Begin at `run_checks`.
 
-use super::check_result::{CheckState, CheckVerdict, HostCheck, ProbeResults, ProbedGpu};
+use super::check_result::{CheckState, CheckVerdict, HostCheck, ProbeResults, ProbedGpus};
 use super::host_root::HostRoot;
 use crate::text::format_bytes;
 
@@ -105,20 +105,23 @@ fn check_driver(root: &HostRoot, first: &str) -> CheckVerdict {
     }
 }
 
-fn check_gpu_memory(root: &HostRoot, probed: &Result<Vec<ProbedGpu>, String>) -> CheckVerdict {
+/// Returns whether a driver of NVIDIA runs, or a GPU is there without one.
+pub(super) fn has_driver_or_gpu(root: &HostRoot) -> bool {
+    root.exists("/proc/driver/nvidia/version") || root.exists("/dev/nvidia0")
+}
+
+fn check_gpu_memory(root: &HostRoot, probed: &Result<ProbedGpus, String>) -> CheckVerdict {
     match probed {
-        Ok(gpus) => {
+        Ok(ProbedGpus { gpus, .. }) => {
             let described: Vec<String> =
                 gpus.iter().map(|gpu| format!("{} ({})", gpu.name, format_bytes(gpu.memory))).collect();
             CheckVerdict::good(described.join(", "))
         }
-        Err(_) if !root.exists("/proc/driver/nvidia/version") && !root.exists("/dev/nvidia0") => {
-            CheckVerdict::without_fix(
-                CheckState::Missing,
-                "no GPU",
-                Some("this host has no GPU, and buffers in its memory move without one"),
-            )
-        }
+        Err(_) if !has_driver_or_gpu(root) => CheckVerdict::without_fix(
+            CheckState::Missing,
+            "no GPU",
+            Some("this host has no GPU, and buffers in its memory move without one"),
+        ),
         Err(error) => CheckVerdict::missing(error.clone(), "nvidia-smi   # says whether the driver works"),
     }
 }
@@ -147,6 +150,7 @@ fn check_nccl(root: &HostRoot, first: &str) -> CheckVerdict {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host_checks::ProbedGpu;
     use crate::host_checks::fake_host::FakeHost;
 
     #[test]
@@ -169,7 +173,7 @@ mod tests {
     fn gpus_are_described_if_a_transfer_between_them_succeeds() {
         let (gpu, none) = (FakeHost::new(&[("dev/nvidia0", "")]), FakeHost::new(&[]));
         let probed = ProbedGpu { name: "H100".to_owned(), memory: 80 << 30, peers: Vec::new() };
-        let found = Ok(vec![probed.clone(), probed]);
+        let found = Ok(ProbedGpus { gpus: vec![probed.clone(), probed], page_locked: Ok(1 << 20) });
         let good = check_gpu_memory(gpu.root(), &found);
         assert_eq!((good.state, good.found.as_str()), (CheckState::Good, "H100 (80.0 GiB), H100 (80.0 GiB)"));
         let refused = Err("GPU 0: cuMemHostAlloc: CUDA_ERROR_OUT_OF_MEMORY (2)".to_owned());

@@ -7,25 +7,26 @@ use std::io::ErrorKind;
 
 use muster_gpu::{GpuHealth, InstalledGpu, NvLinkHealth, Slowdown};
 
-use super::check_result::{CheckState, CheckVerdict, HostCheck, ProbeResults, ProbedGpu};
+use super::check_result::{CheckState, CheckVerdict, HostCheck, ProbeResults, ProbedGpu, ProbedGpus};
+use super::gpu::has_driver_or_gpu;
 use super::host_root::HostRoot;
 use super::kernel_log::{Xid, XidBlame, meaning_of, read_xids};
+use crate::text::format_bytes;
 
 /// The most GPUs, links or errors that a text names one by one.
 const NAMED_MAX: usize = 4;
 
 pub(super) fn run_checks(root: &HostRoot, probed: &ProbeResults) -> Vec<HostCheck> {
-    let has_driver = root.exists("/proc/driver/nvidia/version") || root.exists("/dev/nvidia0");
     let installed = match &probed.gpu_health {
         Ok(gpus) if !gpus.is_empty() => gpus,
-        Ok(_) if has_driver => {
+        Ok(_) if has_driver_or_gpu(root) => {
             let verdict = CheckVerdict::missing(
                 "the driver has none",
                 "sudo dmesg | grep -e NVRM -e Xid   # they have fallen off the bus, or this container was given none",
             );
             return vec![reached(verdict)];
         }
-        Err(error) if has_driver => {
+        Err(error) if has_driver_or_gpu(root) => {
             let verdict = CheckVerdict::missing(
                 error.clone(),
                 "nvidia-smi   # says what it lacks; a container needs NVIDIA_DRIVER_CAPABILITIES=compute,utility",
@@ -93,15 +94,13 @@ fn check_health(healthy: &Healthy) -> Vec<HostCheck> {
 
 /// Returns the checks of what the driver permits.
 fn check_access(probed: &ProbeResults) -> Vec<HostCheck> {
-    let Ok(gpus) = &probed.gpu_memory else { return Vec::new() };
+    let Ok(ProbedGpus { gpus, page_locked }) = &probed.gpu_memory else { return Vec::new() };
     let mut checks = vec![HostCheck::new(
         "gpu_page_locked",
         "page-locked memory for GPUs",
         "bytes of GPUs go to other hosts through page-locked memory of this one",
-        match &probed.page_locked {
-            Ok(bytes) => {
-                CheckVerdict::good(format!("{} can be page-locked", crate::text::format_bytes(*bytes)))
-            }
+        match page_locked {
+            Ok(bytes) => CheckVerdict::good(format!("{} can be page-locked", format_bytes(*bytes))),
             Err(error) => CheckVerdict::missing(
                 error.clone(),
                 "free -g   # then give the container more memory, or lower --memory of its other programs",
@@ -422,8 +421,7 @@ mod tests {
             memory_file: unknown(),
             shared_memory: unknown(),
             process_memory: unknown(),
-            gpu_memory: Ok((0..8).map(gpu).collect()),
-            page_locked: Ok(128 << 20),
+            gpu_memory: Ok(ProbedGpus { gpus: (0..8).map(gpu).collect(), page_locked: Ok(128 << 20) }),
             gpu_health: Ok(installed.collect()),
             library_path: String::new(),
         }
@@ -526,7 +524,7 @@ mod tests {
     #[test]
     fn gpus_that_do_not_reach_each_other_are_named() {
         let mut probed = probed(|_| ());
-        if let Ok(gpus) = &mut probed.gpu_memory {
+        if let Ok(ProbedGpus { gpus, .. }) = &mut probed.gpu_memory {
             gpus[2].peers.retain(|other| *other != 6);
         }
         let check = check("gpu_peer_access", "", &probed);

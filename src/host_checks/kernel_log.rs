@@ -21,7 +21,7 @@ pub(super) struct XidMeaning {
     pub(super) blame: XidBlame,
 }
 
-/// What an Xid is about.
+/// The cause of an Xid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum XidBlame {
     /// A program: the GPU goes on.

@@ -16,7 +16,7 @@ mod memory_access;
 mod network;
 mod processor;
 
-pub use check_result::{CheckState, HostCheck, ProbeResults, ProbedGpu};
+pub use check_result::{CheckState, HostCheck, ProbeResults, ProbedGpu, ProbedGpus};
 pub use host_root::HostRoot;
 
 /// Runs all checks.
@@ -46,7 +46,6 @@ pub(super) mod tests {
             shared_memory: refused(),
             process_memory: refused(),
             gpu_memory: Err("there is no CUDA driver".to_owned()),
-            page_locked: Err("there is no CUDA driver".to_owned()),
             gpu_health: Err("NVML: a library is missing".to_owned()),
             library_path: String::new(),
         }

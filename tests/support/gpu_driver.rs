@@ -9,7 +9,7 @@ use crate::skip::{Lacking, skip};
 
 /// Returns whether the tests use a GPU of this machine.
 pub fn is_real() -> bool {
-    std::env::var("MUSTER_GPU").as_deref() == Ok("real")
+    !SimulatedGpu::is_wanted()
 }
 
 /// Runs a test in a process of its own, over the simulated driver with these settings: it makes faults, or counts calls.
@@ -25,13 +25,8 @@ pub fn run_on_any_gpu<F: FnOnce()>(settings: &str, body: F) {
     run_isolated(&[("SIMULATED_GPU", settings)], body);
 }
 
-/// Loads the driver. Returns the simulated one, unless the test runs over a real one.
-pub fn load_driver() -> Option<&'static SimulatedGpu> {
-    (!is_real()).then(SimulatedGpu::load)
-}
-
 /// Opens a GPU. Numbers beyond those of the machine begin anew: with one GPU, each of them is that one.
 pub fn open_gpu(number: u32) -> Gpu {
-    load_driver();
+    SimulatedGpu::load_if_wanted();
     Gpu::open(number % muster_gpu::device_count().unwrap()).unwrap()
 }

@@ -4,7 +4,7 @@ use muster::transfer::{Arena, Buffer, EngineConfig, TransportChoice};
 use simulated_gpu::{Counter, SimulatedGpu};
 
 use crate::cluster::{AnyMemory, Cluster, contents, done};
-use crate::gpu_driver::{load_driver, open_gpu};
+use crate::gpu_driver::open_gpu;
 
 /// A cluster of two tasks, each with a GPU of its own, or with the same one on a machine that has only one.
 pub struct GpuCluster {
@@ -23,7 +23,7 @@ pub enum Memory {
 
 impl GpuCluster {
     pub fn new(setting: impl Fn(&mut EngineConfig)) -> Self {
-        let simulated = load_driver();
+        let simulated = SimulatedGpu::load_if_wanted();
         let cluster = Cluster::with(2, setting);
         let arena = |task| Arena::on_gpu(&open_gpu(task), 128 << 20).unwrap();
         Self { simulated, cluster, arenas: vec![arena(0), arena(1)] }

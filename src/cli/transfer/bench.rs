@@ -17,7 +17,7 @@ use clap::{Args, ValueEnum};
 
 use crate::cli::certificates::TransferCertificateArgs;
 use crate::cli::output::{TerminalText, print, print_json_line};
-use crate::host_checks::ProbedGpu;
+use crate::host_checks::ProbedGpus;
 use crate::text::parse_duration;
 use crate::transfer::{TransportChoice, TransportKind};
 use controller::BenchController;
@@ -212,8 +212,8 @@ pub fn probe_transport(transport: TransportChoice) -> Result<TransportKind> {
     move_trial_bytes(&mut tasks)
 }
 
-/// Moves bytes between the memory of GPUs of two processes. Returns the GPUs, and how many bytes could be page-locked.
-pub fn probe_gpu_memory() -> Result<(Vec<ProbedGpu>, Result<u64, String>)> {
+/// Moves bytes between the memory of GPUs of two processes. Returns the GPUs of one of them.
+pub fn probe_gpu_memory() -> Result<ProbedGpus> {
     let mut tasks = start_probe(TransportChoice::Auto, BenchMemory::Gpu)?;
     move_trial_bytes(&mut tasks)?;
     tasks.describe_gpus()

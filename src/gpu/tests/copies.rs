@@ -8,7 +8,7 @@ use muster_gpu::{CopyDirection, DeviceMemory, Gpu, GpuCopy, GpuEvent, PageLocked
 use simulated_gpu::{Counter, Setting, SimulatedGpu};
 
 use crate::copying::{Outcome, bytes_of, copy, copy_whole, wait, wait_until, whole};
-use crate::gpu_driver::{load_driver, open_gpu, run_on_any_gpu, run_on_simulated_gpu};
+use crate::gpu_driver::{open_gpu, run_on_any_gpu, run_on_simulated_gpu};
 
 #[test]
 fn random_pieces_arrive_where_they_belong_and_no_copy_blocks() {
@@ -50,13 +50,13 @@ fn random_pieces_arrive_where_they_belong_and_no_copy_blocks() {
             assert_eq!(wait(&copy(&gpu, CopyDirection::ToHost, &copies(CopyDirection::ToHost, &to))), Ok(()));
             assert!(bytes_of(&mut from) == bytes_of(&mut to));
         }
-        if let Some(simulated) = load_driver() {
+        if let Some(simulated) = SimulatedGpu::load_if_wanted() {
             assert_eq!(simulated.count(Counter::PageableCopies), 0);
             assert!(simulated.count(Counter::Events) <= 4, "events are used again");
         }
         drop((from, to, memory));
         assert_eq!(device_memory_bytes(), 0);
-        if let Some(simulated) = load_driver() {
+        if let Some(simulated) = SimulatedGpu::load_if_wanted() {
             assert_eq!(simulated.count(Counter::Allocations), 0);
             wait_until("page-locked memory is freed", || simulated.count(Counter::PinnedRanges) == 0);
         }

@@ -8,7 +8,7 @@ use muster_gpu::{
 use simulated_gpu::{Counter, SimulatedGpu};
 
 use crate::copying::{bytes_of, copy, copy_whole, wait, wait_until};
-use crate::gpu_driver::{load_driver, open_gpu, run_on_any_gpu, run_on_simulated_gpu};
+use crate::gpu_driver::{open_gpu, run_on_any_gpu, run_on_simulated_gpu};
 
 const MIB: usize = 1 << 20;
 
@@ -42,7 +42,7 @@ fn another_device_copies_from_imported_memory_also_after_its_owner_has_freed_it(
             assert!(bytes_of(&mut host)[..MIB] == all[start..start + MIB]);
         }
         drop((imported, to, host));
-        if let Some(simulated) = load_driver() {
+        if let Some(simulated) = SimulatedGpu::load_if_wanted() {
             let left = [Counter::Allocations, Counter::Imports];
             assert_eq!(left.map(|counter| simulated.count(counter)), [0; 2]);
             wait_until("page-locked memory is freed", || simulated.count(Counter::PinnedRanges) == 0);
@@ -65,7 +65,7 @@ fn what_is_no_memory_of_a_device_or_is_too_short_is_not_imported() {
             assert!(ImportedMemory::import(&gpu, descriptor, MIB).is_err());
         }
         assert_eq!(gpu.loss(), None);
-        if let Some(simulated) = load_driver() {
+        if let Some(simulated) = SimulatedGpu::load_if_wanted() {
             assert_eq!(simulated.count(Counter::Imports), 0, "what was refused leaves nothing behind");
         }
         assert!(ImportedMemory::import(&gpu, memory.descriptor().unwrap(), 2 * MIB).is_ok());

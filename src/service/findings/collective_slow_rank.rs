@@ -3,7 +3,6 @@
 //! `service/collectives/` compares the times of ranks over 30 s. Begin at `detect`.
 
 use super::detector::{Detection, Detector, DetectorInput, Severity};
-use crate::coordination::RunState;
 use crate::service::collectives::{SLOW_RANK_LATENESS_MIN_S, SlowRankView};
 use crate::text::format_approximate_seconds;
 
@@ -32,9 +31,7 @@ fn detect(seen: DetectorInput<'_>) -> Option<Detection> {
         format_approximate_seconds(slow.lateness_s),
         slow.rank
     );
-    let mut found = Detection::new(summary, seen.job.seen_at, slow.task.into_iter().collect());
-    // A task that has not registered is part of no run from which it could be excluded.
-    found.may_exclude &= seen.job.state == RunState::Running;
+    let found = Detection::new(summary, seen.job.seen_at, slow.task.into_iter().collect());
     Some(found.with_evidence(
         "lateness in a collective, in seconds",
         slow.lateness_s,

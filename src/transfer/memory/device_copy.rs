@@ -21,53 +21,41 @@ const KEPT_MAX: usize = 4;
 /// Slots that no copy uses. Any GPU can use any slot.
 static KEPT: Mutex<Vec<PageLocked>> = Mutex::new(Vec::new());
 
-/// Page-locked memory of [`STEP`] bytes.
-struct CopySlot(Option<PageLocked>);
-
-impl CopySlot {
-    fn take(gpu: &Gpu) -> Result<Self, GpuError> {
-        let kept = lock(&KEPT).pop();
-        kept.map_or_else(|| PageLocked::allocate(gpu, STEP), Ok).map(|memory| Self(Some(memory)))
+/// Calls `work` with page-locked memory of [`STEP`] bytes, which nothing else uses.
+fn with_slot(gpu: &Gpu, work: impl FnOnce(NonNull<u8>) -> Result<(), GpuError>) -> Result<(), MemoryError> {
+    let failed = |error| MemoryError::Gpu { gpu: gpu.ordinal(), error };
+    let kept = lock(&KEPT).pop();
+    let slot = kept.map_or_else(|| PageLocked::allocate(gpu, STEP), Ok).map_err(failed)?;
+    let outcome = work(slot.base()).map_err(failed);
+    let mut kept = lock(&KEPT);
+    if kept.len() < KEPT_MAX {
+        kept.push(slot);
     }
-
-    fn base(&self) -> NonNull<u8> {
-        self.0.as_ref().map_or(NonNull::dangling(), PageLocked::base)
-    }
-}
-
-impl Drop for CopySlot {
-    fn drop(&mut self) {
-        let mut kept = lock(&KEPT);
-        if kept.len() < KEPT_MAX {
-            kept.extend(self.0.take());
-        }
-    }
+    outcome
 }
 
 /// Copies the bytes from `offset` on into `into`. The caller has reserved them, and they are within the memory.
 pub fn read_device_bytes(memory: &DeviceMemory, offset: usize, into: &mut [u8]) -> Result<(), MemoryError> {
-    let failed = |error| MemoryError::Gpu { gpu: memory.gpu().ordinal(), error };
-    let slot = CopySlot::take(memory.gpu()).map_err(failed)?;
-    for (number, part) in into.chunks_mut(STEP).enumerate() {
-        let at = offset + number * STEP;
-        copy_and_wait(CopyDirection::ToHost, memory, at, slot.base(), part.len()).map_err(failed)?;
-        // SAFETY: the slot is as long, no copy uses it, and it is none of the caller's memory.
-        unsafe { slot.base().copy_to_nonoverlapping(NonNull::from(&mut *part).cast(), part.len()) };
-    }
-    Ok(())
+    with_slot(memory.gpu(), |slot| {
+        for (number, part) in into.chunks_mut(STEP).enumerate() {
+            copy_and_wait(CopyDirection::ToHost, memory, offset + number * STEP, slot, part.len())?;
+            // SAFETY: the slot is as long, no copy uses it, and it is none of the caller's memory.
+            unsafe { slot.copy_to_nonoverlapping(NonNull::from(&mut *part).cast(), part.len()) };
+        }
+        Ok(())
+    })
 }
 
 /// Copies `bytes` to the bytes from `offset` on. The caller has reserved them, and they are within the memory.
 pub fn write_device_bytes(memory: &DeviceMemory, offset: usize, bytes: &[u8]) -> Result<(), MemoryError> {
-    let failed = |error| MemoryError::Gpu { gpu: memory.gpu().ordinal(), error };
-    let slot = CopySlot::take(memory.gpu()).map_err(failed)?;
-    for (number, part) in bytes.chunks(STEP).enumerate() {
-        // SAFETY: the slot is as long, no copy uses it, and it is none of the caller's memory.
-        unsafe { slot.base().copy_from_nonoverlapping(NonNull::from(part).cast(), part.len()) };
-        let at = offset + number * STEP;
-        copy_and_wait(CopyDirection::ToDevice, memory, at, slot.base(), part.len()).map_err(failed)?;
-    }
-    Ok(())
+    with_slot(memory.gpu(), |slot| {
+        for (number, part) in bytes.chunks(STEP).enumerate() {
+            // SAFETY: the slot is as long, no copy uses it, and it is none of the caller's memory.
+            unsafe { slot.copy_from_nonoverlapping(NonNull::from(part).cast(), part.len()) };
+            copy_and_wait(CopyDirection::ToDevice, memory, offset + number * STEP, slot, part.len())?;
+        }
+        Ok(())
+    })
 }
 
 /// Copies between page-locked memory and a GPU, and waits for the end.

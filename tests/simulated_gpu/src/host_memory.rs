@@ -168,8 +168,7 @@ pub unsafe extern "C" fn cuMemHostRegister_v2(at: *mut c_void, len: usize, flags
 }
 
 /// Returns the device's address of page-locked memory: here the same. A real driver (580.159) gives registered memory another
-/// one, although the device can use the host's address as well. Memory that is not page-locked
-/// gives error 1.
+/// one, although the device can use the host's address as well. Memory that is not page-locked gives error 1.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemHostGetDevicePointer_v2(to: *mut u64, at: *mut c_void, flags: c_uint) -> c_int {
     code_of(current_device().and_then(|_| {

@@ -1,8 +1,8 @@
 //! A simulated GPU for tests: the entry points of the CUDA driver, of NCCL and of NVML, over host memory. It is never shipped.
 //!
 //! The crate is two libraries. The shared library has the C entry points; programs load it in place of `libcuda.so`,
-//! `libnccl.so` and `libnvidia-ml.so`. The Rust library has [`SimulatedGpu`], by which a test loads the shared one, sets faults and reads
-//! counters. Begin at `stream.rs` (what runs when) and `device_memory.rs` (where bytes are).
+//! `libnccl.so` and `libnvidia-ml.so`. The Rust library has [`SimulatedGpu`], by which a test loads the shared one, sets
+//! faults and reads counters. Begin at `stream.rs` (what runs when) and `device_memory.rs` (where bytes are).
 //!
 //! | module | what it owns |
 //! | --- | --- |

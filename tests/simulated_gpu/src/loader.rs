@@ -59,6 +59,19 @@ impl SimulatedGpu {
         })
     }
 
+    /// Returns whether tests use this driver: not if `MUSTER_GPU=real` asks for that of the machine.
+    pub fn is_wanted() -> bool {
+        std::env::var("MUSTER_GPU").as_deref() != Ok("real")
+    }
+
+    /// Loads the library if tests use this driver.
+    ///
+    /// # Panics
+    /// As [`SimulatedGpu::load`].
+    pub fn load_if_wanted() -> Option<&'static Self> {
+        Self::is_wanted().then(Self::load)
+    }
+
     /// Makes links by which a child process finds the library, in a folder for its `LD_LIBRARY_PATH`.
     ///
     /// # Errors

@@ -11,7 +11,7 @@ use super::children::BenchChildren;
 use super::protocol::{BenchEngineSetup, BenchOrder, BenchReply, BenchShape, PairSide};
 use super::results::{LatencySample, PingPongTimes, PrepareTimes, ThroughputSample};
 use crate::clock;
-use crate::host_checks::ProbedGpu;
+use crate::host_checks::ProbedGpus;
 use crate::transfer::{Incarnation, MemberId, MemberInfo, Membership, TaskId, TransportKind};
 
 /// The number of preparations that are timed once the connections exist.
@@ -146,13 +146,13 @@ impl BenchController {
         Ok((Duration::from_nanos(ended.saturating_sub(began).max(1)), by))
     }
 
-    /// Returns the GPUs that a task sees, and how many bytes it could page-lock for them.
-    pub fn describe_gpus(&mut self) -> Result<(Vec<ProbedGpu>, Result<u64, String>)> {
+    /// Returns the GPUs that a task sees.
+    pub fn describe_gpus(&mut self) -> Result<ProbedGpus> {
         let replies = self.send_order_and_collect_replies(
             &BenchOrder::DescribeGpus,
             Duration::ZERO,
             |reply| match reply {
-                BenchReply::Gpus { gpus, page_locked } => Some((gpus, page_locked)),
+                BenchReply::Gpus(gpus) => Some(gpus),
                 _ => None,
             },
         )?;

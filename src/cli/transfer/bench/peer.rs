@@ -13,7 +13,7 @@ use rustix::process::Signal;
 
 use super::protocol::{BenchEngineSetup, BenchMemory, BenchOrder, BenchReply, BenchShape, PairSide};
 use crate::clock;
-use crate::host_checks::ProbedGpu;
+use crate::host_checks::{ProbedGpu, ProbedGpus};
 use crate::test_pattern;
 use crate::transfer::{
     Arena, ArenaPool, Buffer, DeviceId, EngineConfig, Gpu, LaunchOptions, MemberId, MemberInfo,
@@ -67,11 +67,7 @@ fn execute_order(task: &mut Option<PeerState>, order: BenchOrder) -> Result<Benc
         BenchOrder::Begin { .. } => bail!("begun already"),
         BenchOrder::SetMembership(membership) => task.engine.on_membership(membership),
         BenchOrder::DescribeGpus => {
-            let all = DeviceFacts::of_all_devices()?.into_iter();
-            let gpus = all.map(|gpu| ProbedGpu { name: gpu.name, memory: gpu.memory, peers: gpu.peers });
-            let locked = PageLocked::allocate(&Gpu::open(0)?, PAGE_LOCKED_BYTES);
-            let page_locked = locked.map(|memory| memory.len() as u64).map_err(|error| error.to_string());
-            return Ok(BenchReply::Gpus { gpus: gpus.collect(), page_locked });
+            return Ok(BenchReply::Gpus(describe_gpus()?));
         }
         BenchOrder::Prepare { again } => return task.time_preparations(again),
         BenchOrder::Allocate(shape) => task.allocate_slots(shape)?,
@@ -86,8 +82,15 @@ fn execute_order(task: &mut Option<PeerState>, order: BenchOrder) -> Result<Benc
     Ok(BenchReply::Done)
 }
 
-/// As much memory is page-locked to see whether that is possible: what an engine takes by default for one direction.
-const PAGE_LOCKED_BYTES: usize = 128 << 20;
+fn describe_gpus() -> Result<ProbedGpus> {
+    /// What an engine takes by default for one direction.
+    const PAGE_LOCKED_BYTES: usize = 128 << 20;
+    let all = DeviceFacts::of_all_devices()?.into_iter();
+    let gpus = all.map(|gpu| ProbedGpu { name: gpu.name, memory: gpu.memory, peers: gpu.peers });
+    let locked = PageLocked::allocate(&Gpu::open(0)?, PAGE_LOCKED_BYTES);
+    let page_locked = locked.map(|memory| memory.len() as u64).map_err(|error| error.to_string());
+    Ok(ProbedGpus { gpus: gpus.collect(), page_locked })
+}
 
 /// The buffers of one launch, and what launches it.
 struct BenchSlot {

@@ -10,7 +10,7 @@ use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 use crate::cli::certificates::TransferCertificateArgs;
-use crate::host_checks::ProbedGpu;
+use crate::host_checks::ProbedGpus;
 use crate::transfer::{MemberId, MemberInfo, Membership, TransportChoice, TransportKind};
 
 /// The hidden subcommand that runs a task of the benchmark.
@@ -128,11 +128,7 @@ impl fmt::Display for BenchOrder {
 pub enum BenchReply {
     Here(MemberInfo),
     Done,
-    /// The GPUs, and how much memory could be page-locked for them, or why none.
-    Gpus {
-        gpus: Vec<ProbedGpu>,
-        page_locked: Result<u64, String>,
-    },
+    Gpus(ProbedGpus),
     /// Durations in nanoseconds.
     Prepared {
         first: u64,
