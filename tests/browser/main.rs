@@ -78,7 +78,11 @@ async fn the_keyboard_leads_through_every_picture_and_opens_its_rows() {
     party.publish_and_pass_step_barriers(6, 6).await;
     party.close_connection_of_task(5);
     let mut script = Script::start("picture-links.mjs", muster.http);
-    assert_eq!(script.next_requested_action().await, None, "it asks for nothing");
+    while let Some(wanted) = script.next_requested_action().await {
+        let lost = wanted.strip_prefix("lose ").and_then(|task| task.parse().ok());
+        party.close_connection_of_task(lost.unwrap_or_else(|| panic!("the script wants {wanted:?}")));
+        script.report_action_done().await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

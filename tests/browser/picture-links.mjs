@@ -1,5 +1,5 @@
 // The pictures by keyboard alone: the Tab key reaches each row and each box that is a link, which shows the focus, has a name, and opens by Enter.
-import { accessible, finish, launchBrowser, open, url, wrong } from './harness.mjs';
+import { accessible, ask, finish, launchBrowser, open, url, wrong } from './harness.mjs';
 
 const browser = await launchBrowser();
 const page = await open(browser);
@@ -70,4 +70,15 @@ await page.keyboard.press('Tab');
 const cell = await page.evaluate(() => document.activeElement.href ?? '');
 if (!/\/(tasks|hosts)\//.test(cell)) wrong(`behind the summary the Tab key leads to "${cell}"`);
 await accessible(page);
+
+// A row that moves keeps the focus: trouble of another task comes in by a live update, and its row comes first.
+await page.goto(`${url}/jobs/train/timeline?by=task`, { waitUntil: 'load' });
+for (const [task, lost] of [['30', '7'], ['30', '8']]) {
+  await page.waitForSelector('.follow:not(.lost):has-text("live")');
+  await page.focus(`svg.states a[href$="/tasks/${task}"]`);
+  await ask(`lose ${lost}`);
+  await page.waitForFunction((lost) => [...document.querySelectorAll('svg.states a')].slice(0, 3).some((link) => link.getAttribute('href').endsWith(`/tasks/${lost}`)), lost);
+  const reached = await page.evaluate(() => document.activeElement.getAttribute('href') ?? document.activeElement.nodeName);
+  if (!reached.endsWith(`/tasks/${task}`)) wrong(`after the row of task ${lost} has come first, the focus is not on task ${task} but on ${reached}`);
+}
 await finish(browser);

@@ -84,8 +84,9 @@ document.addEventListener('submit', (event) => {
   for (const button of form.querySelectorAll('button')) button.setAttribute('aria-pressed', button.value === to);
   countOn(document);
   draw(document);
-  // The answer leads back to the page, which need not be loaded. If the server does not answer, the choice ends with the page.
-  fetch(`/times?to=${to}`, { redirect: 'manual' }).catch(() => {});
+  // The answer leads back to the page, which need not be loaded. If the server does not answer, the choice ends with the page. Leaving
+  // the page does not end the request.
+  fetch(`/times?to=${to}`, { redirect: 'manual', keepalive: true }).catch(() => {});
 });
 
 // Copying a time gives the exact one.
@@ -163,8 +164,10 @@ document.addEventListener('click', async (event) => {
   setTimeout(() => { button.classList.remove('done'); say(''); }, 2000);
 });
 
-// Replacing a part. Nodes that stay the same are kept, so that focus, selection and open details stay.
-const keyOf = (node) => (node.nodeType === 1 ? node.id || node.dataset.key || '' : '');
+// Replacing a part. Nodes that stay the same are kept, so that focus, selection and open details stay. A link is known by the page that
+// it leads to, because a row before it, or a mark of an axis, may come or go.
+const linkKey = (node) => (node.nodeName.toLowerCase() === 'a' ? node.getAttribute('href')?.split('?')[0] ?? '' : '');
+const keyOf = (node) => (node.nodeType === 1 ? node.id || node.dataset.key || linkKey(node) : '');
 const alike = (a, b) => a.nodeType === b.nodeType && a.nodeName === b.nodeName && keyOf(a) === keyOf(b);
 
 const morphAttributes = (from, to) => {
@@ -227,7 +230,10 @@ const change = ([id, tag, news]) => {
   const before = part.querySelector('[data-say]')?.dataset.say;
   const wanted = part.cloneNode(false);
   wanted.append(template.content);
+  const focused = part.contains(document.activeElement) ? document.activeElement : null;
   morph(part, wanted);
+  // A node that is moved within the part loses the focus.
+  if (focused?.isConnected && document.activeElement !== focused) focused.focus({ preventScroll: true });
   part.dataset.tag = tag;
   countOn(part);
   const after = part.querySelector('[data-say]')?.dataset.say;
