@@ -29,6 +29,15 @@ use super::timers::Timer;
 const TROUBLESHOOTING_HINT: &str = "Check the task logs for an earlier error or scheduler events (e.g. preemption, eviction) to \
                             debug further.";
 
+/// The beginning of the reason of a heartbeat timeout.
+const NO_HEARTBEAT_FOR: &str = "no heartbeat for ";
+
+/// Returns whether a task failed by a heartbeat timeout. The state keeps the reason for the end of an incarnation as text only.
+#[must_use]
+pub fn is_heartbeat_timeout(reason: &str) -> bool {
+    reason.starts_with(NO_HEARTBEAT_FOR)
+}
+
 /// Formats a short time for people.
 fn format_short_duration(time: Duration) -> String {
     match time.as_secs() {
@@ -157,7 +166,7 @@ impl Run {
              {silent}. {TROUBLESHOOTING_HINT}",
             self.describe_task(id)
         );
-        let why = format!("no heartbeat for {}", format_short_duration(cx.settings.heartbeat_timeout));
+        let why = format!("{NO_HEARTBEAT_FOR}{}", format_short_duration(cx.settings.heartbeat_timeout));
         self.fail_lost_task(cx, id, [text, told], FailureClass::HeartbeatTimeout, &why, &why);
     }
 

@@ -134,9 +134,13 @@ pub use exclusion::{
     ExcludedHost, ExclusionEndKind, ExclusionEndRecord, ExclusionTarget, ExclusionTargetFields,
 };
 pub use failure::*;
+pub use failure_detection::is_heartbeat_timeout;
 pub use fatal_gpu_error::FatalGpuError;
 pub use heartbeat_history::HeartbeatGap;
-pub use heartbeat_stats::{GAP_BUCKETS, GapHistogram, HeartbeatStatsView, heartbeat_overdue_by};
+pub use heartbeat_stats::{
+    GAP_BUCKETS, GapHistogram, HeartbeatStatsView, heartbeat_overdue_after, heartbeat_overdue_by,
+    usual_heartbeat_interval,
+};
 pub use ids::*;
 pub use input::*;
 pub use process_identity::ProcessIdentity;

@@ -17,6 +17,7 @@ use crate::coordination::barrier_table::{BarrierInstance, BarrierKey};
 use crate::coordination::coordinator::Coordinator;
 use crate::coordination::event::RunOutcome;
 use crate::coordination::exclusion::ExclusionTable;
+use crate::coordination::failure_detection::is_heartbeat_timeout;
 use crate::coordination::fatal_gpu_error::FatalGpuError;
 use crate::coordination::heartbeat_stats::GapHistogram;
 use crate::coordination::ids::{JobId, JobName, RunNumber, TaskId, Timestamp};
@@ -54,6 +55,10 @@ pub struct TaskObservation {
     pub is_waiting: bool,
     /// The number of remembered earlier incarnations in this run.
     pub past_lives: usize,
+    /// Whether there may have been earlier ones that are no longer remembered.
+    pub has_forgotten_lives: bool,
+    /// Whether the incarnation before the present one ended because no heartbeat of it came.
+    pub returned_after_silence: bool,
     /// The time at which the present incarnation registered.
     pub registered_at: Timestamp,
     /// The usual interval of its heartbeats, in microseconds; 0 if it is not known yet.
@@ -244,7 +249,7 @@ impl Job {
             opened_at: past.opened_at,
             ended_at: past.ended_at,
         });
-        let mut tasks = run.observe_tasks();
+        let mut tasks = run.observe_tasks(self.settings.bounds.incarnations_kept);
         if self.exclusions.len() > 0 {
             for task in &mut tasks {
                 task.excluded = self.exclusion_covering(task.task).is_some();
@@ -291,7 +296,8 @@ impl Run {
         })
     }
 
-    fn observe_tasks(&self) -> Vec<TaskObservation> {
+    /// Returns the observations of all tasks, of each of which `lives_kept` earlier incarnations are remembered.
+    fn observe_tasks(&self, lives_kept: usize) -> Vec<TaskObservation> {
         let asking: BTreeSet<TaskId> =
             self.live_set_requests.values().flat_map(|question| question.callers.keys().copied()).collect();
         let observe = |(id, task): (TaskId, &Task)| {
@@ -305,6 +311,11 @@ impl Run {
                 last_heartbeat: task.last_heartbeat,
                 is_waiting: self.barrier_wait_count(id) > 0 || asking.contains(&id),
                 past_lives: task.past_incarnations.len(),
+                has_forgotten_lives: task.past_incarnations.len() >= lives_kept,
+                returned_after_silence: task
+                    .past_incarnations
+                    .front()
+                    .is_some_and(|life| is_heartbeat_timeout(&life.ended)),
                 registered_at: task.registered_at,
                 interval_us,
                 longest_gap_us,

@@ -2,6 +2,8 @@
 //!
 //! `service::findings` detects findings. Begin at `Issue`.
 
+use std::time::Duration;
+
 use askama::Template;
 
 use super::amount;
@@ -12,7 +14,7 @@ use super::snapshot::{JobSnapshot, last_arrival_time};
 use super::status::{self, AWAITED_AFTER, TaskStatus, barrier_display_name};
 use super::times;
 use crate::coordination::{
-    BarrierKind, BarrierView, JobName, RunState, TaskId, TaskPhase, TaskView, Timestamp,
+    BarrierKind, BarrierView, JobName, RunState, TaskId, TaskPhase, TaskView, Timestamp, is_heartbeat_timeout,
 };
 use crate::http::Problem;
 use crate::service::findings::{Evidence, Finding, LateArrivals, Severity, count_late_arrivals};
@@ -23,6 +25,21 @@ const NAMED: usize = 4;
 /// The number of latest barriers, and at how many of them a task must have been late before a job without issues says so.
 const LATE_WINDOW: usize = 4;
 const LATE_OFTEN: usize = 3;
+/// The number of jobs of which the overview shows the details of an issue.
+const JOBS_WITH_DETAILS: usize = 2;
+
+/// What to do about failed tasks: without heartbeats or for another reason, of whole hosts or single ones.
+const ADVICE_FOR_SILENT_HOSTS: &str = "No heartbeat comes from any task of these hosts: they are down, or the network between them and this \
+    server is cut. Try to reach one of them from this machine (ping, ssh). If it answers, look at the network from there to the gRPC port of \
+    this server; if it does not, at the host and at what several of them share. Their tasks stay in the run and may register again; exclude a \
+    host that does not come back.";
+const ADVICE_FOR_SILENT_TASKS: &str = "The process may still run: it hangs, it gets no CPU, or its network is cut. Look at the process on its \
+    host, then at its stack and its log. The run continues without it until it registers again; exclude it if its host is bad.";
+const ADVICE_FOR_FAILED_HOSTS: &str = "All tasks of these hosts have ended. Look at the hosts first: are they up, and does the kernel's log have \
+    a reboot, an out-of-memory kill or a device error? Then at the end of the tasks' logs. The run continues without them until they register \
+    again; exclude a host that is bad.";
+const ADVICE_FOR_FAILED_TASKS: &str = "Read the end of its log, and the kernel's log of its host. The run continues without it until it \
+    registers again: check whether its scheduler restarts it, and exclude it if its host is bad.";
 
 /// An issue: something that needs an operator.
 pub(super) struct Issue {
@@ -130,8 +147,15 @@ impl Issue {
 
 /// Returns the issues of a job: the failure of its run first, then by urgency.
 pub(super) fn job_issues(snapshot: &JobSnapshot) -> Vec<Issue> {
-    let mut needs: Vec<Issue> = failed_run_or_lost_tasks_issue(snapshot).into_iter().collect();
     let found = |id: &str| snapshot.findings.iter().find(|finding| finding.id.as_ref() == id);
+    let storm = found("restart-storm");
+    // Tasks that restart repeatedly are one issue, whether they are down or back at this moment.
+    let has_restarted =
+        |task: &TaskId| snapshot.find_task(*task).is_some_and(|task| task.lives.len() > 1 && storm.is_some());
+    let (down_again, lost): (Vec<TaskId>, Vec<TaskId>) =
+        tasks_with_status(snapshot, TaskStatus::Failed).into_iter().partition(has_restarted);
+    let mut needs: Vec<Issue> =
+        failed_run_issue(snapshot).or_else(|| lost_tasks_issue(snapshot, &lost)).into_iter().collect();
     // A stalled task is the reason why its barrier is stuck, so both are one issue.
     let place = |finding: &Finding| (finding.barrier.clone(), finding.counter);
     let stalled = found("stalled-task").map(place);
@@ -144,6 +168,12 @@ pub(super) fn job_issues(snapshot: &JobSnapshot) -> Vec<Issue> {
             .filter(|it| !again(it))
             .map(|finding| Issue::from_finding(snapshot, finding)),
     );
+    if !down_again.is_empty()
+        && let Some(issue) = needs.iter_mut().find(|issue| issue.guide.ends_with("#restart-storm"))
+    {
+        let noun = if down_again.len() == 1 { "task is" } else { "tasks are" };
+        issue.text = format!("{} {} {noun} down now.", issue.text, format_grouped(down_again.len()));
+    }
     if stalled.is_none() && found("barrier-stuck").is_none() {
         needs.extend(awaited_tasks_issue(snapshot));
     }
@@ -189,54 +219,71 @@ fn tasks_with_status(snapshot: &JobSnapshot, look: TaskStatus) -> Vec<TaskId> {
     tasks.filter(|(_, one)| **one == look).map(|(task, _)| task.task).collect()
 }
 
-/// Returns the issue of a failed run, or of the tasks that a run has lost.
-fn failed_run_or_lost_tasks_issue(snapshot: &JobSnapshot) -> Option<Issue> {
+/// Returns the issue of a failed run.
+fn failed_run_issue(snapshot: &JobSnapshot) -> Option<Issue> {
     let run = &snapshot.view.run;
     let cause = run.first_cause.as_ref();
-    if matches!(run.state, RunState::Failed | RunState::Abandoned) {
-        let (text, told) = match cause {
-            Some(cause) => {
-                let whose = cause.task.map_or_else(String::new, |task| format!("task {task}: "));
-                let (why, told) = status::first_cause_texts(cause);
-                (format!("First cause: {whose}{why}"), told)
-            }
-            None => {
-                let reason = run.end_reason.as_deref().filter(|reason| !reason.is_empty());
-                (
-                    crate::text::escape_to_one_line(reason.unwrap_or("The cause is not known.")).into_owned(),
-                    String::new(),
-                )
-            }
-        };
-        let title = format!(
-            "Run {} {}",
-            run.number,
-            if run.state == RunState::Failed { "failed" } else { "was abandoned" }
-        );
-        let since = run.ended_at.unwrap_or(run.opened_at);
-        let need = Issue::new(snapshot, "bad", title, text, since).with_client_error(told).with_advice(
+    if !matches!(run.state, RunState::Failed | RunState::Abandoned) {
+        return None;
+    }
+    let (text, told) = match cause {
+        Some(cause) => {
+            let whose = cause.task.map_or_else(String::new, |task| format!("task {task}: "));
+            let (why, told) = status::first_cause_texts(cause);
+            (format!("First cause: {whose}{why}"), told)
+        }
+        None => {
+            let reason = run.end_reason.as_deref().filter(|reason| !reason.is_empty());
+            (
+                crate::text::escape_to_one_line(reason.unwrap_or("The cause is not known.")).into_owned(),
+                String::new(),
+            )
+        }
+    };
+    let title = format!(
+        "Run {} {}",
+        run.number,
+        if run.state == RunState::Failed { "failed" } else { "was abandoned" }
+    );
+    let since = run.ended_at.unwrap_or(run.opened_at);
+    let need = Issue::new(snapshot, "bad", title, text, since).with_client_error(told).with_advice(
             "Read the log of that task at that time: the errors of the other tasks follow from it. The next run starts \
              when tasks register again; nothing has to be reset.",
             "/guide/troubleshooting#failed",
         );
-        let need = Issue { is_run_failure: true, ..need };
-        return Some(match cause.and_then(|cause| cause.task) {
-            Some(task) => need.with_tasks(snapshot, &[task]),
-            None => need,
-        });
-    }
-    let lost = tasks_with_status(snapshot, TaskStatus::Failed);
-    let first = lost.iter().filter_map(|task| snapshot.find_task(*task)).min_by_key(|task| task.since)?;
+    let need = Issue { is_run_failure: true, ..need };
+    Some(match cause.and_then(|cause| cause.task) {
+        Some(task) => need.with_tasks(snapshot, &[task]),
+        None => need,
+    })
+}
+
+/// Returns the issue of the tasks that a run has lost.
+fn lost_tasks_issue(snapshot: &JobSnapshot, lost: &[TaskId]) -> Option<Issue> {
+    let tasks: Vec<&TaskView> = lost.iter().filter_map(|task| snapshot.find_task(*task)).collect();
+    let first = tasks.iter().min_by_key(|task| task.since)?;
     let error = first.error.as_deref().unwrap_or_default();
     let (why, told) = status::cause_and_client_error_texts(error, first.why.as_deref().unwrap_or_default());
-    let text = if lost.len() > 1 { format!("First: task {}: {why}", first.task) } else { why };
+    let text = match lost.len() {
+        1 => why,
+        _ if tasks.iter().all(|task| task.why == first.why) => {
+            format!("All for the same reason: {why}. First: task {}", first.task)
+        }
+        _ => format!("First: task {}: {why}", first.task),
+    };
     let title = format_count_with_noun(lost.len(), "task has failed", "tasks have failed");
-    let mut order = lost.clone();
+    let mut order = lost.to_vec();
     order.sort_by_key(|task| snapshot.find_task(*task).map(|task| task.since));
-    let need = Issue::new(snapshot, "bad", title, text, first.since).with_client_error(told);
-    let advice = "The run continues without it until it registers again. Check whether its scheduler restarts it; \
-                  exclude it if its host is bad.";
-    Some(need.with_tasks(snapshot, &order).with_advice(advice, "/guide/states#failed"))
+    let is_silent = |task: &&TaskView| task.why.as_deref().is_some_and(is_heartbeat_timeout);
+    let named = NamedTasks::new(snapshot, &order, order.len(), NAMED);
+    let advice = match (tasks.iter().all(is_silent), named.whole_hosts > 0) {
+        (true, true) => ADVICE_FOR_SILENT_HOSTS,
+        (true, false) => ADVICE_FOR_SILENT_TASKS,
+        (false, true) => ADVICE_FOR_FAILED_HOSTS,
+        (false, false) => ADVICE_FOR_FAILED_TASKS,
+    };
+    let issue = Issue::new(snapshot, "bad", title, text, first.since).with_client_error(told);
+    Some(issue.with_named_tasks(named).with_advice(advice, "/guide/states#failed"))
 }
 
 /// Returns the issue of connected tasks that others wait for.
@@ -258,57 +305,55 @@ fn awaited_tasks_issue(snapshot: &JobSnapshot) -> Option<Issue> {
     let mut missing = barrier.missing.clone();
     missing.sort_by_key(|task| !waits(task));
     let alive: Vec<TaskId> = missing.iter().copied().filter(waits).collect();
-    let text = awaited_tasks_heartbeat_text(
-        snapshot,
-        &alive,
-        alive.len() < missing.len(),
-        times::has_no_timeout(&barrier.deadline, snapshot.captured_at()),
-    );
-    let need = Issue::new(snapshot, "warn", title, text, last_arrival_time(barrier));
+    let last_arrival = last_arrival_time(barrier);
+    let has_others = alive.len() < missing.len();
+    let text = awaited_tasks_heartbeat_text(snapshot, &alive, last_arrival, has_others, barrier);
+    let need = Issue::new(snapshot, "warn", title, text, last_arrival);
     let advice = "Look at its stack before anything else: on the page Stacks of the job, or with py-spy dump on its host. \
                   Then restart it, or exclude it if the job can continue without it.";
     Some(need.with_tasks(snapshot, &missing).with_advice(advice, "/guide/states#awaited"))
 }
 
-/// Returns a sentence about the heartbeats of these tasks and its consequence. `mixed`: others are missing
-/// with them.
+/// Returns a sentence about the heartbeats of these connected tasks since the last arrival at `barrier`, and its consequence. `has_others`:
+/// tasks that are not connected are missing with them.
 fn awaited_tasks_heartbeat_text(
     snapshot: &JobSnapshot,
     tasks: &[TaskId],
-    mixed: bool,
-    endless: bool,
+    last_arrival: Timestamp,
+    has_others: bool,
+    barrier: &BarrierView,
 ) -> String {
-    let overdue =
-        |id: &TaskId| snapshot.find_task(*id).and_then(|task| snapshot.silence_if_heartbeat_overdue(task));
-    let silent: Vec<_> = tasks.iter().filter_map(overdue).collect();
-    let timeout = if endless { "timeout" } else { "heartbeat timeout" };
-    let one = match tasks {
-        [one] if mixed => Some(format!("Task {one}")),
-        [_] => Some("It".to_owned()),
-        _ => None,
+    let who = match tasks {
+        [one] if has_others => format!("Task {one}"),
+        [_] => "It".to_owned(),
+        many => format!("{} tasks", format_grouped(many.len())),
     };
-    match silent.iter().max() {
-        None => {
-            let who = one.map_or_else(
-                || format!("{} tasks still send heartbeats", format_grouped(tasks.len())),
-                |one| {
-                    if one == "It" {
-                        "Its heartbeats continue".into()
-                    } else {
-                        format!("{one} still sends heartbeats")
-                    }
-                },
-            );
-            format!("{who}, so no {timeout} will clear this.")
-        }
-        Some(longest) => {
-            let many = || format_count_with_noun(silent.len(), "connected task has", "connected tasks have");
-            let who = one.map_or_else(many, |one| format!("{one} has"));
-            let span = times::duration_text(longest);
-            let limit = times::duration_text(&snapshot.view.settings.heartbeat_timeout);
-            format!("{who} sent no heartbeat for {span}; a task fails after {limit} without one.")
+    let (mut late, mut longest, mut next_due) = (0, Duration::ZERO, Duration::ZERO);
+    for task in tasks.iter().filter_map(|id| snapshot.find_task(*id)) {
+        match (snapshot.silence_if_heartbeat_overdue(task), task.last_heartbeat) {
+            (Some(silent), _) => (late, longest) = (late + 1, longest.max(silent)),
+            (None, Some(heard)) if heard <= last_arrival => {
+                let due = heard.after(snapshot.heartbeat_overdue_after(task));
+                next_due = next_due.max(due.since(snapshot.captured_at()));
+            }
+            _ => {}
         }
     }
+    if late > 0 {
+        let who = if late == tasks.len() { who } else { format!("{late} of the tasks") };
+        let verb = if late == 1 { "has" } else { "have" };
+        let (span, limit) =
+            (times::duration_text(&longest), times::duration_text(&snapshot.view.settings.heartbeat_timeout));
+        return format!("{who} {verb} sent no heartbeat for {span}; a task fails after {limit} without one.");
+    }
+    if next_due > Duration::ZERO {
+        let within = times::duration_text(&Duration::from_secs(next_due.as_secs() + 1));
+        return format!("No heartbeat is due yet; whether heartbeats continue shows within {within}.");
+    }
+    let verb = if tasks.len() == 1 { "still sends" } else { "still send" };
+    let endless = times::has_no_timeout(&barrier.deadline, snapshot.captured_at());
+    let timeout = if endless { "timeout" } else { "heartbeat timeout" };
+    format!("{who} {verb} heartbeats, so no {timeout} will clear this.")
 }
 
 /// Returns the text about a job without issues.
@@ -375,7 +420,9 @@ fn is_step_barrier(kind: BarrierKind) -> bool {
 #[derive(Template)]
 #[template(path = "parts/needs.html")]
 struct IssueListFragment<'a> {
-    issues: &'a [Issue],
+    /// The issues with their details, and those of which the title is shown.
+    issues: Vec<&'a Issue>,
+    brief: Vec<&'a Issue>,
     /// The list covers several jobs, so each issue names its job.
     whose: bool,
     /// The text if there are no issues.
@@ -383,17 +430,31 @@ struct IssueListFragment<'a> {
 }
 
 impl IssueListFragment<'_> {
+    /// Returns the number of all issues in words.
+    fn count_text(&self) -> String {
+        issue_count_text(self.issues.len() + self.brief.len())
+    }
+
     /// Returns the part of the text that screen readers announce: without the progress of a barrier.
     fn spoken_summary(&self) -> &str {
         self.calm.split(':').next().unwrap_or_default()
     }
 }
 
-/// Returns the issues as a fragment of a page.
+/// Returns the issues as a fragment of a page. Of the issues of several jobs, the most urgent one of each of the first jobs has its details,
+/// so that the table of jobs stays on the first screen; the others usually follow from it.
 pub(super) fn render_issue_list_fragment(
     issues: &[Issue],
     whose: bool,
     calm: String,
 ) -> Result<Fragment, Problem> {
-    Fragment::new("needs", &IssueListFragment { issues, whose, calm })
+    let mut detailed: Vec<&JobName> = Vec::new();
+    let (issues, brief) = issues.iter().partition(|issue| {
+        let has_details = !whose || (detailed.len() < JOBS_WITH_DETAILS && !detailed.contains(&&issue.job));
+        if has_details {
+            detailed.push(&issue.job);
+        }
+        has_details
+    });
+    Fragment::new("needs", &IssueListFragment { issues, brief, whose, calm })
 }

@@ -95,9 +95,17 @@ pub(super) struct TaskLabel {
     /// Its activity in a few words, if others wait for it.
     pub activity: String,
     pub heard: Option<crate::coordination::Timestamp>,
+    /// The usual interval between its heartbeats.
+    pub usual_interval: std::time::Duration,
 }
 
 impl TaskLabel {
+    /// Returns its activity beside its status: without the word that both have.
+    pub fn activity_beside_status(&self) -> &str {
+        let rest = self.activity.strip_prefix(self.status.word());
+        rest.map_or(self.activity.as_str(), |rest| rest.trim_start_matches([',', ' ']))
+    }
+
     /// Returns the host of the task, unless its address names it, and its address.
     pub fn place_text(&self) -> String {
         match &self.host {

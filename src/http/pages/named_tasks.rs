@@ -3,10 +3,13 @@
 //!
 //! Begin at [`NamedTasks::new`].
 
+use std::time::Duration;
+
 use super::links::TaskLabel;
 use super::snapshot::JobSnapshot;
 use super::status::TaskStatus;
 use crate::coordination::{HostId, HostOfTasks, HostOrTask, TaskId, Timestamp};
+use crate::text::format_grouped;
 
 /// A host all of whose tasks are concerned.
 pub(super) struct HostLabel {
@@ -18,6 +21,8 @@ pub(super) struct HostLabel {
     pub worst: TaskStatus,
     /// The latest heartbeat of its tasks.
     pub heard: Option<Timestamp>,
+    /// The longest usual interval between the heartbeats of one of its tasks.
+    pub usual_interval: Duration,
     /// Whether all of its tasks are excluded.
     pub is_excluded: bool,
 }
@@ -27,12 +32,15 @@ impl HostLabel {
         let counts = snapshot.status_counts_of(&host.tasks);
         let words = counts.iter().map(|(status, count)| format!("{count} {}", status.word()));
         let heard = host.tasks.iter().filter_map(|task| snapshot.find_task(*task)?.last_heartbeat).max();
+        let interval = |task: &TaskId| Some(snapshot.usual_heartbeat_interval_of(snapshot.find_task(*task)?));
+        let usual_interval = host.tasks.iter().filter_map(interval).max();
         Self {
             host: host.name.clone(),
             tasks: host.tasks.clone(),
             statuses: words.collect::<Vec<_>>().join(", "),
             worst: counts.first().map_or(TaskStatus::Connected, |(status, _)| *status),
             heard,
+            usual_interval: usual_interval.unwrap_or_default(),
             is_excluded: counts.iter().all(|(status, _)| *status == TaskStatus::Excluded),
         }
     }
@@ -52,6 +60,8 @@ pub(super) struct NamedTasks {
     pub others: usize,
     /// The number of all tasks of the list.
     pub total: usize,
+    /// The number of hosts to which all tasks of the list belong, and all of whose tasks are on it; 0 if a task is on none.
+    pub whole_hosts: usize,
 }
 
 impl NamedTasks {
@@ -62,11 +72,13 @@ impl NamedTasks {
         let shown = &all[..all.len().min(most)];
         let named: usize = shown.iter().map(HostOrTask::task_count).sum();
         let total = total.max(tasks.len());
+        let is_whole = total == tasks.len() && all.iter().all(|group| matches!(group, HostOrTask::Host(_)));
+        let whole_hosts = if is_whole { all.len() } else { 0 };
         let label = |group: &HostOrTask<'_>| match group {
             HostOrTask::Host(host) => NamedGroup::Host(HostLabel::new(snapshot, host)),
             HostOrTask::Task(task) => NamedGroup::Task(snapshot.task_label(*task)),
         };
-        Self { groups: shown.iter().map(label).collect(), others: total - named, total }
+        Self { groups: shown.iter().map(label).collect(), others: total - named, total, whole_hosts }
     }
 
     /// Returns every task that is named, alone or with its host.
@@ -84,15 +96,12 @@ impl NamedTasks {
 
     /// Returns the hosts to which all tasks of the list belong, as the end of a title; empty if a task is on none.
     pub fn whole_hosts_text(&self) -> String {
-        let is_host = |group: &NamedGroup| matches!(group, NamedGroup::Host(_));
-        match &self.groups[..] {
-            [NamedGroup::Host(one)] if self.others == 0 => {
+        match (self.whole_hosts, &self.groups[..]) {
+            (0, _) => String::new(),
+            (_, [NamedGroup::Host(one)]) => {
                 format!(": all tasks of host {}", super::links::short_host_name(&one.host))
             }
-            [_, _, ..] if self.others == 0 && self.groups.iter().all(is_host) => {
-                format!(": all tasks of {} hosts", self.groups.len())
-            }
-            _ => String::new(),
+            (hosts, _) => format!(": all tasks of {} hosts", format_grouped(hosts)),
         }
     }
 }

@@ -84,6 +84,10 @@ impl ComparisonPageTemplate {
         &comparison.hosts[..comparison.hosts.len().min(ROWS_MAX)]
     }
 
+    fn has_late_host(&self, comparison: &RunComparison) -> bool {
+        comparison.hosts.iter().any(|host| host.was_late().contains(&true))
+    }
+
     fn has_more_changed_devices(&self, comparison: &RunComparison) -> bool {
         comparison.changed_devices.is_some_and(|count| count > self.changed_devices.len())
     }

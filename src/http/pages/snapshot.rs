@@ -13,7 +13,7 @@ use super::status::{TaskStatus, awaited_key_text, barrier_display_name};
 use crate::coordination::{
     BarrierKind, BarrierRecordWithArrivals, BarrierView, Coordinator, HostAssignment, HostView, JobId,
     JobName, JobView, LiveSetRequestView, RunNumber, RunSummary, TaskId, TaskIncarnations, TaskPhase,
-    TaskView, Timestamp, heartbeat_overdue_by,
+    TaskView, Timestamp, heartbeat_overdue_after, heartbeat_overdue_by, usual_heartbeat_interval,
 };
 use crate::http::extractors::{JobPath, no_such_run};
 use crate::http::page_times::PageClock;
@@ -22,6 +22,7 @@ use crate::service::findings::{self, Finding};
 use crate::service::reports::TransferReportStore;
 use crate::service::stacks::{StackCollector, StacksView};
 use crate::service::{JobTimeline, RunStateHistory, RunStates};
+use crate::text::format_count_with_noun;
 
 /// The maximum number of awaited tasks whose stacks are shown beside them.
 const STACK_PLACES_MAX: usize = 64;
@@ -253,6 +254,18 @@ impl JobSnapshot {
         )
     }
 
+    /// Returns the usual interval between the heartbeats of a task.
+    pub fn usual_heartbeat_interval_of(&self, task: &TaskView) -> Duration {
+        let interval_us = task.pulse.as_ref().map_or(0, |pulse| pulse.interval_us);
+        usual_heartbeat_interval(interval_us, self.view.settings.heartbeat_timeout)
+    }
+
+    /// Returns the time after a heartbeat of a task from which the next one is overdue.
+    pub fn heartbeat_overdue_after(&self, task: &TaskView) -> Duration {
+        let interval_us = task.pulse.as_ref().map_or(0, |pulse| pulse.interval_us);
+        heartbeat_overdue_after(interval_us, self.view.settings.heartbeat_timeout)
+    }
+
     /// Returns the barrier in progress with this id and counter.
     pub fn find_barrier(&self, id: &str, counter: i64) -> Option<&BarrierView> {
         self.view.run.barriers.iter().find(|barrier| barrier.id == id && barrier.counter == counter)
@@ -297,6 +310,7 @@ impl JobSnapshot {
             status: self.status_of(id),
             activity: doing,
             heard: task.and_then(|task| task.last_heartbeat),
+            usual_interval: task.map(|task| self.usual_heartbeat_interval_of(task)).unwrap_or_default(),
         }
     }
 
@@ -327,11 +341,22 @@ impl JobSnapshot {
             }
             TaskPhase::Connected if task.unsynced => "restarted, has not completed a barrier since".into(),
             TaskPhase::Connected if awaited => "connected, not at any barrier".into(),
-            TaskPhase::Connected => match task.lives.len().saturating_sub(1) {
-                0 => "connected".into(),
-                1 => "connected, 1 restart in this run".into(),
-                many => format!("connected, {many} restarts in this run"),
+            TaskPhase::Connected => match self.restart_count_text(task) {
+                Some(restarts) => format!("connected, {restarts} in this run"),
+                None => "connected".into(),
             },
+        }
+    }
+
+    /// Returns how often a task has restarted in this run; `None` if it has not.
+    pub fn restart_count_text(&self, task: &TaskView) -> Option<String> {
+        match task.lives.len().saturating_sub(1) {
+            0 => None,
+            // The earliest incarnations may be forgotten.
+            many if many >= self.view.settings.bounds.incarnations_kept => {
+                Some(format!("{many} or more restarts"))
+            }
+            many => Some(format_count_with_noun(many, "restart", "restarts")),
         }
     }
 

@@ -470,7 +470,7 @@ fn a_silent_task_is_not_shown_as_sending_heartbeats() {
     rig.advance_seconds(5);
     assert_contains(
         &rig.job_page_fragment_text("needs"),
-        "Its heartbeats continue, so no heartbeat timeout will clear this.",
+        "It still sends heartbeats, so no heartbeat timeout will clear this.",
     );
     rig.beating.remove(&task_id(2));
     // Before the finding and with it.
@@ -482,11 +482,89 @@ fn a_silent_task_is_not_shown_as_sending_heartbeats() {
             if waited == 13 { "sent no heartbeat for 13 s" } else { "sent no heartbeat for 43 s" },
         );
         assert_contains(&said, "Task 2 10.0.0.1:4002 connected, but its heartbeats are overdue; heartbeat");
-        for words in ["Alive", "alive", "Its heartbeats continue", "missing task continue"] {
+        for words in ["Alive", "alive", "still sends", "missing task continue"] {
             assert_lacks(&said, words);
         }
     }
     assert_eq!(rig.issue_titles(), ["1 task has not reached the barrier"]);
+}
+
+#[test]
+fn whether_heartbeats_continue_is_said_when_it_is_known() {
+    let mut rig = PagesFixture::with_registered_tasks(recoverable_job_settings(3), 5);
+    rig.beating.clear();
+    (0..2).for_each(|number| rig.call_barrier(number, "step", 3_600_000));
+    rig.advance_seconds(5);
+    assert_contains(
+        &rig.job_page_fragment_text("needs"),
+        "No heartbeat is due yet; whether heartbeats continue",
+    );
+    let usual = rig.snapshot().usual_heartbeat_interval_of(&rig.snapshot().view.run.tasks[2]).as_secs();
+    rig.advance_seconds(usual);
+    let said = rig.job_page_fragment_text("needs");
+    assert_contains(&said, "no heartbeat is overdue");
+    rig.advance_seconds(usual / 4);
+    let said = rig.job_page_fragment_text("needs");
+    assert_contains(&said, "the missing task has sent no heartbeat for");
+    assert_lacks(&said, "still sends");
+}
+
+#[test]
+fn a_failure_without_heartbeats_points_at_the_network_and_another_one_at_the_logs() {
+    let mut rig = PagesFixture::with_registered_tasks(recoverable_job_settings(32), 5);
+    (8..16).for_each(|number| _ = rig.beating.remove(&task_id(number)));
+    let timeout = rig.snapshot().view.settings.heartbeat_timeout.as_secs();
+    rig.advance_seconds(timeout + 6);
+    assert_eq!(rig.issue_titles(), ["8 tasks have failed: all tasks of host 10.0.0.2"]);
+    let said = rig.job_page_fragment_text("needs");
+    assert_contains(&said, "All for the same reason: no heartbeat for");
+    assert_contains(&said, "they are down, or the network between them and this server is cut");
+    rig.kill_task(1);
+    rig.advance_seconds(1);
+    let said = rig.job_page_fragment_text("needs");
+    assert_contains(&said, "9 tasks have failed");
+    assert_contains(&said, "Read the end of its log");
+    assert_lacks(&said, "is cut");
+}
+
+#[test]
+fn tasks_that_restart_again_and_again_are_one_issue_while_they_are_down_too() {
+    let mut rig = PagesFixture::with_registered_tasks(recoverable_job_settings(32), 5);
+    for _ in 0..20 {
+        rig.kill_task(3);
+        rig.advance_seconds(2);
+        rig.register_task(3);
+        rig.advance_seconds(2);
+    }
+    assert_eq!(rig.issue_titles(), ["Tasks restart repeatedly"]);
+    let said = rig.job_page_fragment_text("needs");
+    assert_contains(&said, "Task 3 restarted in the last ten minutes: 16 or more restarts in this run");
+    rig.kill_task(3);
+    rig.advance_seconds(1);
+    assert_eq!(rig.issue_titles(), ["Tasks restart repeatedly"]);
+    assert_contains(&rig.job_page_fragment_text("needs"), "1 task is down now.");
+    // One that had not restarted is an issue of its own.
+    rig.kill_task(4);
+    rig.advance_seconds(1);
+    assert_eq!(rig.issue_titles(), ["Tasks restart repeatedly", "1 task has failed"]);
+}
+
+#[test]
+fn the_overview_has_the_details_of_one_issue_for_each_of_the_first_jobs() {
+    let mut rig = PagesFixture::with_registered_tasks(recoverable_job_settings(3), 5);
+    (0..2).for_each(|number| rig.call_barrier(number, "step", 3_600_000));
+    rig.advance_seconds(40);
+    rig.kill_task(1);
+    assert_eq!(rig.issue_titles().len(), 2, "{:?}", rig.issue_titles());
+    let mut survey = overview::FleetSnapshot::empty(rig.now);
+    survey.add_job(&rig.snapshot(), &JobActivity::default());
+    let parts =
+        overview::render_fragments(&survey.sorted_by_urgency()).unwrap_or_else(|_| panic!("it is made"));
+    let needs = parts.iter().find(|part| part.id == "needs").unwrap();
+    assert_eq!(needs.html.matches("<article").count(), 1);
+    let said = visible_fragment_text(&parts, "needs", rig.now);
+    assert!(said.starts_with("2 issues train: "), "{said}");
+    assert!(rig.issue_titles().iter().all(|title| said.contains(title)), "{said}");
 }
 
 #[test]

@@ -20,8 +20,8 @@ pub(super) static DETECTOR: Detector = Detector {
     severity: Severity::Critical,
     means: "Tasks wait at a barrier for far longer than at its recent uses. The barrier passes when the missing tasks reach \
             it, and fails for all when it times out.",
-    advice: "Look at the missing tasks: their stacks, which Muster has requested (page Stacks of the job), their logs, their \
-             hosts. Restart a task that is gone for good, or the job.",
+    advice: "Look at the missing tasks: their stacks (page Stacks of the job, if their programs load the helper or run in a native \
+             worker; else py-spy dump on their hosts), their logs, their hosts. Restart a task that is gone for good, or the job.",
     detect,
 };
 

@@ -105,6 +105,8 @@ pub struct Detection {
     pub title: Option<String>,
     /// Its severity, if it differs from the detector's.
     pub severity: Option<Severity>,
+    /// What it means and what to do, if they differ from the detector's.
+    pub meaning_and_advice: Option<(&'static str, &'static str)>,
     /// The evidence suffices for an automatic exclusion.
     pub may_exclude: bool,
     /// A sentence about the condition. It names neither tasks nor a duration, which have fields of their own.
@@ -128,6 +130,7 @@ impl Detection {
         Self {
             title: None,
             severity: None,
+            meaning_and_advice: None,
             may_exclude: true,
             summary_without_tasks,
             since,

@@ -245,6 +245,7 @@ fn finding_from_detection(seen: &JobObservation, detector: &Detector, mut found:
         format!("{}: {named}", found.summary_without_tasks)
     };
     let (barrier, counter) = found.barrier.unzip();
+    let (means, advice) = found.meaning_and_advice.unwrap_or((detector.means, detector.advice));
     Finding {
         id: detector.id.into(),
         job: seen.name.clone(),
@@ -264,7 +265,7 @@ fn finding_from_detection(seen: &JobObservation, detector: &Detector, mut found:
         hosts,
         addresses,
         evidence: found.evidence,
-        means: detector.means.into(),
-        advice: detector.advice.into(),
+        means: means.into(),
+        advice: advice.into(),
     }
 }

@@ -24,8 +24,8 @@ pub(super) static DETECTOR: Detector = Detector {
             its process runs. Most tasks at once are told as one finding that names none: the cause is what they share.",
     advice: "Look for what keeps the process from running: a starved CPU, a long pause in native code that holds the \
              interpreter lock, a saturated network. Or give the job a longer --heartbeat-timeout; the histogram of gaps \
-             (muster_heartbeat_gap_seconds) shows which. If most tasks come late at once, look at the host of the service and at \
-             its network first.",
+             (muster_heartbeat_gap_seconds) shows which. If all tasks of a host come late at once, look at that host and at the \
+             network between it and this server; if most tasks do, at the host of this server and at its network.",
     detect,
 };
 

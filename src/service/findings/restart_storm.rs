@@ -16,6 +16,12 @@ const LIVES_MIN: usize = 3;
 /// that is more.
 const TASKS_MIN: usize = 3;
 
+/// What it means, and what to do, if most of the tasks restarted after a heartbeat timeout.
+const MEANING_AFTER_SILENCE: &str = "No heartbeat of these tasks came for the length of the heartbeat timeout, so they failed; then they \
+     registered again. Their hosts were down or hung, or the network between them and this server was cut.";
+const ADVICE_AFTER_SILENCE: &str = "Look at what the hosts of these tasks share: the network between them and this server (cable, switch, \
+     firewall, address changes). Then at the hosts: load, memory, kernel log. If it is always the same host, exclude that host.";
+
 pub(super) static DETECTOR: Detector = Detector {
     id: "restart-storm",
     title: "Tasks restart repeatedly",
@@ -45,16 +51,26 @@ fn detect(DetectorInput { job: seen, .. }: DetectorInput<'_>) -> Option<Detectio
     let since = back.iter().map(|task| task.registered_at).min()?;
     let ids: Vec<TaskId> = back.iter().map(|task| task.task).collect();
     // The task with the most restarts is named first.
-    let worst = ids.first().copied().unwrap_or_default();
-    let times = format_count_with_noun(most, "restart", "restarts");
+    let (worst, times) = back.first().map(|task| (task.task, restart_count_text(task)))?;
+    let silent = back.iter().filter(|task| task.returned_after_silence).count();
+    let after = match (silent, back.len()) {
+        (0, _) => String::new(),
+        (1, 1) => ", after a heartbeat timeout".to_owned(),
+        (all, of) if all == of => ", all of them after a heartbeat timeout".to_owned(),
+        (some, _) => format!(", {some} of them after a heartbeat timeout"),
+    };
     let summary_without_tasks = match back.len() {
-        1 => format!("task {worst} restarted in the last ten minutes: {times} in this run"),
+        1 => format!("task {worst} restarted in the last ten minutes{after}: {times} in this run"),
         many => format!(
-            "{many} tasks restarted in the last ten minutes; most often task {worst}: {times} in this run"
+            "{many} tasks restarted in the last ten minutes{after}; most often task {worst}: {times} in this run"
         ),
     };
     let number = |n: usize| f64::from(u32::try_from(n).unwrap_or(u32::MAX));
-    let detection = Detection::new(summary_without_tasks, since, ids);
+    let mut detection = Detection::new(summary_without_tasks, since, ids);
+    detection.meaning_and_advice =
+        (silent > back.len() / 2).then_some((MEANING_AFTER_SILENCE, ADVICE_AFTER_SILENCE));
+    // The same tasks again and again: the run makes little progress until somebody acts.
+    detection.severity = (most >= LIVES_MIN).then_some(Severity::Critical);
     // None of them has restarted again.
     let detection = match most {
         1 => detection.with_title(format_count_with_noun(
@@ -69,4 +85,12 @@ fn detect(DetectorInput { job: seen, .. }: DetectorInput<'_>) -> Option<Detectio
             .with_evidence("tasks that restarted within ten minutes", number(back.len()), number(many))
             .with_evidence("restarts of one of them", number(most), number(LIVES_MIN)),
     )
+}
+
+/// Returns how often a task has restarted in this run.
+fn restart_count_text(task: &TaskObservation) -> String {
+    match task.has_forgotten_lives {
+        true => format!("{} or more restarts", task.past_lives),
+        false => format_count_with_noun(task.past_lives, "restart", "restarts"),
+    }
 }

@@ -8,7 +8,8 @@ use std::time::Duration;
 use super::barrier_stuck::arrival_summary;
 use super::detector::{Detection, Detector, DetectorInput, Severity, longest_recent_barrier_duration};
 use crate::coordination::{
-    BarrierKind, BarrierObservation, JobObservation, RunState, TaskId, TaskPhase, heartbeat_overdue_by,
+    BarrierKind, BarrierObservation, JobObservation, RunState, TaskId, TaskObservation, TaskPhase,
+    heartbeat_overdue_by,
 };
 use crate::text::{format_approximate_duration, format_count_with_noun};
 
@@ -25,8 +26,8 @@ pub(super) static DETECTOR: Detector = Detector {
     severity: Severity::Critical,
     means: "All other tasks wait at a barrier for a few tasks that are still connected. Their programs have not reached the \
             barrier, and while their heartbeats continue, no heartbeat timeout will clear this.",
-    advice: "Look at the stack of the task before anything else: Muster has requested it (page Stacks of the job); without the \
-             helper, use py-spy dump on its host. Usual causes: a deadlocked data loader, a \
+    advice: "Look at the stack of the task before anything else: on the page Stacks of the job, if its program loads the helper or \
+             runs in a native worker; else with py-spy dump on its host. Usual causes: a deadlocked data loader, a \
              collective that its peers have left, a hung device or file system. Then restart the task.",
     detect,
 };
@@ -44,7 +45,7 @@ fn detect(DetectorInput { job: seen, .. }: DetectorInput<'_>) -> Option<Detectio
         .min_by_key(|barrier| barrier.last_arrival)?;
     let waited = seen.seen_at.since(barrier.last_arrival);
     let summary_without_tasks =
-        format!("{}; {}", arrival_summary(barrier), heartbeat_sentence(seen, &barrier.missing_tasks));
+        format!("{}; {}", arrival_summary(barrier), heartbeat_sentence(seen, barrier));
     let heard = barrier.missing_tasks.iter().filter_map(|id| seen.task(*id)?.last_heartbeat).min();
     let silent = heard.map_or(0.0, |heard| seen.seen_at.since(heard).as_secs_f64());
     Some(
@@ -66,14 +67,16 @@ fn detect(DetectorInput { job: seen, .. }: DetectorInput<'_>) -> Option<Detectio
     )
 }
 
-/// Returns a sentence about the heartbeats of tasks that are all connected.
-fn heartbeat_sentence(seen: &JobObservation, tasks: &[TaskId]) -> String {
-    let overdue = |id: &TaskId| {
-        let task = seen.task(*id)?;
+/// Returns a sentence about the heartbeats of the missing tasks, which are all connected, since the last arrival.
+fn heartbeat_sentence(seen: &JobObservation, barrier: &BarrierObservation) -> String {
+    let missing: Vec<_> = barrier.missing_tasks.iter().filter_map(|id| seen.task(*id)).collect();
+    let overdue = |task: &&TaskObservation| {
         heartbeat_overdue_by(task.last_heartbeat, task.interval_us, seen.heartbeat_timeout, seen.seen_at)
     };
-    let silent: Vec<Duration> = tasks.iter().filter_map(overdue).collect();
-    match (tasks.len(), silent.iter().max()) {
+    let silent: Vec<Duration> = missing.iter().filter_map(overdue).collect();
+    let has_beaten_since = missing.iter().all(|task| task.last_heartbeat > Some(barrier.last_arrival));
+    match (missing.len(), silent.iter().max()) {
+        (_, None) if !has_beaten_since => "no heartbeat is overdue".to_owned(),
         (1, None) => "the heartbeats of the missing task continue".to_owned(),
         (_, None) => "the heartbeats of the missing tasks continue".to_owned(),
         (1, Some(longest)) => {

@@ -34,6 +34,8 @@ fn healthy_job() -> JobObservation {
         last_heartbeat: Some(seconds_ago(3)),
         is_waiting: false,
         past_lives: 0,
+        has_forgotten_lives: false,
+        returned_after_silence: false,
         registered_at: seconds_ago(3000),
         interval_us: 50_000_000,
         longest_gap_us: 51_000_000,
@@ -324,6 +326,15 @@ fn a_storm_of_restarts_is_one_task_again_and_again_or_many_tasks() {
         "task 1 restarted in the last ten minutes: 3 restarts in this run"
     );
     assert_eq!(found.tasks, [TaskId(1)]);
+    assert_eq!((found.severity, found.meaning_and_advice), (Some(Severity::Critical), None));
+    seen.tasks[1].returned_after_silence = true;
+    seen.tasks[1].has_forgotten_lives = true;
+    let found = expect_only_finding(&seen, "restart-storm");
+    assert_eq!(
+        found.summary_without_tasks,
+        "task 1 restarted in the last ten minutes, after a heartbeat timeout: 3 or more restarts in this run"
+    );
+    assert!(found.meaning_and_advice.is_some_and(|(_, advice)| advice.contains("network")), "{found:?}");
     let mut seen = healthy_job();
     for task in 0..3 {
         seen.tasks[task].past_lives = 1;
