@@ -29,13 +29,15 @@ use super::timers::Timer;
 const TROUBLESHOOTING_HINT: &str = "Check the task logs for an earlier error or scheduler events (e.g. preemption, eviction) to \
                             debug further.";
 
-/// The beginning of the reason of a heartbeat timeout.
+/// The beginnings of the reasons of failures in which the host of a task did not answer.
 const NO_HEARTBEAT_FOR: &str = "no heartbeat for ";
+const CONNECTION_TIMED_OUT: &str = "connection timed out";
 
-/// Returns whether a task failed by a heartbeat timeout. The state keeps the reason for the end of an incarnation as text only.
+/// Returns whether a task failed because nothing came from its host: a heartbeat timeout, or a connection that timed out. The state keeps
+/// the reason for the end of an incarnation as text only.
 #[must_use]
-pub fn is_heartbeat_timeout(reason: &str) -> bool {
-    reason.starts_with(NO_HEARTBEAT_FOR)
+pub fn is_unreachable_host(reason: &str) -> bool {
+    reason.starts_with(NO_HEARTBEAT_FOR) || reason.starts_with(CONNECTION_TIMED_OUT)
 }
 
 /// Formats a short time for people.

@@ -140,33 +140,22 @@ pub struct HeartbeatStatsView {
     pub gaps: GapHistogram,
 }
 
-/// The factor over the usual interval, and the time beyond that, after which a heartbeat is overdue.
+/// A heartbeat is overdue after so many usual intervals and this time.
 const OVERDUE_FACTOR: f64 = 1.2;
 const OVERDUE_SLACK: Duration = Duration::from_secs(1);
 
-/// Returns the usual interval between the heartbeats of a task. Until one is known (`interval_us` is 0), it is half of the timeout, which
-/// is the clients' default.
+/// Returns the time since the last heartbeat of a task, if its next one is overdue. Until its usual interval is known (`interval_us`
+/// is 0), it is taken as half of the timeout, which is the clients' default.
 #[must_use]
-pub fn usual_heartbeat_interval(interval_us: u64, timeout: Duration) -> Duration {
-    if interval_us > 0 { Duration::from_micros(interval_us) } else { timeout / 2 }
-}
-
-/// Returns the time after a heartbeat from which the next one is overdue.
-#[must_use]
-pub fn heartbeat_overdue_after(interval_us: u64, timeout: Duration) -> Duration {
-    usual_heartbeat_interval(interval_us, timeout).mul_f64(OVERDUE_FACTOR) + OVERDUE_SLACK
-}
-
-/// Returns how long a task has sent no heartbeat, if its next one is overdue.
-#[must_use]
-pub fn heartbeat_overdue_by(
+pub fn silence_if_heartbeat_overdue(
     last: Option<Timestamp>,
     interval_us: u64,
     timeout: Duration,
     now: Timestamp,
 ) -> Option<Duration> {
+    let usual = if interval_us > 0 { Duration::from_micros(interval_us) } else { timeout / 2 };
     let silent = now.since(last?);
-    (silent > heartbeat_overdue_after(interval_us, timeout)).then_some(silent)
+    (silent > usual.mul_f64(OVERDUE_FACTOR) + OVERDUE_SLACK).then_some(silent)
 }
 
 #[cfg(test)]
@@ -191,7 +180,12 @@ mod tests {
     fn a_heartbeat_is_overdue_a_fifth_of_its_usual_interval_and_a_second_late() {
         let timeout = Duration::from_secs(100);
         let after = |seconds: u64, interval_us: u64| {
-            heartbeat_overdue_by(Some(Timestamp(0)), interval_us, timeout, Timestamp(seconds * 1_000_000))
+            silence_if_heartbeat_overdue(
+                Some(Timestamp(0)),
+                interval_us,
+                timeout,
+                Timestamp(seconds * 1_000_000),
+            )
         };
         assert_eq!(after(7, 5_000_000), None);
         assert_eq!(after(8, 5_000_000), Some(Duration::from_secs(8)));
@@ -200,7 +194,7 @@ mod tests {
         assert_eq!(after(61, 0), None, "its interval is taken as half of the timeout");
         assert_eq!(after(62, 0), Some(Duration::from_secs(62)));
         assert_eq!(
-            heartbeat_overdue_by(None, 5_000_000, timeout, Timestamp(u64::MAX)),
+            silence_if_heartbeat_overdue(None, 5_000_000, timeout, Timestamp(u64::MAX)),
             None,
             "it never sent one"
         );

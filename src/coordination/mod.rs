@@ -134,13 +134,10 @@ pub use exclusion::{
     ExcludedHost, ExclusionEndKind, ExclusionEndRecord, ExclusionTarget, ExclusionTargetFields,
 };
 pub use failure::*;
-pub use failure_detection::is_heartbeat_timeout;
+pub use failure_detection::is_unreachable_host;
 pub use fatal_gpu_error::FatalGpuError;
 pub use heartbeat_history::HeartbeatGap;
-pub use heartbeat_stats::{
-    GAP_BUCKETS, GapHistogram, HeartbeatStatsView, heartbeat_overdue_after, heartbeat_overdue_by,
-    usual_heartbeat_interval,
-};
+pub use heartbeat_stats::{GAP_BUCKETS, GapHistogram, HeartbeatStatsView, silence_if_heartbeat_overdue};
 pub use ids::*;
 pub use input::*;
 pub use process_identity::ProcessIdentity;

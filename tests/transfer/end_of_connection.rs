@@ -147,7 +147,9 @@ fn a_waiter_woken_for_one_connection_delays_no_other() {
             let error = done(&transfer).unwrap_err();
             assert!(matches!(error, TransferError::StaleIncarnation { .. }), "{error}");
             // The error may be seen before the waker has returned.
-            eventually(&format!("{choice:?}: nobody waits for another"), || wake.met.load(Ordering::SeqCst));
+            eventually(&format!("{choice:?}: no waiter is delayed by another"), || {
+                wake.met.load(Ordering::SeqCst)
+            });
         }
     }
 }

@@ -17,7 +17,7 @@ use crate::coordination::barrier_table::{BarrierInstance, BarrierKey};
 use crate::coordination::coordinator::Coordinator;
 use crate::coordination::event::RunOutcome;
 use crate::coordination::exclusion::ExclusionTable;
-use crate::coordination::failure_detection::is_heartbeat_timeout;
+use crate::coordination::failure_detection::is_unreachable_host;
 use crate::coordination::fatal_gpu_error::FatalGpuError;
 use crate::coordination::heartbeat_stats::GapHistogram;
 use crate::coordination::ids::{JobId, JobName, RunNumber, TaskId, Timestamp};
@@ -53,12 +53,12 @@ pub struct TaskObservation {
     pub last_heartbeat: Option<Timestamp>,
     /// Whether it waits at a client's barrier or for a live set.
     pub is_waiting: bool,
-    /// The number of remembered earlier incarnations in this run.
-    pub past_lives: usize,
-    /// Whether there may have been earlier ones that are no longer remembered.
-    pub has_forgotten_lives: bool,
-    /// Whether the incarnation before the present one ended because no heartbeat of it came.
-    pub returned_after_silence: bool,
+    /// The times at which its remembered earlier incarnations in this run registered, the latest first.
+    pub past_registrations: Vec<Timestamp>,
+    /// Whether earlier incarnations may be forgotten.
+    pub may_have_more_incarnations: bool,
+    /// Whether the incarnation before the present one ended because nothing came from its host.
+    pub was_unreachable: bool,
     /// The time at which the present incarnation registered.
     pub registered_at: Timestamp,
     /// The usual interval of its heartbeats, in microseconds; 0 if it is not known yet.
@@ -296,8 +296,8 @@ impl Run {
         })
     }
 
-    /// Returns the observations of all tasks, of each of which `lives_kept` earlier incarnations are remembered.
-    fn observe_tasks(&self, lives_kept: usize) -> Vec<TaskObservation> {
+    /// Returns the observations of all tasks, of each of which `incarnations_kept` earlier incarnations are remembered.
+    fn observe_tasks(&self, incarnations_kept: usize) -> Vec<TaskObservation> {
         let asking: BTreeSet<TaskId> =
             self.live_set_requests.values().flat_map(|question| question.callers.keys().copied()).collect();
         let observe = |(id, task): (TaskId, &Task)| {
@@ -310,12 +310,12 @@ impl Run {
                 peer: task.peer,
                 last_heartbeat: task.last_heartbeat,
                 is_waiting: self.barrier_wait_count(id) > 0 || asking.contains(&id),
-                past_lives: task.past_incarnations.len(),
-                has_forgotten_lives: task.past_incarnations.len() >= lives_kept,
-                returned_after_silence: task
+                past_registrations: task.past_incarnations.iter().map(|life| life.registered_at).collect(),
+                may_have_more_incarnations: task.past_incarnations.len() >= incarnations_kept,
+                was_unreachable: task
                     .past_incarnations
                     .front()
-                    .is_some_and(|life| is_heartbeat_timeout(&life.ended)),
+                    .is_some_and(|life| is_unreachable_host(&life.ended)),
                 registered_at: task.registered_at,
                 interval_us,
                 longest_gap_us,

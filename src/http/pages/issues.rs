@@ -2,7 +2,7 @@
 //!
 //! `service::findings` detects findings. Begin at `Issue`.
 
-use std::time::Duration;
+use std::sync::Arc;
 
 use askama::Template;
 
@@ -10,14 +10,17 @@ use super::amount;
 use super::fragment::Fragment;
 use super::links;
 use super::named_tasks::{NamedGroup, NamedTasks};
-use super::snapshot::{JobSnapshot, last_arrival_time};
+use super::snapshot::{JobSnapshot, heartbeat_interval_us, last_arrival_time};
 use super::status::{self, AWAITED_AFTER, TaskStatus, barrier_display_name};
 use super::times;
 use crate::coordination::{
-    BarrierKind, BarrierView, JobName, RunState, TaskId, TaskPhase, TaskView, Timestamp, is_heartbeat_timeout,
+    BarrierKind, BarrierView, JobName, RunState, TaskId, TaskPhase, TaskView, Timestamp, is_unreachable_host,
 };
 use crate::http::Problem;
-use crate::service::findings::{Evidence, Finding, LateArrivals, Severity, count_late_arrivals};
+use crate::service::findings::{
+    AwaitedHeartbeat, Evidence, Finding, LateArrivals, RESTART_WINDOW, Severity, awaited_heartbeats_text,
+    count_late_arrivals,
+};
 use crate::text::{format_count_with_noun, format_grouped};
 
 /// The maximum number of tasks that an issue names.
@@ -25,24 +28,28 @@ const NAMED: usize = 4;
 /// The number of latest barriers, and at how many of them a task must have been late before a job without issues says so.
 const LATE_WINDOW: usize = 4;
 const LATE_OFTEN: usize = 3;
-/// The number of jobs of which the overview shows the details of an issue.
-const JOBS_WITH_DETAILS: usize = 2;
+/// The numbers of issues of which the overview shows the details, and the title.
+const DETAILED_ISSUES: usize = 2;
+const ISSUE_TITLES: usize = 8;
 
-/// What to do about failed tasks: without heartbeats or for another reason, of whole hosts or single ones.
-const ADVICE_FOR_SILENT_HOSTS: &str = "No heartbeat comes from any task of these hosts: they are down, or the network between them and this \
-    server is cut. Try to reach one of them from this machine (ping, ssh). If it answers, look at the network from there to the gRPC port of \
-    this server; if it does not, at the host and at what several of them share. Their tasks stay in the run and may register again; exclude a \
-    host that does not come back.";
-const ADVICE_FOR_SILENT_TASKS: &str = "The process may still run: it hangs, it gets no CPU, or its network is cut. Look at the process on its \
-    host, then at its stack and its log. The run continues without it until it registers again; exclude it if its host is bad.";
-const ADVICE_FOR_FAILED_HOSTS: &str = "All tasks of these hosts have ended. Look at the hosts first: are they up, and does the kernel's log have \
-    a reboot, an out-of-memory kill or a device error? Then at the end of the tasks' logs. The run continues without them until they register \
-    again; exclude a host that is bad.";
-const ADVICE_FOR_FAILED_TASKS: &str = "Read the end of its log, and the kernel's log of its host. The run continues without it until it \
+/// What to do about failed tasks: if most failed by timeouts or for other reasons; of whole hosts, or of others.
+const ADVICE_FOR_UNREACHABLE_HOSTS: &str = "Nothing comes from any task on a host that is named here: the host is down, or the network between \
+    it and this server is cut. Try to reach it from this machine (ping, ssh). If it answers, look at the network from there to the gRPC port of \
+    this server; if not, at the host, and at what it shares with other hosts that failed. Its tasks may register again; exclude a host that does \
+    not come back.";
+const ADVICE_FOR_UNREACHABLE_TASKS: &str = "Nothing came from the process any more: it hangs, it gets no CPU, or its host is down or cut off. Look \
+    whether the host can be reached and the process runs, then at its stack and its log. The run continues without it until it registers again; \
+    exclude it if its host is bad.";
+const ADVICE_FOR_FAILED_HOSTS: &str = "All tasks of a host that is named here have failed. Look at the host first: is it up, and does the kernel's \
+    log have a reboot, an out-of-memory kill or a device error? Then at the end of the tasks' logs. The run continues without them until they \
+    register again; exclude a host that is bad.";
+const ADVICE_FOR_FAILED_TASKS: &str = "Read the end of the task's log, and the kernel's log of its host. The run continues without it until it \
     registers again: check whether its scheduler restarts it, and exclude it if its host is bad.";
 
 /// An issue: something that needs an operator.
 pub(super) struct Issue {
+    /// The name of its finding, or of another condition. A job has at most one issue of a kind.
+    kind: Arc<str>,
     pub job: JobName,
     /// It is the failure of a run, which comes before everything that may follow from it.
     is_run_failure: bool,
@@ -82,6 +89,7 @@ impl Issue {
             evidence: finding.evidence.clone(),
             ..Self::new(
                 snapshot,
+                &finding.id,
                 tone,
                 finding.title.clone(),
                 status::to_sentence(&finding.summary_without_tasks),
@@ -94,12 +102,14 @@ impl Issue {
 
     fn new(
         snapshot: &JobSnapshot,
+        kind: &str,
         tone: &'static str,
         title: String,
         text: String,
         since: Timestamp,
     ) -> Self {
         Self {
+            kind: kind.into(),
             job: snapshot.view.name.clone(),
             is_run_failure: false,
             tone,
@@ -132,10 +142,30 @@ impl Issue {
         self
     }
 
+    /// Adds the tasks that have failed again, and have not come back, to the issue about their restarts.
+    fn with_tasks_down_again(self, snapshot: &JobSnapshot, tasks: &[TaskId]) -> Self {
+        let tasks: Vec<&TaskView> = tasks.iter().filter_map(|task| snapshot.find_task(*task)).collect();
+        let Some(first) = tasks.iter().min_by_key(|task| task.since) else { return self };
+        let (why, told) = failure_texts(first);
+        let noun = if tasks.len() == 1 { "task is" } else { "tasks are" };
+        let text = format!(
+            "{} {} {noun} down now. First: task {}: {why}",
+            self.text,
+            format_grouped(tasks.len()),
+            first.task
+        );
+        Self { tone: "bad", text, ..self }.with_client_error(told)
+    }
+
     /// Adds the full error to a text that summarizes it.
     fn with_client_error(mut self, told: String) -> Self {
         self.told = told;
         self
+    }
+
+    /// Returns the key of the issue among those of all jobs, by which a live update finds it.
+    pub fn key(&self) -> String {
+        format!("{} {}", self.job, self.kind)
     }
 
     /// Returns a number of the evidence as text.
@@ -148,12 +178,17 @@ impl Issue {
 /// Returns the issues of a job: the failure of its run first, then by urgency.
 pub(super) fn job_issues(snapshot: &JobSnapshot) -> Vec<Issue> {
     let found = |id: &str| snapshot.findings.iter().find(|finding| finding.id.as_ref() == id);
-    let storm = found("restart-storm");
     // Tasks that restart repeatedly are one issue, whether they are down or back at this moment.
-    let has_restarted =
-        |task: &TaskId| snapshot.find_task(*task).is_some_and(|task| task.lives.len() > 1 && storm.is_some());
+    let storm = found("restart-storm");
+    let has_restarted_lately = |task: &TaskId| {
+        let latest = snapshot.find_task(*task).filter(|task| task.lives.len() > 1);
+        latest
+            .and_then(|task| task.lives.first())
+            .is_some_and(|life| snapshot.captured_at().since(life.registered_at) <= RESTART_WINDOW)
+    };
+    let failed = tasks_with_status(snapshot, TaskStatus::Failed).into_iter();
     let (down_again, lost): (Vec<TaskId>, Vec<TaskId>) =
-        tasks_with_status(snapshot, TaskStatus::Failed).into_iter().partition(has_restarted);
+        failed.partition(|task| storm.is_some() && has_restarted_lately(task));
     let mut needs: Vec<Issue> =
         failed_run_issue(snapshot).or_else(|| lost_tasks_issue(snapshot, &lost)).into_iter().collect();
     // A stalled task is the reason why its barrier is stuck, so both are one issue.
@@ -161,19 +196,13 @@ pub(super) fn job_issues(snapshot: &JobSnapshot) -> Vec<Issue> {
     let stalled = found("stalled-task").map(place);
     let again =
         |finding: &&Finding| finding.id.as_ref() == "barrier-stuck" && Some(place(finding)) == stalled;
-    needs.extend(
-        snapshot
-            .findings
-            .iter()
-            .filter(|it| !again(it))
-            .map(|finding| Issue::from_finding(snapshot, finding)),
-    );
-    if !down_again.is_empty()
-        && let Some(issue) = needs.iter_mut().find(|issue| issue.guide.ends_with("#restart-storm"))
-    {
-        let noun = if down_again.len() == 1 { "task is" } else { "tasks are" };
-        issue.text = format!("{} {} {noun} down now.", issue.text, format_grouped(down_again.len()));
-    }
+    needs.extend(snapshot.findings.iter().filter(|it| !again(it)).map(|finding| {
+        let issue = Issue::from_finding(snapshot, finding);
+        match finding.id.as_ref() {
+            "restart-storm" => issue.with_tasks_down_again(snapshot, &down_again),
+            _ => issue,
+        }
+    }));
     if stalled.is_none() && found("barrier-stuck").is_none() {
         needs.extend(awaited_tasks_issue(snapshot));
     }
@@ -190,7 +219,9 @@ pub(super) fn job_issues(snapshot: &JobSnapshot) -> Vec<Issue> {
             "A task that reconnects within {} stays in the run; otherwise it fails.",
             times::microseconds_text(&u64::try_from(grace.as_micros()).unwrap_or(u64::MAX))
         );
-        needs.push(Issue::new(snapshot, "warn", title, text, since).with_tasks(snapshot, &suspects));
+        needs.push(
+            Issue::new(snapshot, "tasks-suspect", "warn", title, text, since).with_tasks(snapshot, &suspects),
+        );
     }
     needs.sort_by_key(urgency_key);
     needs
@@ -246,7 +277,7 @@ fn failed_run_issue(snapshot: &JobSnapshot) -> Option<Issue> {
         if run.state == RunState::Failed { "failed" } else { "was abandoned" }
     );
     let since = run.ended_at.unwrap_or(run.opened_at);
-    let need = Issue::new(snapshot, "bad", title, text, since).with_client_error(told).with_advice(
+    let need = Issue::new(snapshot, "run-failed", "bad", title, text, since).with_client_error(told).with_advice(
             "Read the log of that task at that time: the errors of the other tasks follow from it. The next run starts \
              when tasks register again; nothing has to be reset.",
             "/guide/troubleshooting#failed",
@@ -260,30 +291,36 @@ fn failed_run_issue(snapshot: &JobSnapshot) -> Option<Issue> {
 
 /// Returns the issue of the tasks that a run has lost.
 fn lost_tasks_issue(snapshot: &JobSnapshot, lost: &[TaskId]) -> Option<Issue> {
-    let tasks: Vec<&TaskView> = lost.iter().filter_map(|task| snapshot.find_task(*task)).collect();
-    let first = tasks.iter().min_by_key(|task| task.since)?;
-    let error = first.error.as_deref().unwrap_or_default();
-    let (why, told) = status::cause_and_client_error_texts(error, first.why.as_deref().unwrap_or_default());
-    let text = match lost.len() {
+    let mut tasks: Vec<&TaskView> = lost.iter().filter_map(|task| snapshot.find_task(*task)).collect();
+    tasks.sort_by_key(|task| task.since);
+    let first = tasks.first()?;
+    let (why, told) = failure_texts(first);
+    let text = match tasks.len() {
         1 => why,
-        _ if tasks.iter().all(|task| task.why == first.why) => {
-            format!("All for the same reason: {why}. First: task {}", first.task)
+        all if tasks.iter().all(|task| task.why == first.why) => {
+            format!("All {} for the same reason. First: task {}: {why}", format_grouped(all), first.task)
         }
         _ => format!("First: task {}: {why}", first.task),
     };
-    let title = format_count_with_noun(lost.len(), "task has failed", "tasks have failed");
-    let mut order = lost.to_vec();
-    order.sort_by_key(|task| snapshot.find_task(*task).map(|task| task.since));
-    let is_silent = |task: &&TaskView| task.why.as_deref().is_some_and(is_heartbeat_timeout);
+    let title = format_count_with_noun(tasks.len(), "task has failed", "tasks have failed");
+    let order: Vec<TaskId> = tasks.iter().map(|task| task.task).collect();
     let named = NamedTasks::new(snapshot, &order, order.len(), NAMED);
-    let advice = match (tasks.iter().all(is_silent), named.whole_hosts > 0) {
-        (true, true) => ADVICE_FOR_SILENT_HOSTS,
-        (true, false) => ADVICE_FOR_SILENT_TASKS,
+    let is_unreachable = |task: &&&TaskView| task.why.as_deref().is_some_and(is_unreachable_host);
+    let unreachable = tasks.iter().filter(is_unreachable).count();
+    let advice = match (unreachable > tasks.len() / 2, named.whole_hosts > 0) {
+        (true, true) => ADVICE_FOR_UNREACHABLE_HOSTS,
+        (true, false) => ADVICE_FOR_UNREACHABLE_TASKS,
         (false, true) => ADVICE_FOR_FAILED_HOSTS,
         (false, false) => ADVICE_FOR_FAILED_TASKS,
     };
-    let issue = Issue::new(snapshot, "bad", title, text, first.since).with_client_error(told);
+    let issue = Issue::new(snapshot, "tasks-failed", "bad", title, text, first.since).with_client_error(told);
     Some(issue.with_named_tasks(named).with_advice(advice, "/guide/states#failed"))
+}
+
+/// Returns the reason for which a task failed, and the error that clients received if that is another text.
+fn failure_texts(task: &TaskView) -> (String, String) {
+    let error = task.error.as_deref().unwrap_or_default();
+    status::cause_and_client_error_texts(error, task.why.as_deref().unwrap_or_default())
 }
 
 /// Returns the issue of connected tasks that others wait for.
@@ -306,54 +343,35 @@ fn awaited_tasks_issue(snapshot: &JobSnapshot) -> Option<Issue> {
     missing.sort_by_key(|task| !waits(task));
     let alive: Vec<TaskId> = missing.iter().copied().filter(waits).collect();
     let last_arrival = last_arrival_time(barrier);
-    let has_others = alive.len() < missing.len();
-    let text = awaited_tasks_heartbeat_text(snapshot, &alive, last_arrival, has_others, barrier);
-    let need = Issue::new(snapshot, "warn", title, text, last_arrival);
+    let text = awaited_tasks_heartbeat_text(snapshot, &alive, last_arrival, barrier);
+    let need = Issue::new(snapshot, "tasks-awaited", "warn", title, text, last_arrival);
     let advice = "Look at its stack before anything else: on the page Stacks of the job, or with py-spy dump on its host. \
                   Then restart it, or exclude it if the job can continue without it.";
     Some(need.with_tasks(snapshot, &missing).with_advice(advice, "/guide/states#awaited"))
 }
 
-/// Returns a sentence about the heartbeats of these connected tasks since the last arrival at `barrier`, and its consequence. `has_others`:
-/// tasks that are not connected are missing with them.
+/// Returns a sentence about the heartbeats of these connected tasks, which have not reached `barrier`, and its consequence.
 fn awaited_tasks_heartbeat_text(
     snapshot: &JobSnapshot,
     tasks: &[TaskId],
     last_arrival: Timestamp,
-    has_others: bool,
     barrier: &BarrierView,
 ) -> String {
-    let who = match tasks {
-        [one] if has_others => format!("Task {one}"),
-        [_] => "It".to_owned(),
-        many => format!("{} tasks", format_grouped(many.len())),
+    let heartbeat = |task: &TaskView| AwaitedHeartbeat {
+        last: task.last_heartbeat,
+        interval_us: heartbeat_interval_us(task),
     };
-    let (mut late, mut longest, mut next_due) = (0, Duration::ZERO, Duration::ZERO);
-    for task in tasks.iter().filter_map(|id| snapshot.find_task(*id)) {
-        match (snapshot.silence_if_heartbeat_overdue(task), task.last_heartbeat) {
-            (Some(silent), _) => (late, longest) = (late + 1, longest.max(silent)),
-            (None, Some(heard)) if heard <= last_arrival => {
-                let due = heard.after(snapshot.heartbeat_overdue_after(task));
-                next_due = next_due.max(due.since(snapshot.captured_at()));
-            }
-            _ => {}
-        }
-    }
-    if late > 0 {
-        let who = if late == tasks.len() { who } else { format!("{late} of the tasks") };
-        let verb = if late == 1 { "has" } else { "have" };
-        let (span, limit) =
-            (times::duration_text(&longest), times::duration_text(&snapshot.view.settings.heartbeat_timeout));
-        return format!("{who} {verb} sent no heartbeat for {span}; a task fails after {limit} without one.");
-    }
-    if next_due > Duration::ZERO {
-        let within = times::duration_text(&Duration::from_secs(next_due.as_secs() + 1));
-        return format!("No heartbeat is due yet; whether heartbeats continue shows within {within}.");
-    }
-    let verb = if tasks.len() == 1 { "still sends" } else { "still send" };
-    let endless = times::has_no_timeout(&barrier.deadline, snapshot.captured_at());
-    let timeout = if endless { "timeout" } else { "heartbeat timeout" };
-    format!("{who} {verb} heartbeats, so no {timeout} will clear this.")
+    let heartbeats: Vec<_> =
+        tasks.iter().filter_map(|task| snapshot.find_task(*task).map(heartbeat)).collect();
+    let timeout = snapshot.view.settings.heartbeat_timeout;
+    let text = awaited_heartbeats_text(&heartbeats, last_arrival, timeout, snapshot.captured_at());
+    let consequence = if text.ends_with("continue") {
+        let endless = times::has_no_timeout(&barrier.deadline, snapshot.captured_at());
+        format!(", so no {} will clear this", if endless { "timeout" } else { "heartbeat timeout" })
+    } else {
+        format!("; a task fails after {} without one", times::duration_text(&timeout))
+    };
+    status::to_sentence(&format!("{text}{consequence}"))
 }
 
 /// Returns the text about a job without issues.
@@ -420,9 +438,11 @@ fn is_step_barrier(kind: BarrierKind) -> bool {
 #[derive(Template)]
 #[template(path = "parts/needs.html")]
 struct IssueListFragment<'a> {
-    /// The issues with their details, and those of which the title is shown.
+    /// The issues that are shown with their details.
     issues: Vec<&'a Issue>,
-    brief: Vec<&'a Issue>,
+    /// The issues of which the title is shown, and how many further ones there are.
+    titles: Vec<&'a Issue>,
+    more: usize,
     /// The list covers several jobs, so each issue names its job.
     whose: bool,
     /// The text if there are no issues.
@@ -432,7 +452,7 @@ struct IssueListFragment<'a> {
 impl IssueListFragment<'_> {
     /// Returns the number of all issues in words.
     fn count_text(&self) -> String {
-        issue_count_text(self.issues.len() + self.brief.len())
+        issue_count_text(self.issues.len() + self.titles.len() + self.more)
     }
 
     /// Returns the part of the text that screen readers announce: without the progress of a barrier.
@@ -441,20 +461,25 @@ impl IssueListFragment<'_> {
     }
 }
 
-/// Returns the issues as a fragment of a page. Of the issues of several jobs, the most urgent one of each of the first jobs has its details,
-/// so that the table of jobs stays on the first screen; the others usually follow from it.
+/// Returns the issues as a fragment of a page. Of the issues of several jobs, only the first ones have their details, and only the most
+/// urgent one of a job, so that the table of jobs stays on the first screen.
 pub(super) fn render_issue_list_fragment(
     issues: &[Issue],
     whose: bool,
     calm: String,
 ) -> Result<Fragment, Problem> {
-    let mut detailed: Vec<&JobName> = Vec::new();
-    let (issues, brief) = issues.iter().partition(|issue| {
-        let has_details = !whose || (detailed.len() < JOBS_WITH_DETAILS && !detailed.contains(&&issue.job));
-        if has_details {
-            detailed.push(&issue.job);
+    let (mut detailed, mut titles): (Vec<&Issue>, Vec<&Issue>) = (Vec::new(), Vec::new());
+    for issue in issues {
+        let is_of_new_job = detailed.iter().all(|other| other.job != issue.job);
+        // After a title comes nothing with details that is less urgent.
+        let is_urgent = detailed.is_empty() || issue.tone == "bad";
+        if !whose || (detailed.len() < DETAILED_ISSUES && is_of_new_job && is_urgent) {
+            detailed.push(issue);
+        } else {
+            titles.push(issue);
         }
-        has_details
-    });
-    Fragment::new("needs", &IssueListFragment { issues, brief, whose, calm })
+    }
+    let more = titles.len().saturating_sub(ISSUE_TITLES);
+    titles.truncate(ISSUE_TITLES);
+    Fragment::new("needs", &IssueListFragment { issues: detailed, titles, more, whose, calm })
 }

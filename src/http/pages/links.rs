@@ -95,8 +95,8 @@ pub(super) struct TaskLabel {
     /// Its activity in a few words, if others wait for it.
     pub activity: String,
     pub heard: Option<crate::coordination::Timestamp>,
-    /// The usual interval between its heartbeats.
-    pub usual_interval: std::time::Duration,
+    /// The usual interval between its heartbeats in microseconds; 0 if it is not known.
+    pub heartbeat_interval_us: u64,
 }
 
 impl TaskLabel {

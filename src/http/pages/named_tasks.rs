@@ -3,10 +3,8 @@
 //!
 //! Begin at [`NamedTasks::new`].
 
-use std::time::Duration;
-
 use super::links::TaskLabel;
-use super::snapshot::JobSnapshot;
+use super::snapshot::{JobSnapshot, heartbeat_interval_us};
 use super::status::TaskStatus;
 use crate::coordination::{HostId, HostOfTasks, HostOrTask, TaskId, Timestamp};
 use crate::text::format_grouped;
@@ -21,8 +19,8 @@ pub(super) struct HostLabel {
     pub worst: TaskStatus,
     /// The latest heartbeat of its tasks.
     pub heard: Option<Timestamp>,
-    /// The longest usual interval between the heartbeats of one of its tasks.
-    pub usual_interval: Duration,
+    /// The longest usual interval between the heartbeats of one of its tasks in microseconds; 0 if none is known.
+    pub heartbeat_interval_us: u64,
     /// Whether all of its tasks are excluded.
     pub is_excluded: bool,
 }
@@ -32,15 +30,15 @@ impl HostLabel {
         let counts = snapshot.status_counts_of(&host.tasks);
         let words = counts.iter().map(|(status, count)| format!("{count} {}", status.word()));
         let heard = host.tasks.iter().filter_map(|task| snapshot.find_task(*task)?.last_heartbeat).max();
-        let interval = |task: &TaskId| Some(snapshot.usual_heartbeat_interval_of(snapshot.find_task(*task)?));
-        let usual_interval = host.tasks.iter().filter_map(interval).max();
+        let interval = |task: &TaskId| snapshot.find_task(*task).map(heartbeat_interval_us);
+        let heartbeat_interval_us = host.tasks.iter().filter_map(interval).max();
         Self {
             host: host.name.clone(),
             tasks: host.tasks.clone(),
             statuses: words.collect::<Vec<_>>().join(", "),
             worst: counts.first().map_or(TaskStatus::Connected, |(status, _)| *status),
             heard,
-            usual_interval: usual_interval.unwrap_or_default(),
+            heartbeat_interval_us: heartbeat_interval_us.unwrap_or_default(),
             is_excluded: counts.iter().all(|(status, _)| *status == TaskStatus::Excluded),
         }
     }
@@ -98,7 +96,7 @@ impl NamedTasks {
     pub fn whole_hosts_text(&self) -> String {
         match (self.whole_hosts, &self.groups[..]) {
             (0, _) => String::new(),
-            (_, [NamedGroup::Host(one)]) => {
+            (1, [NamedGroup::Host(one)]) => {
                 format!(": all tasks of host {}", super::links::short_host_name(&one.host))
             }
             (hosts, _) => format!(": all tasks of {} hosts", format_grouped(hosts)),

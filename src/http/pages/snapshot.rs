@@ -13,7 +13,7 @@ use super::status::{TaskStatus, awaited_key_text, barrier_display_name};
 use crate::coordination::{
     BarrierKind, BarrierRecordWithArrivals, BarrierView, Coordinator, HostAssignment, HostView, JobId,
     JobName, JobView, LiveSetRequestView, RunNumber, RunSummary, TaskId, TaskIncarnations, TaskPhase,
-    TaskView, Timestamp, heartbeat_overdue_after, heartbeat_overdue_by, usual_heartbeat_interval,
+    TaskView, Timestamp, silence_if_heartbeat_overdue,
 };
 use crate::http::extractors::{JobPath, no_such_run};
 use crate::http::page_times::PageClock;
@@ -22,7 +22,6 @@ use crate::service::findings::{self, Finding};
 use crate::service::reports::TransferReportStore;
 use crate::service::stacks::{StackCollector, StacksView};
 use crate::service::{JobTimeline, RunStateHistory, RunStates};
-use crate::text::format_count_with_noun;
 
 /// The maximum number of awaited tasks whose stacks are shown beside them.
 const STACK_PLACES_MAX: usize = 64;
@@ -241,29 +240,12 @@ impl JobSnapshot {
         awaited.copied().unwrap_or(task.since)
     }
 
-    /// Returns how long a connected task has been silent, if its heartbeats are overdue.
+    /// Returns the time since the last heartbeat of a connected task, if its next one is overdue.
     pub fn silence_if_heartbeat_overdue(&self, task: &TaskView) -> Option<Duration> {
-        let interval_us = task.pulse.as_ref().map_or(0, |pulse| pulse.interval_us);
+        let is_connected = task.standing == TaskPhase::Connected;
         let timeout = self.view.settings.heartbeat_timeout;
-        let connected = task.standing == TaskPhase::Connected;
-        heartbeat_overdue_by(
-            task.last_heartbeat.filter(|_| connected),
-            interval_us,
-            timeout,
-            self.captured_at(),
-        )
-    }
-
-    /// Returns the usual interval between the heartbeats of a task.
-    pub fn usual_heartbeat_interval_of(&self, task: &TaskView) -> Duration {
-        let interval_us = task.pulse.as_ref().map_or(0, |pulse| pulse.interval_us);
-        usual_heartbeat_interval(interval_us, self.view.settings.heartbeat_timeout)
-    }
-
-    /// Returns the time after a heartbeat of a task from which the next one is overdue.
-    pub fn heartbeat_overdue_after(&self, task: &TaskView) -> Duration {
-        let interval_us = task.pulse.as_ref().map_or(0, |pulse| pulse.interval_us);
-        heartbeat_overdue_after(interval_us, self.view.settings.heartbeat_timeout)
+        let last = task.last_heartbeat.filter(|_| is_connected);
+        silence_if_heartbeat_overdue(last, heartbeat_interval_us(task), timeout, self.captured_at())
     }
 
     /// Returns the barrier in progress with this id and counter.
@@ -310,7 +292,7 @@ impl JobSnapshot {
             status: self.status_of(id),
             activity: doing,
             heard: task.and_then(|task| task.last_heartbeat),
-            usual_interval: task.map(|task| self.usual_heartbeat_interval_of(task)).unwrap_or_default(),
+            heartbeat_interval_us: task.map_or(0, heartbeat_interval_us),
         }
     }
 
@@ -341,22 +323,14 @@ impl JobSnapshot {
             }
             TaskPhase::Connected if task.unsynced => "restarted, has not completed a barrier since".into(),
             TaskPhase::Connected if awaited => "connected, not at any barrier".into(),
-            TaskPhase::Connected => match self.restart_count_text(task) {
-                Some(restarts) => format!("connected, {restarts} in this run"),
-                None => "connected".into(),
+            TaskPhase::Connected => match task.lives.len().saturating_sub(1) {
+                0 => "connected".into(),
+                restarts => {
+                    let may_have_more = restarts >= self.view.settings.bounds.incarnations_kept;
+                    let restarts = findings::restart_count_text(restarts, may_have_more);
+                    format!("connected, {restarts} in this run")
+                }
             },
-        }
-    }
-
-    /// Returns how often a task has restarted in this run; `None` if it has not.
-    pub fn restart_count_text(&self, task: &TaskView) -> Option<String> {
-        match task.lives.len().saturating_sub(1) {
-            0 => None,
-            // The earliest incarnations may be forgotten.
-            many if many >= self.view.settings.bounds.incarnations_kept => {
-                Some(format!("{many} or more restarts"))
-            }
-            many => Some(format_count_with_noun(many, "restart", "restarts")),
         }
     }
 
@@ -420,6 +394,11 @@ fn awaited_since_by_task(view: &JobView) -> HashMap<TaskId, Timestamp> {
 /// Returns the time of the latest arrival at a barrier.
 pub(super) fn last_arrival_time(barrier: &BarrierView) -> Timestamp {
     barrier.arrivals.last().map_or(barrier.since, |arrival| arrival.at)
+}
+
+/// Returns the usual interval between the heartbeats of a task in microseconds; 0 if it is not known.
+pub(super) fn heartbeat_interval_us(task: &TaskView) -> u64 {
+    task.pulse.as_ref().map_or(0, |pulse| pulse.interval_us)
 }
 
 /// Returns the present or last address of a task.

@@ -19,7 +19,7 @@ use crate::text::{format_count_with_noun, micros_to_seconds};
 
 pub(super) static DETECTOR: Detector = Detector {
     id: "chronic-straggler",
-    title: "A task is late at every barrier",
+    title: "A task is late at nearly every barrier",
     severity: Severity::Notice,
     means: "At nearly every recent barrier the same task arrived far behind the median of the others. It sets the pace of the \
             whole job. One late arrival does not open this finding.",
@@ -71,9 +71,11 @@ fn detect(DetectorInput { job: seen, .. }: DetectorInput<'_>) -> Option<Detectio
         (None, Some((_, worst))) => {
             let late_by_us = worst.lateness_total_us / worst.count.max(1) as u64;
             let tasks = format_count_with_noun(ids.len(), "task was", "tasks were");
+            let counts = || lately.iter().map(|(_, it)| it.count);
+            let (least, most) = (counts().min().unwrap_or_default(), counts().max().unwrap_or_default());
+            let at = if least == most { most.to_string() } else { format!("{least} to {most}") };
             let text = format!(
-                "{tasks} late at {} of the last {} barriers, by {} ms on average after the first arrival",
-                worst.count,
+                "{tasks} late at {at} of the last {} barriers, by {} ms on average after the first arrival",
                 recent.barriers,
                 late_by_us / 1000
             );
@@ -85,7 +87,8 @@ fn detect(DetectorInput { job: seen, .. }: DetectorInput<'_>) -> Option<Detectio
         Some(hint) => format!("{summary_without_tasks}; {hint}"),
         None => summary_without_tasks,
     };
-    let title = format_count_with_noun(ids.len(), "task is late", "tasks are late") + " at every barrier";
+    let title =
+        format_count_with_noun(ids.len(), "task is late", "tasks are late") + " at nearly every barrier";
     let detection = Detection::new(summary_without_tasks, seen.seen_at, ids).with_title(title);
     Some(evidence.into_iter().fold(detection, |all, (what, is, limit)| all.with_evidence(what, is, limit)))
 }

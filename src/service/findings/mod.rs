@@ -23,6 +23,7 @@
 //! | `collective_slow_rank.rs` | the GPUs of all others wait for one task in most collectives |
 
 mod automatic_exclusion;
+mod awaited_heartbeats;
 mod barrier_stuck;
 mod bound_nearly_reached;
 mod chronic_straggler;
@@ -47,10 +48,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use automatic_exclusion::AutomaticExclusion;
+pub use awaited_heartbeats::{AwaitedHeartbeat, awaited_heartbeats_text};
 pub use detector::{Detection, Detector, DetectorInput, Evidence, Severity};
 pub use finding_store::{Finding, FindingStore, FindingTransition};
 pub use metrics::FindingMetrics;
 pub use recent_lateness::{LateArrivals, RecentLateness, count_late_arrivals};
+pub use restart_storm::{RESTART_WINDOW, restart_count_text};
 
 use crate::coordination::{FindingChange, JobId, JobObservation, TaskId};
 use crate::engine::Engine;

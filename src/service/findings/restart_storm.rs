@@ -9,25 +9,27 @@ use crate::coordination::{TaskId, TaskObservation};
 use crate::text::format_count_with_noun;
 
 /// The window in which returns of tasks are counted.
-const WINDOW: Duration = Duration::from_secs(10 * 60);
-/// The number of earlier lives of one task from which there are too many.
-const LIVES_MIN: usize = 3;
+pub const RESTART_WINDOW: Duration = Duration::from_secs(10 * 60);
+/// The number of restarts of one task from which there are too many; within the window they are critical.
+const RESTARTS_MIN: usize = 3;
 /// The number of tasks that returned within the window from which there are too many; a tenth of the job if
 /// that is more.
 const TASKS_MIN: usize = 3;
 
-/// What it means, and what to do, if most of the tasks restarted after a heartbeat timeout.
-const MEANING_AFTER_SILENCE: &str = "No heartbeat of these tasks came for the length of the heartbeat timeout, so they failed; then they \
-     registered again. Their hosts were down or hung, or the network between them and this server was cut.";
-const ADVICE_AFTER_SILENCE: &str = "Look at what the hosts of these tasks share: the network between them and this server (cable, switch, \
+/// What it means, and what to do, if nothing came from the hosts of most of the tasks.
+const MEANING_IF_UNREACHABLE: &str = "Most of these tasks failed by a heartbeat or connection timeout, then registered again. Their host \
+     was down or hung, or the network between it and this server was cut.";
+const ADVICE_IF_UNREACHABLE: &str = "Look at what the hosts of these tasks share: the network between them and this server (cable, switch, \
      firewall, address changes). Then at the hosts: load, memory, kernel log. If it is always the same host, exclude that host.";
 
 pub(super) static DETECTOR: Detector = Detector {
     id: "restart-storm",
     title: "Tasks restart repeatedly",
     severity: Severity::Warning,
-    means: "Tasks of a recoverable run fail and register again. Each restart costs the other tasks a round.",
-    advice: "Read the end of the restarted tasks' logs for what ends them: out of memory, a bad device, a failing mount. If it \
+    means: "Tasks of a recoverable run fail and register again. Each restart costs the other tasks a round. It is critical if a task has \
+            registered again three times within ten minutes.",
+    advice: "If the tasks failed by timeouts, look at the network between their hosts and this server. Otherwise read the \
+             end of the restarted tasks' logs for what ends them: out of memory, a bad device, a failing mount. If it \
              is always the same host, exclude that host.",
     detect,
 };
@@ -35,29 +37,32 @@ pub(super) static DETECTOR: Detector = Detector {
 fn detect(DetectorInput { job: seen, .. }: DetectorInput<'_>) -> Option<Detection> {
     let started = seen.started_at?;
     let lately = |task: &&TaskObservation| {
-        task.past_lives > 0
+        !task.past_registrations.is_empty()
             && !task.excluded
             && task.registered_at > started
-            && seen.seen_at.since(task.registered_at) <= WINDOW
+            && seen.seen_at.since(task.registered_at) <= RESTART_WINDOW
     };
     let mut back: Vec<&TaskObservation> = seen.tasks.iter().filter(lately).collect();
     // The task with the most restarts comes first.
-    back.sort_by_key(|task| (std::cmp::Reverse(task.past_lives), task.task));
-    let most = back.iter().map(|task| task.past_lives).max()?;
+    back.sort_by_key(|task| (std::cmp::Reverse(task.past_registrations.len()), task.task));
+    let most = back.iter().map(|task| task.past_registrations.len()).max()?;
     let many = TASKS_MIN.max(seen.tasks.len() / 10);
-    if most < LIVES_MIN && back.len() < many {
+    if most < RESTARTS_MIN && back.len() < many {
         return None;
     }
     let since = back.iter().map(|task| task.registered_at).min()?;
     let ids: Vec<TaskId> = back.iter().map(|task| task.task).collect();
     // The task with the most restarts is named first.
-    let (worst, times) = back.first().map(|task| (task.task, restart_count_text(task)))?;
-    let silent = back.iter().filter(|task| task.returned_after_silence).count();
-    let after = match (silent, back.len()) {
+    let (worst, times) = back.first().map(|task| {
+        let restarts = restart_count_text(task.past_registrations.len(), task.may_have_more_incarnations);
+        (task.task, restarts)
+    })?;
+    let unreachable = back.iter().filter(|task| task.was_unreachable).count();
+    let after = match (unreachable, back.len()) {
         (0, _) => String::new(),
-        (1, 1) => ", after a heartbeat timeout".to_owned(),
-        (all, of) if all == of => ", all of them after a heartbeat timeout".to_owned(),
-        (some, _) => format!(", {some} of them after a heartbeat timeout"),
+        (1, 1) => ", after a heartbeat or connection timeout".to_owned(),
+        (all, of) if all == of => ", all of them after a heartbeat or connection timeout".to_owned(),
+        (some, _) => format!(", {some} of them after a heartbeat or connection timeout"),
     };
     let summary_without_tasks = match back.len() {
         1 => format!("task {worst} restarted in the last ten minutes{after}: {times} in this run"),
@@ -68,9 +73,14 @@ fn detect(DetectorInput { job: seen, .. }: DetectorInput<'_>) -> Option<Detectio
     let number = |n: usize| f64::from(u32::try_from(n).unwrap_or(u32::MAX));
     let mut detection = Detection::new(summary_without_tasks, since, ids);
     detection.meaning_and_advice =
-        (silent > back.len() / 2).then_some((MEANING_AFTER_SILENCE, ADVICE_AFTER_SILENCE));
-    // The same tasks again and again: the run makes little progress until somebody acts.
-    detection.severity = (most >= LIVES_MIN).then_some(Severity::Critical);
+        (unreachable > back.len() / 2).then_some((MEANING_IF_UNREACHABLE, ADVICE_IF_UNREACHABLE));
+    let restarts_in_window = |task: &&TaskObservation| {
+        // The first incarnation of the run did not restart.
+        let registrations = std::iter::once(&task.registered_at).chain(&task.past_registrations);
+        registrations.filter(|at| **at > started && seen.seen_at.since(**at) <= RESTART_WINDOW).count()
+    };
+    let is_critical = back.iter().map(restarts_in_window).max() >= Some(RESTARTS_MIN);
+    detection.severity = is_critical.then_some(Severity::Critical);
     // None of them has restarted again.
     let detection = match most {
         1 => detection.with_title(format_count_with_noun(
@@ -83,14 +93,15 @@ fn detect(DetectorInput { job: seen, .. }: DetectorInput<'_>) -> Option<Detectio
     Some(
         detection
             .with_evidence("tasks that restarted within ten minutes", number(back.len()), number(many))
-            .with_evidence("restarts of one of them", number(most), number(LIVES_MIN)),
+            .with_evidence("restarts of one of them", number(most), number(RESTARTS_MIN)),
     )
 }
 
-/// Returns how often a task has restarted in this run.
-fn restart_count_text(task: &TaskObservation) -> String {
-    match task.has_forgotten_lives {
-        true => format!("{} or more restarts", task.past_lives),
-        false => format_count_with_noun(task.past_lives, "restart", "restarts"),
+/// Returns a number of restarts of a task; if there may have been more, it says so.
+#[must_use]
+pub fn restart_count_text(restarts: usize, may_have_more: bool) -> String {
+    match may_have_more {
+        true => format!("{restarts} or more restarts"),
+        false => format_count_with_noun(restarts, "restart", "restarts"),
     }
 }

@@ -5,13 +5,13 @@
 
 use std::time::Duration;
 
+use super::awaited_heartbeats::{AwaitedHeartbeat, awaited_heartbeats_text};
 use super::barrier_stuck::arrival_summary;
 use super::detector::{Detection, Detector, DetectorInput, Severity, longest_recent_barrier_duration};
 use crate::coordination::{
     BarrierKind, BarrierObservation, JobObservation, RunState, TaskId, TaskObservation, TaskPhase,
-    heartbeat_overdue_by,
 };
-use crate::text::{format_approximate_duration, format_count_with_noun};
+use crate::text::format_count_with_noun;
 
 /// The minimum time since all other members arrived.
 const MIN_WAIT: Duration = Duration::from_secs(30);
@@ -44,8 +44,7 @@ fn detect(DetectorInput { job: seen, .. }: DetectorInput<'_>) -> Option<Detectio
         })
         .min_by_key(|barrier| barrier.last_arrival)?;
     let waited = seen.seen_at.since(barrier.last_arrival);
-    let summary_without_tasks =
-        format!("{}; {}", arrival_summary(barrier), heartbeat_sentence(seen, barrier));
+    let summary_without_tasks = format!("{}; {}", arrival_summary(barrier), heartbeat_text(seen, barrier));
     let heard = barrier.missing_tasks.iter().filter_map(|id| seen.task(*id)?.last_heartbeat).min();
     let silent = heard.map_or(0.0, |heard| seen.seen_at.since(heard).as_secs_f64());
     Some(
@@ -67,26 +66,15 @@ fn detect(DetectorInput { job: seen, .. }: DetectorInput<'_>) -> Option<Detectio
     )
 }
 
-/// Returns a sentence about the heartbeats of the missing tasks, which are all connected, since the last arrival.
-fn heartbeat_sentence(seen: &JobObservation, barrier: &BarrierObservation) -> String {
-    let missing: Vec<_> = barrier.missing_tasks.iter().filter_map(|id| seen.task(*id)).collect();
-    let overdue = |task: &&TaskObservation| {
-        heartbeat_overdue_by(task.last_heartbeat, task.interval_us, seen.heartbeat_timeout, seen.seen_at)
+/// Returns a clause about the heartbeats of the missing tasks, which are all connected.
+fn heartbeat_text(seen: &JobObservation, barrier: &BarrierObservation) -> String {
+    let heartbeat = |task: &TaskObservation| AwaitedHeartbeat {
+        last: task.last_heartbeat,
+        interval_us: task.interval_us,
     };
-    let silent: Vec<Duration> = missing.iter().filter_map(overdue).collect();
-    let has_beaten_since = missing.iter().all(|task| task.last_heartbeat > Some(barrier.last_arrival));
-    match (missing.len(), silent.iter().max()) {
-        (_, None) if !has_beaten_since => "no heartbeat is overdue".to_owned(),
-        (1, None) => "the heartbeats of the missing task continue".to_owned(),
-        (_, None) => "the heartbeats of the missing tasks continue".to_owned(),
-        (1, Some(longest)) => {
-            format!("the missing task has sent no heartbeat for {}", format_approximate_duration(*longest))
-        }
-        (_, Some(longest)) => {
-            let tasks = format_count_with_noun(silent.len(), "missing task has", "missing tasks have");
-            format!("{tasks} sent no heartbeat for up to {}", format_approximate_duration(*longest))
-        }
-    }
+    let missing: Vec<_> =
+        barrier.missing_tasks.iter().filter_map(|id| seen.task(*id).map(heartbeat)).collect();
+    awaited_heartbeats_text(&missing, barrier.last_arrival, seen.heartbeat_timeout, seen.seen_at)
 }
 
 fn stall_threshold(seen: &JobObservation, barrier: &BarrierObservation) -> Duration {

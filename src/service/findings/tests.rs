@@ -33,9 +33,9 @@ fn healthy_job() -> JobObservation {
         peer: Some(SocketAddr::from(([10, 0, 0, 1 + id as u8 / 2], 7000))),
         last_heartbeat: Some(seconds_ago(3)),
         is_waiting: false,
-        past_lives: 0,
-        has_forgotten_lives: false,
-        returned_after_silence: false,
+        past_registrations: Vec::new(),
+        may_have_more_incarnations: false,
+        was_unreachable: false,
         registered_at: seconds_ago(3000),
         interval_us: 50_000_000,
         longest_gap_us: 51_000_000,
@@ -317,7 +317,7 @@ fn heartbeats_that_come_nearly_too_late_are_found() {
 #[test]
 fn a_storm_of_restarts_is_one_task_again_and_again_or_many_tasks() {
     let mut seen = healthy_job();
-    seen.tasks[1].past_lives = 3;
+    seen.tasks[1].past_registrations = [70, 80, 3000].map(seconds_ago).to_vec();
     assert!(detected_finding_ids(&seen).is_empty(), "it has long been back");
     seen.tasks[1].registered_at = seconds_ago(60);
     let found = expect_only_finding(&seen, "restart-storm");
@@ -327,17 +327,20 @@ fn a_storm_of_restarts_is_one_task_again_and_again_or_many_tasks() {
     );
     assert_eq!(found.tasks, [TaskId(1)]);
     assert_eq!((found.severity, found.meaning_and_advice), (Some(Severity::Critical), None));
-    seen.tasks[1].returned_after_silence = true;
-    seen.tasks[1].has_forgotten_lives = true;
+    seen.tasks[1].was_unreachable = true;
+    seen.tasks[1].may_have_more_incarnations = true;
+    // Two of the restarts were long ago.
+    seen.tasks[1].past_registrations = [1500, 2000, 3000].map(seconds_ago).to_vec();
     let found = expect_only_finding(&seen, "restart-storm");
     assert_eq!(
         found.summary_without_tasks,
-        "task 1 restarted in the last ten minutes, after a heartbeat timeout: 3 or more restarts in this run"
+        "task 1 restarted in the last ten minutes, after a heartbeat or connection timeout: 3 or more restarts in this run"
     );
     assert!(found.meaning_and_advice.is_some_and(|(_, advice)| advice.contains("network")), "{found:?}");
+    assert_eq!(found.severity, None);
     let mut seen = healthy_job();
     for task in 0..3 {
-        seen.tasks[task].past_lives = 1;
+        seen.tasks[task].past_registrations = vec![seconds_ago(3000)];
         seen.tasks[task].registered_at = seconds_ago(30);
     }
     let found = expect_only_finding(&seen, "restart-storm");

@@ -1,0 +1,45 @@
+//! Says what is known of the heartbeats of tasks that others wait for. Begin at [`awaited_heartbeats_text`].
+
+use std::time::Duration;
+
+use crate::coordination::{Timestamp, silence_if_heartbeat_overdue};
+use crate::text::{format_approximate_duration, format_count_with_noun, format_grouped};
+
+/// What is known of the heartbeats of one connected task.
+#[derive(Debug, Clone, Copy)]
+pub struct AwaitedHeartbeat {
+    /// The last heartbeat, or the registration if none has come since.
+    pub last: Option<Timestamp>,
+    /// The usual interval in microseconds; 0 if it is not known.
+    pub interval_us: u64,
+}
+
+/// Returns a clause about the heartbeats of connected tasks for which others have waited since `waited_since`.
+#[must_use]
+pub fn awaited_heartbeats_text(
+    tasks: &[AwaitedHeartbeat],
+    waited_since: Timestamp,
+    timeout: Duration,
+    now: Timestamp,
+) -> String {
+    let silence =
+        |task: &AwaitedHeartbeat| silence_if_heartbeat_overdue(task.last, task.interval_us, timeout, now);
+    let silent: Vec<Duration> = tasks.iter().filter_map(silence).collect();
+    let missing = format_count_with_noun(tasks.len(), "missing task", "missing tasks");
+    let Some(longest) = silent.iter().max() else {
+        // A registration counts as the last heartbeat, but no interval is known yet.
+        let sent_since = |task: &AwaitedHeartbeat| task.interval_us > 0 && task.last > Some(waited_since);
+        return match (tasks.iter().all(sent_since), tasks.len()) {
+            (true, 1) => "the heartbeats of the missing task continue".to_owned(),
+            (true, _) => "the heartbeats of the missing tasks continue".to_owned(),
+            (false, 1) => "the next heartbeat of the missing task is not overdue".to_owned(),
+            (false, _) => format!("no heartbeat of the {missing} is overdue"),
+        };
+    };
+    let span = format_approximate_duration(*longest);
+    match (silent.len(), tasks.len()) {
+        (_, 1) => format!("the missing task has sent no heartbeat for {span}"),
+        (some, all) if some == all => format!("the {missing} have sent no heartbeat for up to {span}"),
+        (some, _) => format!("{} of the {missing} sent none for up to {span}", format_grouped(some)),
+    }
+}
