@@ -364,7 +364,8 @@ fn awaited_tasks_heartbeat_text(
     let heartbeats: Vec<_> =
         tasks.iter().filter_map(|task| snapshot.find_task(*task).map(heartbeat)).collect();
     let timeout = snapshot.view.settings.heartbeat_timeout;
-    let text = awaited_heartbeats_text(&heartbeats, last_arrival, timeout, snapshot.captured_at());
+    let kind = if tasks.len() < barrier.missing.len() { "connected" } else { "missing" };
+    let text = awaited_heartbeats_text(&heartbeats, kind, last_arrival, timeout, snapshot.captured_at());
     let consequence = if text.ends_with("continue") {
         let endless = times::has_no_timeout(&barrier.deadline, snapshot.captured_at());
         format!(", so no {} will clear this", if endless { "timeout" } else { "heartbeat timeout" })

@@ -102,6 +102,13 @@ pub(super) fn duration_text(duration: &Duration) -> String {
     crate::text::format_approximate_duration(*duration)
 }
 
+/// Returns an interval, given in microseconds, as text; of one near whole seconds, these.
+pub(super) fn interval_text(us: &u64) -> String {
+    let seconds = us.saturating_add(500_000) / 1_000_000;
+    let is_near = seconds > 0 && us.abs_diff(seconds.saturating_mul(1_000_000)) <= us / 20;
+    if is_near && seconds < 60 { format!("{seconds} s") } else { crate::text::format_micros(*us) }
+}
+
 /// Returns a short duration, given in microseconds, as text with a suitable unit.
 pub(super) fn microseconds_text(us: &u64) -> String {
     crate::text::format_micros(*us)
@@ -111,6 +118,14 @@ pub(super) fn microseconds_text(us: &u64) -> String {
 mod tests {
     use super::*;
     use crate::http::page_times::{TimeStyle, fill_times};
+
+    #[test]
+    fn an_interval_near_whole_seconds_is_rounded() {
+        let texts =
+            [5_040_000, 4_960_000, 50_260_000, 1_400_000, 20_000, 0].map(|us: u64| interval_text(&us));
+        assert_eq!(texts, ["5 s", "5 s", "50 s", "1.40 s", "20 ms", "0 µs"]);
+        interval_text(&u64::MAX);
+    }
 
     #[test]
     fn a_part_is_the_same_at_every_moment_until_its_times_are_written() {

@@ -14,10 +14,12 @@ pub struct AwaitedHeartbeat {
     pub interval_us: u64,
 }
 
-/// Returns a clause about the heartbeats of connected tasks for which others have waited since `waited_since`.
+/// Returns a clause about the heartbeats of connected tasks for which others have waited since `waited_since`. `kind` distinguishes the
+/// tasks from others: *missing*, or *connected* if tasks are missing that are not connected.
 #[must_use]
 pub fn awaited_heartbeats_text(
     tasks: &[AwaitedHeartbeat],
+    kind: &str,
     waited_since: Timestamp,
     timeout: Duration,
     now: Timestamp,
@@ -25,21 +27,21 @@ pub fn awaited_heartbeats_text(
     let silence =
         |task: &AwaitedHeartbeat| silence_if_heartbeat_overdue(task.last, task.interval_us, timeout, now);
     let silent: Vec<Duration> = tasks.iter().filter_map(silence).collect();
-    let missing = format_count_with_noun(tasks.len(), "missing task", "missing tasks");
+    let counted = format_count_with_noun(tasks.len(), &format!("{kind} task"), &format!("{kind} tasks"));
     let Some(longest) = silent.iter().max() else {
         // A registration counts as the last heartbeat, but no interval is known yet.
         let sent_since = |task: &AwaitedHeartbeat| task.interval_us > 0 && task.last > Some(waited_since);
         return match (tasks.iter().all(sent_since), tasks.len()) {
-            (true, 1) => "the heartbeats of the missing task continue".to_owned(),
-            (true, _) => "the heartbeats of the missing tasks continue".to_owned(),
-            (false, 1) => "the next heartbeat of the missing task is not overdue".to_owned(),
-            (false, _) => format!("no heartbeat of the {missing} is overdue"),
+            (true, 1) => format!("the heartbeats of the {kind} task continue"),
+            (true, _) => format!("the heartbeats of the {kind} tasks continue"),
+            (false, 1) => format!("the next heartbeat of the {kind} task is not overdue"),
+            (false, _) => format!("no heartbeat of the {counted} is overdue"),
         };
     };
     let span = format_approximate_duration(*longest);
     match (silent.len(), tasks.len()) {
-        (_, 1) => format!("the missing task has sent no heartbeat for {span}"),
-        (some, all) if some == all => format!("the {missing} have sent no heartbeat for up to {span}"),
-        (some, _) => format!("{} of the {missing} sent none for up to {span}", format_grouped(some)),
+        (_, 1) => format!("the {kind} task has sent no heartbeat for {span}"),
+        (some, all) if some == all => format!("the {counted} have sent no heartbeat for up to {span}"),
+        (some, _) => format!("{} of the {counted} sent none for up to {span}", format_grouped(some)),
     }
 }

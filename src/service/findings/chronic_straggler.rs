@@ -133,16 +133,20 @@ fn evidence_of_late_arrivals(count: usize, late_by_us: u64) -> Vec<EvidenceRow> 
 }
 
 /// Returns what the heartbeats of the late tasks say about the cause, in a clause; `None` if too few have come.
-fn heartbeats_of_late_tasks(seen: &JobObservation, late: &[TaskId]) -> Option<&'static str> {
+fn heartbeats_of_late_tasks(seen: &JobObservation, late: &[TaskId]) -> Option<String> {
     let mut known =
         late.iter().filter_map(|task| seen.task(*task)).filter(|task| task.interval_us > 0).peekable();
     known.peek()?;
     let is_irregular = |task: &TaskObservation| {
         task.longest_gap_us > task.interval_us.saturating_mul(IRREGULAR_GAP.0) / IRREGULAR_GAP.1
     };
+    let whose = if late.len() == 1 { "its" } else { "their" };
     Some(if known.any(is_irregular) {
-        "their heartbeats come late too, so look at the host and its network first"
+        format!("{whose} heartbeats come late too, so look at the host and its network first")
     } else {
-        "their heartbeats come on time, so look at the work, the input and the speed of the host first, and not at the network"
+        format!(
+            "{whose} heartbeats come on time, so look at the work, the input and the speed of the host first, and not at the \
+             network"
+        )
     })
 }
