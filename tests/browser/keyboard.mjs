@@ -23,6 +23,7 @@ await page.goto(`${url}/`);
 // If the server requires tokens, the field for the token has the focus.
 if (process.env.MUSTER_TOKEN) {
   await page.waitForURL('**/login?next=*');
+  await page.waitForFunction(() => document.activeElement?.matches('input[type=password]'));
   await page.keyboard.type(process.env.MUSTER_TOKEN);
   await page.keyboard.press('Enter');
   await page.waitForURL(`${url}/`);
