@@ -143,18 +143,14 @@ impl Issue {
     }
 
     /// Adds the tasks that have failed again, and have not come back, to the issue about their restarts.
-    fn with_tasks_down_again(self, snapshot: &JobSnapshot, tasks: &[TaskId]) -> Self {
-        let tasks: Vec<&TaskView> = tasks.iter().filter_map(|task| snapshot.find_task(*task)).collect();
+    fn with_tasks_down_again(self, snapshot: &JobSnapshot, ids: &[TaskId]) -> Self {
+        let tasks: Vec<&TaskView> = ids.iter().filter_map(|task| snapshot.find_task(*task)).collect();
         let Some(first) = tasks.iter().min_by_key(|task| task.since) else { return self };
         let (why, told) = failure_texts(first);
-        let noun = if tasks.len() == 1 { "task is" } else { "tasks are" };
-        let text = format!(
-            "{} {} {noun} down now. First: task {}: {why}",
-            self.text,
-            format_grouped(tasks.len()),
-            first.task
-        );
-        Self { tone: "bad", text, ..self }.with_client_error(told)
+        let title = format_count_with_noun(tasks.len(), "task has failed again", "tasks have failed again");
+        let title = title + &NamedTasks::new(snapshot, ids, ids.len(), NAMED).whole_hosts_text();
+        let text = format!("First: task {}: {why}. {}", first.task, self.text);
+        Self { tone: "bad", title, text, ..self }.with_client_error(told)
     }
 
     /// Adds the full error to a text that summarizes it.
@@ -207,7 +203,10 @@ pub(super) fn job_issues(snapshot: &JobSnapshot) -> Vec<Issue> {
         needs.extend(awaited_tasks_issue(snapshot));
     }
     let mut suspects = tasks_with_status(snapshot, TaskStatus::Suspect);
-    suspects.retain(|task| !snapshot.is_consequence(*task));
+    suspects.retain(|task| {
+        let is_in_storm = storm.is_some() && has_restarted_lately(task);
+        !is_in_storm && !snapshot.is_consequence(*task)
+    });
     if let Some(since) = suspects.iter().filter_map(|task| Some(snapshot.find_task(*task)?.since)).min() {
         let title = format_count_with_noun(
             suspects.len(),

@@ -124,14 +124,14 @@ fn tasks_that_restart_again_and_again_are_one_issue_while_they_are_down_too() {
     assert_contains(&said, "Task 3 restarted in the last ten minutes: 16 or more restarts in this run");
     rig.kill_task(3);
     rig.advance_seconds(1);
-    assert_eq!(rig.issue_titles(), ["Tasks restart repeatedly"]);
-    assert_contains(&rig.job_page_fragment_text("needs"), "1 task is down now.");
+    assert_eq!(rig.issue_titles(), ["1 task has failed again"]);
+    assert_contains(&rig.job_page_fragment_text("needs"), "First: task 3: connection reset");
     // One that had not restarted is an issue of its own.
     rig.kill_task(4);
     rig.advance_seconds(1);
     let mut titles = rig.issue_titles();
     titles.sort();
-    assert_eq!(titles, ["1 task has failed", "Tasks restart repeatedly"]);
+    assert_eq!(titles, ["1 task has failed", "1 task has failed again"]);
     // So is one that restarted long ago.
     rig.register_task(4);
     rig.advance_seconds(700);
