@@ -166,7 +166,7 @@ document.addEventListener('click', async (event) => {
 
 // Replacing a part. Nodes that stay the same are kept, so that focus, selection and open details stay. A link is known by the page that
 // it leads to, because a row before it, or a mark of an axis, may come or go.
-const linkKey = (node) => (node.nodeName.toLowerCase() === 'a' ? node.getAttribute('href')?.split('?')[0] ?? '' : '');
+const linkKey = (node) => (node.localName === 'a' ? node.getAttribute('href')?.split('?')[0] ?? '' : '');
 const keyOf = (node) => (node.nodeType === 1 ? node.id || node.dataset.key || linkKey(node) : '');
 const alike = (a, b) => a.nodeType === b.nodeType && a.nodeName === b.nodeName && keyOf(a) === keyOf(b);
 

@@ -25,7 +25,7 @@ use crate::coordination::{
 use crate::http::extractors::{HostInPath, JobPath, ViewedRun};
 use crate::http::hosts::no_such_host;
 use crate::http::{AppState, Problem};
-use crate::service::findings::{Finding, Severity};
+use crate::service::findings::Finding;
 use crate::service::reports::HostChecksView;
 
 /// The maximum number of tasks on the page.

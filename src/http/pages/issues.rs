@@ -18,7 +18,7 @@ use crate::coordination::{
 };
 use crate::http::Problem;
 use crate::service::findings::{
-    AwaitedHeartbeat, Evidence, Finding, LateArrivals, RESTART_WINDOW, Severity, awaited_heartbeats_text,
+    AwaitedHeartbeat, Evidence, Finding, LateArrivals, RESTART_WINDOW, awaited_heartbeats_text,
     count_late_arrivals,
 };
 use crate::text::{format_count_with_noun, format_grouped};
@@ -32,7 +32,7 @@ const LATE_OFTEN: usize = 3;
 const DETAILED_ISSUES: usize = 2;
 const ISSUE_TITLES: usize = 8;
 
-/// What to do about failed tasks: if most failed by timeouts or for other reasons; of whole hosts, or of others.
+/// Advice about failed tasks: if most failed by timeouts or for other reasons; of whole hosts, or of others.
 const ADVICE_FOR_UNREACHABLE_HOSTS: &str = "Nothing comes from any task on a host that is named here: the host is down, or the network between \
     it and this server is cut. Try to reach it from this machine (ping, ssh). If it answers, look at the network from there to the gRPC port of \
     this server; if not, at the host, and at what it shares with other hosts that failed. Its tasks may register again; exclude a host that does \
@@ -69,11 +69,7 @@ pub(super) struct Issue {
 
 impl Issue {
     fn from_finding(snapshot: &JobSnapshot, finding: &Finding) -> Self {
-        let tone = match finding.severity {
-            Severity::Critical => "bad",
-            Severity::Warning => "warn",
-            Severity::Notice => "info",
-        };
+        let tone = status::severity_tone(finding.severity);
         // A finding lists its first tasks; its barrier has all of them.
         let barrier = finding.barrier.as_deref().zip(finding.counter);
         let barrier = barrier.and_then(|(id, counter)| snapshot.find_barrier(id, counter));
@@ -146,7 +142,7 @@ impl Issue {
     fn with_tasks_down_again(self, snapshot: &JobSnapshot, ids: &[TaskId]) -> Self {
         let tasks: Vec<&TaskView> = ids.iter().filter_map(|task| snapshot.find_task(*task)).collect();
         let Some(first) = tasks.iter().min_by_key(|task| task.since) else { return self };
-        let (why, told) = failure_texts(first);
+        let (why, told) = status::failure_texts(first).unwrap_or_default();
         let title = format_count_with_noun(tasks.len(), "task has failed again", "tasks have failed again");
         let title = title + &NamedTasks::new(snapshot, ids, ids.len(), NAMED).whole_hosts_text();
         let text = format!("First: task {}: {why}. {}", first.task, self.text);
@@ -175,16 +171,15 @@ impl Issue {
 pub(super) fn job_issues(snapshot: &JobSnapshot) -> Vec<Issue> {
     let found = |id: &str| snapshot.findings.iter().find(|finding| finding.id.as_ref() == id);
     // Tasks that restart repeatedly are one issue, whether they are down or back at this moment.
-    let storm = found("restart-storm");
-    let has_restarted_lately = |task: &TaskId| {
-        let latest = snapshot.find_task(*task).filter(|task| task.lives.len() > 1);
-        latest
-            .and_then(|task| task.lives.first())
-            .is_some_and(|life| snapshot.captured_at().since(life.registered_at) <= RESTART_WINDOW)
+    let has_storm = found("restart-storm").is_some();
+    let is_in_storm = |task: &TaskId| match snapshot.find_task(*task).map(|task| &task.lives[..]) {
+        Some([present, _, ..]) if has_storm => {
+            snapshot.captured_at().since(present.registered_at) <= RESTART_WINDOW
+        }
+        _ => false,
     };
     let failed = tasks_with_status(snapshot, TaskStatus::Failed).into_iter();
-    let (down_again, lost): (Vec<TaskId>, Vec<TaskId>) =
-        failed.partition(|task| storm.is_some() && has_restarted_lately(task));
+    let (down_again, lost): (Vec<TaskId>, Vec<TaskId>) = failed.partition(is_in_storm);
     let mut needs: Vec<Issue> =
         failed_run_issue(snapshot).or_else(|| lost_tasks_issue(snapshot, &lost)).into_iter().collect();
     // A stalled task is the reason why its barrier is stuck, so both are one issue.
@@ -203,10 +198,7 @@ pub(super) fn job_issues(snapshot: &JobSnapshot) -> Vec<Issue> {
         needs.extend(awaited_tasks_issue(snapshot));
     }
     let mut suspects = tasks_with_status(snapshot, TaskStatus::Suspect);
-    suspects.retain(|task| {
-        let is_in_storm = storm.is_some() && has_restarted_lately(task);
-        !is_in_storm && !snapshot.is_consequence(*task)
-    });
+    suspects.retain(|task| !is_in_storm(task) && !snapshot.is_consequence(*task));
     if let Some(since) = suspects.iter().filter_map(|task| Some(snapshot.find_task(*task)?.since)).min() {
         let title = format_count_with_noun(
             suspects.len(),
@@ -276,11 +268,11 @@ fn failed_run_issue(snapshot: &JobSnapshot) -> Option<Issue> {
         if run.state == RunState::Failed { "failed" } else { "was abandoned" }
     );
     let since = run.ended_at.unwrap_or(run.opened_at);
-    let need = Issue::new(snapshot, "run-failed", "bad", title, text, since).with_client_error(told).with_advice(
-            "Read the log of that task at that time: the errors of the other tasks follow from it. The next run starts \
-             when tasks register again; nothing has to be reset.",
-            "/guide/troubleshooting#failed",
-        );
+    let advice = "Read the log of that task at that time: the errors of the other tasks follow from it. The next run starts \
+                  when tasks register again; nothing has to be reset.";
+    let need = Issue::new(snapshot, "run-failed", "bad", title, text, since)
+        .with_client_error(told)
+        .with_advice(advice, "/guide/troubleshooting#failed");
     let need = Issue { is_run_failure: true, ..need };
     Some(match cause.and_then(|cause| cause.task) {
         Some(task) => need.with_tasks(snapshot, &[task]),
@@ -293,7 +285,7 @@ fn lost_tasks_issue(snapshot: &JobSnapshot, lost: &[TaskId]) -> Option<Issue> {
     let mut tasks: Vec<&TaskView> = lost.iter().filter_map(|task| snapshot.find_task(*task)).collect();
     tasks.sort_by_key(|task| task.since);
     let first = tasks.first()?;
-    let (why, told) = failure_texts(first);
+    let (why, told) = status::failure_texts(first).unwrap_or_default();
     let text = match tasks.len() {
         1 => why,
         all if tasks.iter().all(|task| task.why == first.why) => {
@@ -304,8 +296,8 @@ fn lost_tasks_issue(snapshot: &JobSnapshot, lost: &[TaskId]) -> Option<Issue> {
     let title = format_count_with_noun(tasks.len(), "task has failed", "tasks have failed");
     let order: Vec<TaskId> = tasks.iter().map(|task| task.task).collect();
     let named = NamedTasks::new(snapshot, &order, order.len(), NAMED);
-    let is_unreachable = |task: &&&TaskView| task.why.as_deref().is_some_and(is_unreachable_host);
-    let unreachable = tasks.iter().filter(is_unreachable).count();
+    let unreachable =
+        tasks.iter().filter(|task| task.why.as_deref().is_some_and(is_unreachable_host)).count();
     let advice = match (unreachable > tasks.len() / 2, named.whole_hosts > 0) {
         (true, true) => ADVICE_FOR_UNREACHABLE_HOSTS,
         (true, false) => ADVICE_FOR_UNREACHABLE_TASKS,
@@ -314,12 +306,6 @@ fn lost_tasks_issue(snapshot: &JobSnapshot, lost: &[TaskId]) -> Option<Issue> {
     };
     let issue = Issue::new(snapshot, "tasks-failed", "bad", title, text, first.since).with_client_error(told);
     Some(issue.with_named_tasks(named).with_advice(advice, "/guide/states#failed"))
-}
-
-/// Returns the reason for which a task failed, and the error that clients received if that is another text.
-fn failure_texts(task: &TaskView) -> (String, String) {
-    let error = task.error.as_deref().unwrap_or_default();
-    status::cause_and_client_error_texts(error, task.why.as_deref().unwrap_or_default())
 }
 
 /// Returns the issue of connected tasks that others wait for.
@@ -341,21 +327,15 @@ fn awaited_tasks_issue(snapshot: &JobSnapshot) -> Option<Issue> {
     let mut missing = barrier.missing.clone();
     missing.sort_by_key(|task| !waits(task));
     let alive: Vec<TaskId> = missing.iter().copied().filter(waits).collect();
-    let last_arrival = last_arrival_time(barrier);
-    let text = awaited_tasks_heartbeat_text(snapshot, &alive, last_arrival, barrier);
-    let need = Issue::new(snapshot, "tasks-awaited", "warn", title, text, last_arrival);
+    let text = awaited_tasks_heartbeat_text(snapshot, &alive, barrier);
+    let need = Issue::new(snapshot, "tasks-awaited", "warn", title, text, last_arrival_time(barrier));
     let advice = "Look at its stack before anything else: on the page Stacks of the job, or with py-spy dump on its host. \
                   Then restart it, or exclude it if the job can continue without it.";
     Some(need.with_tasks(snapshot, &missing).with_advice(advice, "/guide/states#awaited"))
 }
 
 /// Returns a sentence about the heartbeats of these connected tasks, which have not reached `barrier`, and its consequence.
-fn awaited_tasks_heartbeat_text(
-    snapshot: &JobSnapshot,
-    tasks: &[TaskId],
-    last_arrival: Timestamp,
-    barrier: &BarrierView,
-) -> String {
+fn awaited_tasks_heartbeat_text(snapshot: &JobSnapshot, tasks: &[TaskId], barrier: &BarrierView) -> String {
     let heartbeat = |task: &TaskView| AwaitedHeartbeat {
         last: task.last_heartbeat,
         interval_us: heartbeat_interval_us(task),
@@ -364,9 +344,10 @@ fn awaited_tasks_heartbeat_text(
         tasks.iter().filter_map(|task| snapshot.find_task(*task).map(heartbeat)).collect();
     let timeout = snapshot.view.settings.heartbeat_timeout;
     let kind = if tasks.len() < barrier.missing.len() { "connected" } else { "missing" };
-    let text = awaited_heartbeats_text(&heartbeats, kind, last_arrival, timeout, snapshot.captured_at());
-    let consequence = if text.ends_with("continue") {
-        let endless = times::has_no_timeout(&barrier.deadline, snapshot.captured_at());
+    let (since, now) = (last_arrival_time(barrier), snapshot.captured_at());
+    let (text, they_continue) = awaited_heartbeats_text(&heartbeats, kind, since, timeout, now);
+    let consequence = if they_continue {
+        let endless = times::has_no_timeout(&barrier.deadline, now);
         format!(", so no {} will clear this", if endless { "timeout" } else { "heartbeat timeout" })
     } else {
         format!("; a task fails after {} without one", times::duration_text(&timeout))
@@ -471,7 +452,7 @@ pub(super) fn render_issue_list_fragment(
     let (mut detailed, mut titles): (Vec<&Issue>, Vec<&Issue>) = (Vec::new(), Vec::new());
     for issue in issues {
         let is_of_new_job = detailed.iter().all(|other| other.job != issue.job);
-        // After a title comes nothing with details that is less urgent.
+        // No issue is shown in full that is less urgent than one of which only the title is shown.
         let is_urgent = detailed.is_empty() || issue.tone == "bad";
         if !whose || (detailed.len() < DETAILED_ISSUES && is_of_new_job && is_urgent) {
             detailed.push(issue);

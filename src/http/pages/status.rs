@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::coordination::{FirstCause, RunOutcome, RunState, TaskPhase, TaskView, Timestamp};
 pub(super) use crate::service::barrier_display_name;
+use crate::service::findings::Severity;
 
 /// The time for which others must have waited before a task is shown as awaited: until then a barrier is
 /// merely filling.
@@ -79,6 +80,24 @@ pub(super) fn run_state_tone(state: &RunState) -> &'static str {
     }
 }
 
+/// Returns the tone of a finding: the class of its issue.
+pub(super) fn severity_tone(severity: Severity) -> &'static str {
+    match severity {
+        Severity::Critical => "bad",
+        Severity::Warning => "warn",
+        Severity::Notice => "info",
+    }
+}
+
+/// Returns the name of the symbol for a tone.
+pub(super) fn tone_symbol(tone: &str) -> &'static str {
+    match tone {
+        "bad" => "alarm",
+        "warn" => "caution",
+        _ => "note",
+    }
+}
+
 /// Returns the name of a key that a task waits for.
 pub(super) fn awaited_key_text(key: &str) -> String {
     format!("key {}", shorten(&crate::text::escape_to_one_line(key), 120))
@@ -104,13 +123,18 @@ pub(super) fn to_sentence(text: &str) -> String {
 }
 
 /// Returns an error for people: what happened, and the text that clients received if it is another one.
-pub(super) fn cause_and_client_error_texts(error: &str, why: &str) -> (String, String) {
+fn cause_and_client_error_texts(error: &str, why: &str) -> (String, String) {
     let line = |text: &str| crate::text::escape_to_one_line(text).into_owned();
     if why.is_empty() || error.ends_with(why) {
         (line(error), String::new())
     } else {
         (line(why), line(error))
     }
+}
+
+/// Returns the reason for which a task failed, and the error that clients received if that is another text; `None` if it has not failed.
+pub(super) fn failure_texts(task: &TaskView) -> Option<(String, String)> {
+    Some(cause_and_client_error_texts(task.error.as_deref()?, task.why.as_deref().unwrap_or_default()))
 }
 
 /// Returns the first error of a run in few words, and as clients received it if that is another text.

@@ -27,7 +27,7 @@ use crate::coordination::{
 use crate::http::extractors::{JobPath, QueryParams, TaskInPath, ViewedRun};
 use crate::http::runs::no_such_task;
 use crate::http::{AppState, Problem};
-use crate::service::findings::{Finding, Severity};
+use crate::service::findings::Finding;
 
 /// The maximum number of keys that are searched for those the task wrote.
 const KEYS_SEARCHED: usize = 20_000;
@@ -277,9 +277,7 @@ pub(super) fn render_fragments(
         keys: task.waits_for.iter().map(|wait| (awaited_key_text(&wait.key), wait.since)).collect(),
         awaited_at: waited_for.map(|b| (barrier_display_name(&b.id), b.arrived, b.members)).collect(),
         found: snapshot.findings.iter().filter(|finding| finding.tasks.contains(&id)).collect(),
-        error: task.error.as_deref().map(|error| {
-            status::cause_and_client_error_texts(error, task.why.as_deref().unwrap_or_default())
-        }),
+        error: status::failure_texts(task),
         follows: snapshot.is_consequence(id),
         is_cause: run.first_cause.as_ref().is_some_and(|cause| cause.task == Some(id)),
     };

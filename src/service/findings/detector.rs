@@ -105,7 +105,7 @@ pub struct Detection {
     pub title: Option<String>,
     /// Its severity, if it differs from the detector's.
     pub severity: Option<Severity>,
-    /// What it means and what to do, if they differ from the detector's.
+    /// The meaning and the advice, if they differ from the detector's.
     pub meaning_and_advice: Option<(&'static str, &'static str)>,
     /// The evidence suffices for an automatic exclusion.
     pub may_exclude: bool,

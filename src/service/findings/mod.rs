@@ -21,6 +21,8 @@
 //! | `fatal_gpu_error.rs` | a GPU is lost to its process |
 //! | `collective_stuck.rs` | a collective waits too long |
 //! | `collective_slow_rank.rs` | the GPUs of all others wait for one task in most collectives |
+//!
+//! `awaited_heartbeats.rs` has the text about heartbeats that findings and pages share.
 
 mod automatic_exclusion;
 mod awaited_heartbeats;

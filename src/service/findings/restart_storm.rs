@@ -16,7 +16,7 @@ const RESTARTS_MIN: usize = 3;
 /// that is more.
 const TASKS_MIN: usize = 3;
 
-/// What it means, and what to do, if nothing came from the hosts of most of the tasks.
+/// The meaning and the advice if most of the tasks failed by timeouts.
 const MEANING_IF_UNREACHABLE: &str = "Most of these tasks failed by a heartbeat or connection timeout, then registered again. Their host \
      was down or hung, or the network between it and this server was cut.";
 const ADVICE_IF_UNREACHABLE: &str = "Look at what the hosts of these tasks share: the network between them and this server (cable, switch, \
@@ -43,20 +43,17 @@ fn detect(DetectorInput { job: seen, .. }: DetectorInput<'_>) -> Option<Detectio
             && seen.seen_at.since(task.registered_at) <= RESTART_WINDOW
     };
     let mut back: Vec<&TaskObservation> = seen.tasks.iter().filter(lately).collect();
-    // The task with the most restarts comes first.
     back.sort_by_key(|task| (std::cmp::Reverse(task.past_registrations.len()), task.task));
-    let most = back.iter().map(|task| task.past_registrations.len()).max()?;
+    // The task with the most restarts comes first, and is named first.
+    let worst = *back.first()?;
+    let most = worst.past_registrations.len();
     let many = TASKS_MIN.max(seen.tasks.len() / 10);
     if most < RESTARTS_MIN && back.len() < many {
         return None;
     }
     let since = back.iter().map(|task| task.registered_at).min()?;
     let ids: Vec<TaskId> = back.iter().map(|task| task.task).collect();
-    // The task with the most restarts is named first.
-    let (worst, times) = back.first().map(|task| {
-        let restarts = restart_count_text(task.past_registrations.len(), task.may_have_more_incarnations);
-        (task.task, restarts)
-    })?;
+    let (worst, times) = (worst.task, restart_count_text(most, worst.may_have_more_incarnations));
     let unreachable = back.iter().filter(|task| task.was_unreachable).count();
     let after = match (unreachable, back.len()) {
         (0, _) => String::new(),

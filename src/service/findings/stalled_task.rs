@@ -74,7 +74,8 @@ fn heartbeat_text(seen: &JobObservation, barrier: &BarrierObservation) -> String
     };
     let missing: Vec<_> =
         barrier.missing_tasks.iter().filter_map(|id| seen.task(*id).map(heartbeat)).collect();
-    awaited_heartbeats_text(&missing, "missing", barrier.last_arrival, seen.heartbeat_timeout, seen.seen_at)
+    let (since, timeout) = (barrier.last_arrival, seen.heartbeat_timeout);
+    awaited_heartbeats_text(&missing, "missing", since, timeout, seen.seen_at).0
 }
 
 fn stall_threshold(seen: &JobObservation, barrier: &BarrierObservation) -> Duration {

@@ -83,7 +83,7 @@ fn execute_order(task: &mut Option<PeerState>, order: BenchOrder) -> Result<Benc
 }
 
 fn describe_gpus() -> Result<ProbedGpus> {
-    /// What an engine takes by default for one direction.
+    /// The default of an engine for one direction.
     const PAGE_LOCKED_BYTES: usize = 128 << 20;
     let all = DeviceFacts::of_all_devices()?.into_iter();
     let gpus = all.map(|gpu| ProbedGpu { name: gpu.name, memory: gpu.memory, peers: gpu.peers });
