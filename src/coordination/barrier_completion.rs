@@ -30,9 +30,9 @@ impl Run {
             let reason = if instance.arrived_count() == instance.members.len() {
                 "all members arrived"
             } else if instance.not_arrived_tasks().any(|id| self.expect_task(id).is_excused) {
-                "all members arrived except excluded ones and ones that have not registered since their exclusion"
+                "passed without members that are excluded or have not registered since their exclusion; all others had arrived"
             } else {
-                "all members arrived except those that restarted after the barrier began"
+                "passed without members that restarted after it began; all others had arrived"
             };
             self.end_barrier_instance(cx, key, Ok(()), reason);
         }
@@ -56,8 +56,8 @@ impl Run {
                 task.unsynced && task.is_connected() && self.barrier_wait_count(id) > 0
             };
             if instance.missing_tasks().all(waits_elsewhere) {
-                let reason = "the missing members restarted in this run and wait at another barrier: this one would never be \
-                     complete";
+                let reason = "passed without members that restarted in this run and wait at another barrier; all others had \
+                              arrived";
                 self.end_barrier_instance(cx, &key, Ok(()), reason);
             }
         }

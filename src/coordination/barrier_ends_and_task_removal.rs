@@ -67,6 +67,9 @@ impl Run {
         cx.emit_event(change, reason);
         let passed = result.is_ok();
         self.pending_barrier_stats.push_back(UnmeasuredBarrier::new(cx.now, key, id, &instance, passed));
+        if self.unsynced_tasks > 0 {
+            self.measure_all_unmeasured_barriers(cx);
+        }
         let calls = || CallSelection::List(instance.arrivals().map(|(_, arrival)| arrival.call).collect());
         match key {
             BarrierKey::Named(_) => {
@@ -98,12 +101,13 @@ impl Run {
     }
 
     /// Records that the members which arrived at a client's barrier wait there no more. If it passed with all
-    /// its members, they are in step with one another.
+    /// its members but excused ones, they are in step with one another.
     fn end_barrier_waits(&mut self, instance: &BarrierInstance, passed: bool) {
         for (id, _) in instance.arrivals() {
             self.adjust_barrier_wait_count(id, -1);
         }
-        if self.unsynced_tasks == 0 || !passed || instance.arrived_count() != instance.members.len() {
+        let is_complete = || instance.not_arrived_tasks().all(|id| self.expect_task(id).is_excused);
+        if self.unsynced_tasks == 0 || !passed || !is_complete() {
             return;
         }
         for (id, _) in instance.arrivals() {

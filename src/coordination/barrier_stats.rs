@@ -2,7 +2,8 @@
 //! (`straggler_stats.rs`).
 //!
 //! `unmeasured_barrier.rs` computes the record. An instance is measured after its callers are answered, and only a
-//! few members at a time. The driver receives the record, with all arrivals, as `Effect::BarrierEnded`. Begin at
+//! few members at a time. An instance that ends while a member is unsynced is measured at once, because it may bring
+//! the member into step. The driver receives the record, with all arrivals, as `Effect::BarrierEnded`. Begin at
 //! [`Run::measure_oldest_unmeasured_barrier`].
 
 use std::sync::Arc;
@@ -26,7 +27,8 @@ impl Run {
             None => {
                 // To sort a thousand arrivals costs as much as to answer some hundred calls.
                 *budget = budget.saturating_sub(1 + measure.instance.arrived_count() / 16);
-                let (record, arrivals, spread) = measure.measure_instance();
+                let (record, arrivals, spread) =
+                    measure.measure_instance(|task| !self.expect_task(task).unsynced);
                 self.recent.push_back(record.clone());
                 self.trim_barrier_records(cx.settings.bounds.barriers_recent);
                 let (job, run) = (cx.job, cx.run);
@@ -43,8 +45,10 @@ impl Run {
         let to = measure.instance.members.len().min(spread.position.saturating_add(*budget));
         *budget -= to - spread.position;
         for (task, arrival) in measure.instance.arrivals_in_range(spread.position, to) {
-            let part = spread.member_timing(task, arrival.at);
-            self.expect_task_mut(task).straggling.add_member_timing(&part);
+            if !self.expect_task(task).unsynced {
+                let part = spread.member_timing(task, arrival.at);
+                self.expect_task_mut(task).straggling.add_member_timing(&part);
+            }
         }
         spread.position = to;
         if to < measure.instance.members.len() {

@@ -3,8 +3,9 @@
 //! `barrier_stats.rs` supplies the measurements. `service/findings/chronic_straggler.rs` draws conclusions from them.
 //! Begin at [`StragglerStats`], then `StragglerStats::add_member_timing`.
 //!
-//! Barriers of the service itself, and barriers with fewer than two arrivals, do not count. For every other barrier
-//! that passed, a task has:
+//! Barriers of the service itself, and barriers with fewer than two arrivals, do not count. Nor does the arrival of a
+//! task that has restarted and is not in step with the others: an outage is not lateness, and the first step after it
+//! is a part of the outage. For every other barrier that passed, a task has:
 //! - its *lateness*: the time from the first arrival to the arrival of the task;
 //! - its *hold-up*, if it arrived last: the time from the last arrival but one to the arrival of the task, for
 //!   which the others waited only for this task;

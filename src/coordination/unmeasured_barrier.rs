@@ -48,8 +48,12 @@ impl UnmeasuredBarrier {
         Self { kind: key.kind(), id, instance: Arc::clone(instance), ended: now, passed, spread: None }
     }
 
-    /// Returns the record of the instance, every arrival, and the basis of the shares, if there are any.
-    pub fn measure_instance(&self) -> (BarrierRecord, Vec<BarrierArrival>, Option<ArrivalSpread>) {
+    /// Returns the record of the instance, every arrival, and the basis of the shares, if there are any. Only members in
+    /// step have shares, and these compare them with one another.
+    pub fn measure_instance(
+        &self,
+        is_in_step: impl Fn(TaskId) -> bool,
+    ) -> (BarrierRecord, Vec<BarrierArrival>, Option<ArrivalSpread>) {
         let instance = &self.instance;
         let arrivals: Vec<BarrierArrival> =
             instance.arrivals().map(|(task, arrival)| BarrierArrival { task, at: arrival.at }).collect();
@@ -61,18 +65,10 @@ impl UnmeasuredBarrier {
             (Some((first, _)), Some(last)) => last.at.0.saturating_sub(first.0),
             _ => 0,
         };
-        let counts = self.kind == BarrierKind::Client && self.passed && arrivals.len() > 1;
-        let spread = latest.first().filter(|_| counts).map(|last| {
-            let middle = (order.len() - 1) / 2;
-            let (_, &mut (median, _), _) = order.select_nth_unstable(middle);
-            ArrivalSpread {
-                first: Timestamp(last.at.0.saturating_sub(skew_us)),
-                median,
-                skew_us,
-                last: last.task,
-                held_up: last.at.0 - latest.get(1).map_or(last.at.0, |other| other.at.0),
-                position: 0,
-            }
+        let counts = self.kind == BarrierKind::Client && self.passed;
+        let spread = counts.then(|| {
+            order.retain(|(_, task)| is_in_step(*task));
+            ArrivalSpread::of_arrivals(&mut order)
         });
         let record = BarrierRecord {
             id: Arc::clone(&self.id),
@@ -90,16 +86,38 @@ impl UnmeasuredBarrier {
             without: instance.not_arrived_tasks().take(BarrierRecord::LISTED_MAX).collect(),
             latest,
         };
-        (record, arrivals, spread)
+        (record, arrivals, spread.flatten())
     }
 }
 
 impl ArrivalSpread {
+    /// Returns the distribution of these arrivals, whose order changes; `None` if there are fewer than two.
+    fn of_arrivals(order: &mut [(Timestamp, TaskId)]) -> Option<Self> {
+        let (first, _) = *order.iter().min()?;
+        let end = order.len().checked_sub(2)?;
+        let (_, &mut (last_but_one, _), latest) = order.select_nth_unstable(end);
+        let (last, task) = *latest.first()?;
+        let (_, &mut (median, _), _) = order.select_nth_unstable((order.len() - 1) / 2);
+        Some(Self {
+            first,
+            median,
+            skew_us: last.0 - first.0,
+            last: task,
+            held_up: last.0 - last_but_one.0,
+            position: 0,
+        })
+    }
+
+    /// Returns the times of a member in step.
     pub fn member_timing(&self, task: TaskId, at: Timestamp) -> MemberTiming {
         let behind = at.0.saturating_sub(self.median.0);
         MemberTiming {
-            lateness: at.0 - self.first.0,
-            share: behind.saturating_mul(SCORE_ONE).checked_div(self.skew_us).unwrap_or_default(),
+            lateness: at.0.saturating_sub(self.first.0),
+            share: behind
+                .saturating_mul(SCORE_ONE)
+                .checked_div(self.skew_us)
+                .unwrap_or_default()
+                .min(SCORE_ONE),
             held_up: (task == self.last).then_some(self.held_up),
         }
     }

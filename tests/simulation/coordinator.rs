@@ -595,11 +595,11 @@ impl SimulatedCoordinator {
                 "{barrier} passed without task {task}, which it had to wait for: {member:?}, began {began}"
             );
         }
+        let is_excused = |task| self.members.get(task).is_some_and(|member| member.excused);
+        let is_complete = without.iter().all(is_excused);
         for task in came {
             self.took_part.insert((barrier.to_owned(), counter, task));
-            if without.is_empty()
-                && let Some(member) = self.members.get_mut(&task)
-            {
+            if is_complete && let Some(member) = self.members.get_mut(&task) {
                 member.synced = true;
             }
         }

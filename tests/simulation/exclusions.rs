@@ -33,6 +33,19 @@ fn call_live_set(job: &mut SimulatedJob, task: usize) -> muster::coordination::C
 }
 
 #[test]
+fn an_excluded_task_does_not_keep_a_restarted_one_out_of_step() {
+    let mut job = SimulatedJob::recoverable(3);
+    exclude_task(&mut job, 2).expect("excluded");
+    job.kill_task(1);
+    job.coordinator.advance_time(Duration::from_secs(5));
+    job.restart_task(1);
+    assert!(job.coordinator.job_view().run.tasks[1].unsynced);
+    let step = [job.call_barrier(0, "step", 0), job.call_barrier(1, "step", 0)];
+    assert!(step.iter().all(|call| job.counter_of_passed_barrier(*call) == Some(0)));
+    assert!(!job.coordinator.job_view().run.tasks[1].unsynced);
+}
+
+#[test]
 fn an_excluded_task_is_out_at_once_and_the_others_go_on() {
     let mut job = SimulatedJob::recoverable(3);
     let (ours, theirs) = (job.call_barrier(0, "step", 0), job.call_barrier(2, "step", 0));

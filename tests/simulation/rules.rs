@@ -136,6 +136,35 @@ fn the_others_pass_the_end_of_a_round_that_a_restarted_task_missed() {
 }
 
 #[test]
+fn an_outage_is_not_lateness() {
+    let mut job = SimulatedJob::recoverable(4);
+    let steps = |job: &SimulatedJob, task: usize| {
+        let view = job.coordinator.job_view();
+        let it = view.run.tasks[task].straggling.clone();
+        it.map(|it| (it.taken_part, it.lateness_us, it.held_up_us))
+    };
+    (0..4).for_each(|task| _ = job.call_barrier(task, "step", 0));
+    assert_eq!(steps(&job, 3), Some((1, 0, 0)));
+    // Task 3 comes half a minute late to the second step, because it restarts. The others go on without it.
+    (0..3).for_each(|task| _ = job.call_barrier(task, "step", 1));
+    job.kill_task(3);
+    job.coordinator.advance_time(Duration::from_secs(30));
+    job.restart_task(3);
+    // It is the first at the third step, and the others, which work, come two seconds later.
+    job.call_barrier(3, "step", 0);
+    job.coordinator.advance_time(Duration::from_secs(2));
+    (0..3).for_each(|task| _ = job.call_barrier(task, "step", 2));
+    assert_eq!(steps(&job, 0), Some((3, 0, 0)), "the others came together each time");
+    assert_eq!(steps(&job, 3), Some((1, 0, 0)), "it was out of step at two of them");
+    assert!(!job.coordinator.job_view().run.tasks[3].unsynced);
+    // In step again, it counts like the others.
+    (0..3).for_each(|task| _ = job.call_barrier(task, "step", 3));
+    job.coordinator.advance_time(Duration::from_secs(2));
+    job.call_barrier(3, "step", 3);
+    assert_eq!(steps(&job, 3), Some((2, 1_000_000, 2_000_000)));
+}
+
+#[test]
 fn the_others_pass_the_end_without_a_restarted_task_that_waits_at_the_beginning() {
     // Rule 2: task 2 is back before the others arrive at the end.
     let mut job = SimulatedJob::recoverable(3);

@@ -18,7 +18,7 @@ use super::snapshot::JobSnapshot;
 use super::status::{self, TaskStatus, barrier_display_name};
 use super::task::render_devices_fragment;
 use super::timeline::{TimelineScope, render_timeline_fragment};
-use super::{amount, links, times};
+use super::{amount, issues, links, times};
 use crate::coordination::{
     BarrierOutcome, BarrierRecord, ExclusionView, HostIdSource, HostState, HostView, JobName, TaskId,
 };

@@ -3,6 +3,7 @@
 //! `service::findings` detects findings. Begin at `Issue`.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use askama::Template;
 
@@ -21,7 +22,7 @@ use crate::service::findings::{
     AwaitedHeartbeat, Evidence, Finding, LateArrivals, RESTART_WINDOW, awaited_heartbeats_text,
     count_late_arrivals,
 };
-use crate::text::{format_count_with_noun, format_grouped};
+use crate::text::{format_approximate_duration, format_count_with_noun, format_grouped};
 
 /// The maximum number of tasks that an issue names.
 const NAMED: usize = 4;
@@ -59,6 +60,8 @@ pub(super) struct Issue {
     /// The error that clients received, if the text is another one.
     pub told: String,
     pub since: Timestamp,
+    /// The tasks of the issue, of which a finding without a barrier lists only the first.
+    tasks: Vec<TaskId>,
     /// The first hosts and tasks of the issue.
     pub named: NamedTasks,
     pub means: String,
@@ -81,6 +84,7 @@ impl Issue {
         let named = NamedTasks::new(snapshot, &tasks, finding.task_count, NAMED);
         Self {
             tone,
+            tasks,
             means: finding.means.clone(),
             evidence: finding.evidence.clone(),
             ..Self::new(
@@ -113,6 +117,7 @@ impl Issue {
             text,
             told: String::new(),
             since,
+            tasks: Vec::new(),
             named: NamedTasks::default(),
             means: String::new(),
             advice: String::new(),
@@ -122,7 +127,8 @@ impl Issue {
     }
 
     fn with_tasks(self, snapshot: &JobSnapshot, tasks: &[TaskId]) -> Self {
-        self.with_named_tasks(NamedTasks::new(snapshot, tasks, tasks.len(), NAMED))
+        let named = NamedTasks::new(snapshot, tasks, tasks.len(), NAMED);
+        Self { tasks: tasks.to_vec(), ..self }.with_named_tasks(named)
     }
 
     /// Sets the tasks. If they are all tasks of whole hosts, the title says so.
@@ -143,9 +149,12 @@ impl Issue {
         let tasks: Vec<&TaskView> = ids.iter().filter_map(|task| snapshot.find_task(*task)).collect();
         let Some(first) = tasks.iter().min_by_key(|task| task.since) else { return self };
         let (why, told) = status::failure_texts(first).unwrap_or_default();
-        let title = format_count_with_noun(tasks.len(), "task has failed again", "tasks have failed again");
+        let (title, why) = (
+            format_count_with_noun(tasks.len(), "task has failed again", "tasks have failed again"),
+            text_of_failures(snapshot, &tasks, first, &why),
+        );
         let title = title + &NamedTasks::new(snapshot, ids, ids.len(), NAMED).whole_hosts_text();
-        let text = format!("First: task {}: {why}. {}", first.task, self.text);
+        let text = format!("{} {}", status::to_sentence(&why), self.text);
         Self { tone: "bad", title, text, ..self }.with_client_error(told)
     }
 
@@ -187,7 +196,8 @@ pub(super) fn job_issues(snapshot: &JobSnapshot) -> Vec<Issue> {
     let stalled = found("stalled-task").map(place);
     let again =
         |finding: &&Finding| finding.id.as_ref() == "barrier-stuck" && Some(place(finding)) == stalled;
-    needs.extend(snapshot.findings.iter().filter(|it| !again(it)).map(|finding| {
+    let mut own: Vec<Issue> = Vec::new();
+    own.extend(snapshot.findings.iter().filter(|it| !again(it)).map(|finding| {
         let issue = Issue::from_finding(snapshot, finding);
         match finding.id.as_ref() {
             "restart-storm" => issue.with_tasks_down_again(snapshot, &down_again),
@@ -195,8 +205,9 @@ pub(super) fn job_issues(snapshot: &JobSnapshot) -> Vec<Issue> {
         }
     }));
     if stalled.is_none() && found("barrier-stuck").is_none() {
-        needs.extend(awaited_tasks_issue(snapshot));
+        own.extend(awaited_tasks_issue(snapshot));
     }
+    needs.extend(merge_late_heartbeats(snapshot, own));
     let mut suspects = tasks_with_status(snapshot, TaskStatus::Suspect);
     suspects.retain(|task| !is_in_storm(task) && !snapshot.is_consequence(*task));
     if let Some(since) = suspects.iter().filter_map(|task| Some(snapshot.find_task(*task)?.since)).min() {
@@ -286,13 +297,7 @@ fn lost_tasks_issue(snapshot: &JobSnapshot, lost: &[TaskId]) -> Option<Issue> {
     tasks.sort_by_key(|task| task.since);
     let first = tasks.first()?;
     let (why, told) = status::failure_texts(first).unwrap_or_default();
-    let text = match tasks.len() {
-        1 => why,
-        all if tasks.iter().all(|task| task.why == first.why) => {
-            format!("All {} for the same reason. First: task {}: {why}", format_grouped(all), first.task)
-        }
-        _ => format!("First: task {}: {why}", first.task),
-    };
+    let text = text_of_failures(snapshot, &tasks, first, &why);
     let title = format_count_with_noun(tasks.len(), "task has failed", "tasks have failed");
     let order: Vec<TaskId> = tasks.iter().map(|task| task.task).collect();
     let named = NamedTasks::new(snapshot, &order, order.len(), NAMED);
@@ -306,6 +311,45 @@ fn lost_tasks_issue(snapshot: &JobSnapshot, lost: &[TaskId]) -> Option<Issue> {
     };
     let issue = Issue::new(snapshot, "tasks-failed", "bad", title, text, first.since).with_client_error(told);
     Some(issue.with_named_tasks(named).with_advice(advice, "/guide/states#failed"))
+}
+
+/// Merges the issue of late heartbeats into the issue of the tasks that others wait for, if it is about these tasks: their process or host
+/// is the cause of both. The text of the latter tells the heartbeats too.
+fn merge_late_heartbeats(snapshot: &JobSnapshot, mut issues: Vec<Issue>) -> Vec<Issue> {
+    let is_wait = |issue: &&mut Issue| ["stalled-task", "tasks-awaited"].contains(&issue.kind.as_ref());
+    let finding = snapshot.findings.iter().find(|finding| finding.id.as_ref() == "heartbeat-gaps-widening");
+    if let Some(finding) = finding
+        && !finding.tasks.is_empty()
+        && let Some(wait) = issues.iter_mut().find(is_wait)
+        && finding.tasks.iter().all(|task| wait.tasks.contains(task))
+        && finding.task_count <= wait.tasks.len()
+    {
+        wait.means.clone_from(&finding.means);
+        let guide = format!("/guide/findings#{}", finding.id);
+        wait.advice = format!("{} {}", finding.advice, wait.advice);
+        wait.guide = guide;
+        wait.evidence.extend(finding.evidence.iter().cloned());
+        issues.retain(|issue| issue.kind != finding.id);
+    }
+    issues
+}
+
+/// Returns why these tasks have failed; `why` is the reason of the first. Of tasks that one outage made unreachable, none is the first:
+/// when each fails follows from the time of its last heartbeat.
+fn text_of_failures(snapshot: &JobSnapshot, tasks: &[&TaskView], first: &TaskView, why: &str) -> String {
+    let is_alike = tasks.iter().all(|task| task.why == first.why);
+    let last = tasks.iter().map(|task| task.since).max().unwrap_or(first.since);
+    let span = last.since(first.since);
+    let is_one_outage = first.why.as_deref().is_some_and(is_unreachable_host)
+        && span <= snapshot.view.settings.heartbeat_timeout;
+    let all = format_grouped(tasks.len());
+    match (tasks.len(), is_alike, is_one_outage) {
+        (1, ..) => why.to_owned(),
+        (_, true, true) if span < Duration::from_secs(1) => format!("All {all} within a second: {why}"),
+        (_, true, true) => format!("All {all} within {}: {why}", format_approximate_duration(span)),
+        (_, true, false) => format!("All {all} for the same reason. First: task {}: {why}", first.task),
+        (_, false, _) => format!("First: task {}: {why}", first.task),
+    }
 }
 
 /// Returns the issue of connected tasks that others wait for.
@@ -343,7 +387,7 @@ fn awaited_tasks_heartbeat_text(snapshot: &JobSnapshot, tasks: &[TaskId], barrie
     let heartbeats: Vec<_> =
         tasks.iter().filter_map(|task| snapshot.find_task(*task).map(heartbeat)).collect();
     let timeout = snapshot.view.settings.heartbeat_timeout;
-    let kind = if tasks.len() < barrier.missing.len() { "connected" } else { "missing" };
+    let kind = if tasks.len() < barrier.missing.len() { "connected" } else { "awaited" };
     let (since, now) = (last_arrival_time(barrier), snapshot.captured_at());
     let (text, they_continue) = awaited_heartbeats_text(&heartbeats, kind, since, timeout, now);
     let consequence = if they_continue {

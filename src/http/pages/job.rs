@@ -72,6 +72,11 @@ impl<'a> BarrierInProgressRow<'a> {
         self.barrier.arrived * 1000 / self.barrier.members.max(1)
     }
 
+    /// Returns what tasks do at the barrier.
+    pub fn arrive_verb(&self) -> &'static str {
+        if self.is_registration() { "registered" } else { "arrived" }
+    }
+
     /// Returns the number of missing tasks as text.
     pub fn missing_count_text(&self) -> String {
         format_grouped(self.barrier.missing.len())

@@ -7,7 +7,7 @@ use askama::Template;
 use super::fragment::Fragment;
 use super::snapshot::JobSnapshot;
 use super::{amount, status, times};
-use crate::coordination::{JobView, RunNumber, RunState};
+use crate::coordination::{JobView, RunNumber};
 use crate::http::Problem;
 
 /// The state of a job, in the line below its name on every page of the job.
@@ -23,16 +23,6 @@ struct JobHeadFragment<'a> {
 }
 
 impl JobHeadFragment<'_> {
-    /// Returns the tone of the state. A run without some of its tasks has a tone of its own.
-    fn state_tone(&self) -> &'static str {
-        let running = self.view.run.state == RunState::Running;
-        if running && self.out > self.excluded {
-            "warn"
-        } else {
-            status::run_state_tone(&self.view.run.state)
-        }
-    }
-
     /// Returns the share of live tasks, in percent.
     fn live_percent(&self) -> usize {
         self.view.run.live * 100 / self.total.max(1)

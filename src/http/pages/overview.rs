@@ -42,6 +42,8 @@ struct JobRow {
     /// The run before, with which the present one can be compared.
     previous_run: Option<(RunNumber, RunState)>,
     state: RunState,
+    /// The tone of that state.
+    tone: &'static str,
     since: Timestamp,
     live: usize,
     total: usize,
@@ -162,6 +164,7 @@ impl FleetSnapshot {
                 .previous_run()
                 .map(|previous| (previous.number, RunState::ended(previous.outcome))),
             state: run.state,
+            tone: status::present_run_tone(run),
             since: run.ended_at.or(run.started_at).unwrap_or(run.opened_at),
             live: run.live,
             total: snapshot.task_count(),

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use crate::coordination::{FirstCause, RunOutcome, RunState, TaskPhase, TaskView, Timestamp};
+use crate::coordination::{FirstCause, RunOutcome, RunState, RunView, TaskPhase, TaskView, Timestamp};
 pub(super) use crate::service::barrier_display_name;
 use crate::service::findings::Severity;
 
@@ -67,6 +67,15 @@ impl TaskStatus {
             Self::Left => "left",
             Self::Connected => "connected",
         }
+    }
+}
+
+/// Returns the tone of the present run of a job: that of its state, but a run without some of its tasks has a tone of its own.
+pub(super) fn present_run_tone(run: &RunView) -> &'static str {
+    let out = run.tasks.len().saturating_sub(run.live);
+    match run.state {
+        RunState::Running if out > run.counts.excluded => "warn",
+        state => run_state_tone(&state),
     }
 }
 

@@ -303,7 +303,7 @@ fn a_finding_its_card_and_the_barrier_count_the_same_missing_tasks() {
     for waited in [10, 65] {
         rig.advance_seconds(waited);
         let (needs, waits) = (rig.job_page_fragment_text("needs"), rig.job_page_fragment_text("waits"));
-        assert_contains(&waits, "108 tasks missing: 0–107");
+        assert_contains(&waits, "108 tasks have not arrived: 0–107");
         assert_contains(&waits, "892 of 1000");
         let more: Vec<&str> = needs.split(" in all)").collect();
         let totals: Vec<&str> =
@@ -316,7 +316,7 @@ fn a_finding_its_card_and_the_barrier_count_the_same_missing_tasks() {
         assert_contains(&needs, "and 97 more (108 in all)");
     }
     assert_contains(&rig.job_page_fragment_text("needs"), "892 of 1000 tasks wait at barrier train/step");
-    assert_contains(&rig.job_page_fragment_text("needs"), "108 tasks are missing.");
+    assert_contains(&rig.job_page_fragment_text("needs"), "108 tasks have not arrived.");
 }
 
 #[test]

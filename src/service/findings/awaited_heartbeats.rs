@@ -15,7 +15,7 @@ pub struct AwaitedHeartbeat {
 }
 
 /// Returns a clause about the heartbeats of connected tasks for which others have waited since `waited_since`, and whether the heartbeats
-/// continue. `kind` distinguishes the tasks from others: *missing*, or *connected* if tasks are missing that are not connected.
+/// continue. `kind` distinguishes the tasks from others: *awaited*, or *connected* if others wait for tasks too that are not connected.
 #[must_use]
 pub fn awaited_heartbeats_text(
     tasks: &[AwaitedHeartbeat],

@@ -18,9 +18,9 @@ pub(super) static DETECTOR: Detector = Detector {
     id: "barrier-stuck",
     title: "A barrier is stuck",
     severity: Severity::Critical,
-    means: "Tasks wait at a barrier for far longer than at its recent uses. The barrier passes when the missing tasks reach \
+    means: "Tasks wait at a barrier for far longer than at its recent uses. The barrier passes when the other tasks reach \
             it, and fails for all when it times out.",
-    advice: "Look at the missing tasks: their stacks (page Stacks of the job, if their programs load the helper or run in a native \
+    advice: "Look at the tasks that have not arrived: their stacks (page Stacks of the job, if their programs load the helper or run in a native \
              worker; else py-spy dump on their hosts), their logs, their hosts. Restart a task that is gone for good, or the job.",
     detect,
 };
@@ -35,7 +35,7 @@ fn detect(DetectorInput { job: seen, .. }: DetectorInput<'_>) -> Option<Detectio
     };
     let barrier = seen.barriers.iter().filter(old).min_by_key(|barrier| barrier.since)?;
     let waited = seen.seen_at.since(barrier.since);
-    let missing = format_count_with_noun(barrier.missing, "task is missing", "tasks are missing");
+    let missing = format_count_with_noun(barrier.missing, "task has not arrived", "tasks have not arrived");
     let summary_without_tasks = format!("{}; {missing}", arrival_summary(barrier));
     let limit =
         MIN_WAIT.max(longest_recent_barrier_duration(seen, &barrier.id) * SLOWNESS_FACTOR).as_secs_f64();
@@ -43,7 +43,7 @@ fn detect(DetectorInput { job: seen, .. }: DetectorInput<'_>) -> Option<Detectio
         Detection::at_barrier(summary_without_tasks, barrier.since, barrier)
             .with_evidence("waited, in seconds", waited.as_secs_f64(), limit)
             .with_evidence(
-                "missing members",
+                "members that have not arrived",
                 f64::from(u32::try_from(barrier.missing).unwrap_or(u32::MAX)),
                 0.0,
             ),

@@ -57,7 +57,7 @@ pub use metrics::FindingMetrics;
 pub use recent_lateness::{LateArrivals, RecentLateness, count_late_arrivals};
 pub use restart_storm::{RESTART_WINDOW, restart_count_text};
 
-use crate::coordination::{FindingChange, JobId, JobObservation, TaskId};
+use crate::coordination::{FindingChange, JobId, JobObservation, TaskId, TaskObservation, TaskPhase};
 use crate::engine::Engine;
 use crate::service::collectives::{CollectiveReports, CollectiveTroubles};
 use crate::service::reports::{ClockReading, TransferReportStore};
@@ -167,8 +167,10 @@ pub fn run_detectors_on_all_jobs(
                 remedies.extend(automatic_exclusion::automatic_exclusion_for_finding(engine, job, &finding));
             }
             let (title, summary) = (&finding.title, &finding.summary);
-            let reason =
-                if open { format!("{title}: {summary}") } else { format!("ended: {title}: {summary}") };
+            let reason = match open {
+                true => format!("{title}: {summary}"),
+                false => format!("{}: {title}: {summary}", finding_end_text(&seen, &finding)),
+            };
             engine.record_finding(
                 job,
                 FindingChange { finding: finding.id.clone(), open, tasks: finding.tasks, reason },
@@ -177,6 +179,22 @@ pub fn run_detectors_on_all_jobs(
     }
     board.record_check_time(engine.clock().now());
     remedies
+}
+
+/// Returns how a finding ended. A condition of a task does not hold any more once the task has failed, which is no recovery.
+fn finding_end_text(seen: &JobObservation, finding: &Finding) -> String {
+    let is_lost = |task: &TaskObservation| {
+        let has_restarted = !task.past_registrations.is_empty()
+            && finding.closed_at.is_some_and(|end| task.registered_at > end);
+        task.standing == TaskPhase::Failed || has_restarted
+    };
+    let lost = finding.tasks.iter().filter_map(|id| seen.task(*id)).filter(|task| is_lost(task)).count();
+    match (lost, finding.task_count) {
+        (0, _) => "ended".to_owned(),
+        (1, 1) => "ended because its task has failed".to_owned(),
+        (lost, all) if lost == finding.tasks.len() => format!("ended because its {all} tasks have failed"),
+        (lost, all) => format!("ended; {lost} of its {all} tasks have failed since"),
+    }
 }
 
 /// Returns the open findings of a job that hold now, by severity and with present values, and those that have

@@ -17,8 +17,8 @@ const RESTARTS_MIN: usize = 3;
 const TASKS_MIN: usize = 3;
 
 /// The meaning and the advice if most of the tasks failed by timeouts.
-const MEANING_IF_UNREACHABLE: &str = "Most of these tasks failed by a heartbeat or connection timeout, then registered again. Their host \
-     was down or hung, or the network between it and this server was cut.";
+const MEANING_IF_UNREACHABLE: &str = "Most of these tasks failed by a heartbeat or connection timeout, then registered again with a new \
+     incarnation: a new process, or a client that its process created anew. Their host was down or hung, or the network between it and this server was cut.";
 const ADVICE_IF_UNREACHABLE: &str = "Look at what the hosts of these tasks share: the network between them and this server (cable, switch, \
      firewall, address changes). Then at the hosts: load, memory, kernel log. If it is always the same host, exclude that host.";
 
@@ -27,7 +27,8 @@ pub(super) static DETECTOR: Detector = Detector {
     title: "Tasks restart repeatedly",
     severity: Severity::Warning,
     means: "Tasks of a recoverable run fail and register again. Each restart costs the other tasks a round. It is critical if a task has \
-            registered again three times within ten minutes.",
+            registered again three times within ten minutes. Each restart is a new incarnation: a new process, or a client that its \
+            process created anew.",
     advice: "If the tasks failed by timeouts, look at the network between their hosts and this server. Otherwise read the \
              end of the restarted tasks' logs for what ends them: out of memory, a bad device, a failing mount. If it \
              is always the same host, exclude that host.",
@@ -53,7 +54,9 @@ fn detect(DetectorInput { job: seen, .. }: DetectorInput<'_>) -> Option<Detectio
     }
     let since = back.iter().map(|task| task.registered_at).min()?;
     let ids: Vec<TaskId> = back.iter().map(|task| task.task).collect();
-    let (worst, times) = (worst.task, restart_count_text(most, worst.may_have_more_incarnations));
+    let times = restart_count_text(most, worst.may_have_more_incarnations);
+    // The list begins with them.
+    let with_most = back.iter().filter(|task| task.past_registrations.len() == most).count();
     let unreachable = back.iter().filter(|task| task.was_unreachable).count();
     let after = match (unreachable, back.len()) {
         (0, _) => String::new(),
@@ -61,10 +64,17 @@ fn detect(DetectorInput { job: seen, .. }: DetectorInput<'_>) -> Option<Detectio
         (all, of) if all == of => ", all of them after a heartbeat or connection timeout".to_owned(),
         (some, _) => format!(", {some} of them after a heartbeat or connection timeout"),
     };
-    let summary_without_tasks = match back.len() {
-        1 => format!("task {worst} restarted in the last ten minutes{after}: {times} in this run"),
-        many => format!(
+    let worst = worst.task;
+    let summary_without_tasks = match (back.len(), with_most) {
+        (1, _) => format!("task {worst} restarted in the last ten minutes{after}: {times} in this run"),
+        (many, 1) => format!(
             "{many} tasks restarted in the last ten minutes{after}; most often task {worst}: {times} in this run"
+        ),
+        (many, alike) if alike == many => {
+            format!("{many} tasks restarted in the last ten minutes{after}; each has {times} in this run")
+        }
+        (many, alike) => format!(
+            "{many} tasks restarted in the last ten minutes{after}; most often {alike} of them: {times} each in this run"
         ),
     };
     let number = |n: usize| f64::from(u32::try_from(n).unwrap_or(u32::MAX));

@@ -66,16 +66,16 @@ fn detect(DetectorInput { job: seen, .. }: DetectorInput<'_>) -> Option<Detectio
     )
 }
 
-/// Returns a clause about the heartbeats of the missing tasks, which are all connected.
+/// Returns a clause about the heartbeats of the awaited tasks, which are all connected.
 fn heartbeat_text(seen: &JobObservation, barrier: &BarrierObservation) -> String {
     let heartbeat = |task: &TaskObservation| AwaitedHeartbeat {
         last: task.last_heartbeat,
         interval_us: task.interval_us,
     };
-    let missing: Vec<_> =
+    let awaited: Vec<_> =
         barrier.missing_tasks.iter().filter_map(|id| seen.task(*id).map(heartbeat)).collect();
     let (since, timeout) = (barrier.last_arrival, seen.heartbeat_timeout);
-    awaited_heartbeats_text(&missing, "missing", since, timeout, seen.seen_at).0
+    awaited_heartbeats_text(&awaited, "awaited", since, timeout, seen.seen_at).0
 }
 
 fn stall_threshold(seen: &JobObservation, barrier: &BarrierObservation) -> Duration {

@@ -167,7 +167,10 @@ fn a_barrier_is_stuck_measured_by_its_own_past() {
     let mut seen = healthy_job();
     seen.barriers = vec![barrier_observation(100, 100, &[1, 2, 3])];
     let found = expect_only_finding(&seen, "barrier-stuck");
-    assert_eq!(found.summary_without_tasks, "5 of 8 tasks wait at barrier step (use 3); 3 tasks are missing");
+    assert_eq!(
+        found.summary_without_tasks,
+        "5 of 8 tasks wait at barrier step (use 3); 3 tasks have not arrived"
+    );
     assert_eq!((found.barrier, found.task_count), (Some(("step".into(), 3)), 3));
     seen.state = RunState::Failed;
     assert!(detected_finding_ids(&seen).is_empty(), "its run is over");
@@ -188,7 +191,7 @@ fn a_task_that_lives_and_does_not_come_is_stalled() {
         (vec![TaskId(6)], Some("1 task has not reached the barrier"))
     );
     assert!(
-        found.summary_without_tasks.ends_with("the heartbeats of the missing task continue"),
+        found.summary_without_tasks.ends_with("the heartbeats of the awaited task continue"),
         "{}",
         found.summary_without_tasks
     );
@@ -196,7 +199,7 @@ fn a_task_that_lives_and_does_not_come_is_stalled() {
     (seen.tasks[6].interval_us, seen.tasks[6].last_heartbeat) = (5_000_000, Some(seconds_ago(43)));
     let found = expect_only_finding(&seen, "stalled-task");
     assert!(
-        found.summary_without_tasks.ends_with("the missing task has sent no heartbeat for 43 s"),
+        found.summary_without_tasks.ends_with("the awaited task has sent no heartbeat for 43 s"),
         "{}",
         found.summary_without_tasks
     );
@@ -346,7 +349,7 @@ fn a_storm_of_restarts_is_one_task_again_and_again_or_many_tasks() {
     let found = expect_only_finding(&seen, "restart-storm");
     assert_eq!(found.tasks.len(), 3);
     assert!(
-        found.summary_without_tasks.ends_with("most often task 0: 1 restart in this run"),
+        found.summary_without_tasks.ends_with("; each has 1 restart in this run"),
         "{}",
         found.summary_without_tasks
     );
@@ -396,6 +399,26 @@ fn a_flickering_condition_is_one_finding_with_two_events() {
 }
 
 #[test]
+fn the_end_of_a_finding_whose_task_has_failed_is_no_recovery() {
+    let board = FindingStore::default();
+    let mut seen = healthy_job();
+    seen.tasks[3].longest_gap_us = 76_000_000;
+    board.update_with_detections(&seen, run_detectors_without_clocks(&seen));
+    seen.tasks[3].longest_gap_us = 0;
+    seen.seen_at = Timestamp(NOW.0 + 11_000_000);
+    let closed = board.update_with_detections(&seen, run_detectors_without_clocks(&seen));
+    let [FindingTransition::Closed(finding)] = &closed[..] else { panic!("{closed:?}") };
+    assert_eq!(finding_end_text(&seen, finding), "ended");
+    seen.tasks[3].standing = TaskPhase::Failed;
+    assert_eq!(finding_end_text(&seen, finding), "ended because its task has failed");
+    // It has returned already.
+    seen.tasks[3].standing = TaskPhase::Connected;
+    seen.tasks[3].past_registrations = vec![seconds_ago(3000)];
+    seen.tasks[3].registered_at = seen.seen_at;
+    assert_eq!(finding_end_text(&seen, finding), "ended because its task has failed");
+}
+
+#[test]
 fn a_finding_that_lingers_is_shown_only_while_it_holds_and_in_the_words_of_now() {
     let board = FindingStore::default();
     let mut seen = healthy_job();
@@ -438,7 +461,7 @@ fn a_finding_counts_all_of_its_tasks_however_few_it_lists() {
     let opened = board.update_with_detections(&seen, run_detectors_without_clocks(&seen));
     let [FindingTransition::Opened(finding)] = &opened[..] else { panic!("{opened:?}") };
     assert_eq!((finding.task_count, finding.tasks.len()), (108, TASKS_NAMED));
-    assert!(finding.summary_without_tasks.ends_with("108 tasks are missing"), "{finding:?}");
+    assert!(finding.summary_without_tasks.ends_with("108 tasks have not arrived"), "{finding:?}");
     assert!(finding.summary.ends_with("and 100 more (108 in all)"), "{finding:?}");
 }
 
