@@ -307,7 +307,10 @@ class Engine:
         channel: int = 0,
         priority: str = "normal",
     ) -> Transfer:
-        """Launches several transfers as one, which is quicker if they are small. Each peer launches its part as one, too."""
+        """Launches several transfers as one, which is quicker if they are small. Each peer launches its part as one, too.
+
+        A `Send` to this process itself needs its `Receive` in the same call: the engine copies the bytes.
+        """
         return self._transfer(transfers, False, channel, priority, timeout, stall_timeout)
 
     def prepare(

@@ -22,7 +22,7 @@ page_query! {
     TransfersQuery {
         /// Only pairs and connections of this task.
         task: Option<i32>,
-        /// Only pairs and connections of this transport: `shm`, `pvm`, `gpu`, `unix`, `tcp` or `other`.
+        /// Only pairs and connections of this transport: `shm`, `pvm`, `gpu`, `unix`, `tcp`, `local` or `other`.
         #[param(value_type = Option<String>)]
         transport: Option<ReportedTransport>,
         /// The seconds of throughput to return: 60 by default, 600 at most.

@@ -113,6 +113,15 @@ static void exchange(muster_agent *agent, uint32_t task, int *released) {
     }
     OK(muster_prepared_free(prepared));
 
+    // Within a task, the engine copies what both sides of a transfer name.
+    muster_transfer_spec copy[2] = {specs[0], specs[1]};
+    copy[0].to = copy[1].from = copy[1].to = here;
+    OK(muster_transfer_start(agent, copy, 2, NULL, &transfer));
+    OK(muster_transfer_wait(transfer, PATIENCE_MS, NULL, &stats));
+    CHECK(stats.sent == LARGE && stats.received == LARGE);
+    OK(muster_transfer_free(transfer));
+    check_contents(received, LARGE, 300 + task);
+
     // Both sides must agree on the layout before a byte moves.
     uint64_t rows = 0, columns = 0;
     static const uint64_t shape[] = {3, 5};

@@ -232,6 +232,20 @@ def test_the_two_directions_and_launches_of_several_do_not_disturb_one_another(e
         assert targets[me] == [bytearray([1 - me] * 10)] * 2 + [bytearray(10), bytearray([6 - me] * 10)]
 
 
+def test_a_process_copies_what_it_sends_to_itself(engines):
+    first, second = engines
+    here, there = bytearray(1_000_000), bytearray(10)
+    sent = first.transfer([
+        muster.transfer.Receive(here, 0, "within"),
+        muster.transfer.Send(b"0123456789", 1, "across"),
+        muster.transfer.Send(b"0123456789" * 100_000, 0, "within"),
+    ])
+    received = second.receive(there, 0, "across")
+    for transfer in (sent, received):
+        transfer.wait(PATIENCE_S)
+    assert here == b"0123456789" * 100_000 and there == b"0123456789"
+
+
 def test_a_buffer_is_received_into_unless_a_view_of_it_lives(engines):
     first, second = engines
     buffer = muster.empty((4, 2), "float32")

@@ -110,6 +110,7 @@ pub const PARTS: &[Part] = &[
             "engine/resharding/copy.rs",
             "io/device_fetch.rs",
             "io/gpu_copies.rs",
+            "io/local_copy.rs",
             "io/staging.rs",
             "io/sys.rs",
             "launch/launch_spans.rs",

@@ -101,13 +101,13 @@ fn a_prepared_transfer_moves_what_the_gpu_holds_at_each_launch() {
 }
 
 /// A stream of the program, whose work waits until it is opened.
-struct HeldStream {
+pub struct HeldStream {
     stream: sys::CUstream,
     word: &'static mut u32,
 }
 
 impl HeldStream {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let (mut context, mut stream, mut word) =
             (std::ptr::null_mut(), std::ptr::null_mut(), std::ptr::null_mut());
         // SAFETY: the memory and the stream live as long as the process.
@@ -124,7 +124,7 @@ impl HeldStream {
     }
 
     /// Fills a buffer behind the work so far, and returns the event of that.
-    fn fill(&self, buffer: &Buffer, byte: u8) -> BufferDefinitionEvent {
+    pub fn fill(&self, buffer: &Buffer, byte: u8) -> BufferDefinitionEvent {
         let gpu = buffer.gpu().unwrap();
         // SAFETY: the buffer lives until the end of the test.
         unsafe {
@@ -134,7 +134,7 @@ impl HeldStream {
         }
     }
 
-    fn open(&mut self) {
+    pub fn open(&mut self) {
         // SAFETY: the word is the stream's.
         unsafe { std::ptr::write_volatile(self.word, 1) };
     }

@@ -19,6 +19,7 @@ mod harness;
 mod hostile;
 #[path = "../support/isolated_test.rs"]
 mod isolated_test;
+mod local;
 mod measures;
 mod network;
 mod order;

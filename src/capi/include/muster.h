@@ -544,6 +544,8 @@ muster_status muster_launch_options_init(struct muster_launch_options *options, 
 //
 // A peer need not be there yet. If a task has not joined, or joins again, its transfers wait for it, in their order.
 //
+// If both devices of a transfer are of this task, `specs` has both its send and its receive: the engine copies the bytes.
+//
 // A request that is invalid or cannot be carried out makes the transfer fail, and `muster_transfer_wait` says how. If the
 // incarnation has ended, or 4096 launches wait for their peers, the call itself fails.
 muster_status muster_transfer_start(const struct muster_agent *agent,

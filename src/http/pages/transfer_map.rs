@@ -79,7 +79,7 @@ struct CellSums {
 }
 
 impl TransferMap {
-    /// Draws these pairs; `None` if no bytes have moved between different tasks of the job.
+    /// Draws these pairs; `None` if no bytes have moved between or within tasks of the job.
     pub fn new(
         snapshot: &JobSnapshot,
         pairs: &[PairView],

@@ -22,13 +22,16 @@ pub enum ReportedTransport {
     Unix,
     /// TCP connections.
     Tcp,
+    /// The task copies between its own buffers.
+    Local,
     /// A transport that this version does not know.
     Other,
 }
 
 impl ReportedTransport {
     /// All transports.
-    pub const ALL: [Self; 6] = [Self::Shm, Self::Pvm, Self::Gpu, Self::Unix, Self::Tcp, Self::Other];
+    pub const ALL: [Self; 7] =
+        [Self::Shm, Self::Pvm, Self::Gpu, Self::Unix, Self::Tcp, Self::Local, Self::Other];
 
     /// Returns its name on the wire.
     #[must_use]
@@ -39,6 +42,7 @@ impl ReportedTransport {
             Self::Gpu => "gpu",
             Self::Unix => "unix",
             Self::Tcp => "tcp",
+            Self::Local => "local",
             Self::Other => "other",
         }
     }

@@ -66,8 +66,10 @@ pub enum PrepareError {
         /// This task.
         here: TaskId,
     },
-    /// Both devices of a transfer belong to this task.
-    #[error("devices {0} and {1} are both of this task: copy between its buffers instead")]
+    /// Both devices of a transfer belong to this task, and the request has only its send, or only its receive.
+    #[error(
+        "devices {0} and {1} are both of this task: name the send and the receive of a copy in one request"
+    )]
     SameTask(DeviceId, DeviceId),
     /// Two transfers of one request have the same key and the same devices.
     #[error(

@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-/// The transport that moves bytes between two processes.
+/// The transport that moves bytes, between two processes or within one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TransportKind {
@@ -21,11 +21,14 @@ pub enum TransportKind {
     Tcp,
     /// The sender writes to sockets that exist within one process only.
     Loopback,
+    /// The task copies between its own buffers.
+    Local,
 }
 
 impl TransportKind {
     /// All transports.
-    pub const ALL: [Self; 6] = [Self::Shm, Self::Pvm, Self::Gpu, Self::Unix, Self::Tcp, Self::Loopback];
+    pub const ALL: [Self; 7] =
+        [Self::Shm, Self::Pvm, Self::Gpu, Self::Unix, Self::Tcp, Self::Loopback, Self::Local];
 
     /// Returns the name as a metric's label.
     #[must_use]
@@ -37,6 +40,7 @@ impl TransportKind {
             Self::Unix => "unix",
             Self::Tcp => "tcp",
             Self::Loopback => "loopback",
+            Self::Local => "local",
         }
     }
 }

@@ -271,14 +271,15 @@ impl TransferEngine {
     pub fn bytes_in_flight(&self) -> [(PriorityClass, u64); PriorityClass::ALL.len()] {
         let mut bytes = PriorityClass::ALL.map(|class| (class, 0));
         let connections = lock(&self.0.shared.connections).clone();
-        for launch in connections.iter().flat_map(|connection| connection.in_flight_launches()) {
+        let launches = connections.iter().flat_map(|connection| connection.in_flight_launches());
+        for launch in launches.chain(self.0.shared.local_launches.in_flight()) {
             let (class, left) = launch.class_and_bytes_left();
             bytes[class as usize].1 += left;
         }
         bytes
     }
 
-    /// Returns each launch in flight with each of its peers.
+    /// Returns each launch in flight with each of its peers, of which this task is one for copies within it.
     #[must_use]
     pub fn launches_in_flight(&self) -> Vec<LaunchInFlight> {
         let connections = lock(&self.0.shared.connections).clone();
@@ -291,7 +292,14 @@ impl TransferEngine {
                 age: launch.age(),
             })
         });
-        launches.collect()
+        let local = self.0.shared.local_launches.in_flight().into_iter().map(|launch| LaunchInFlight {
+            peer: self.here(),
+            kind: TransportKind::Local,
+            is_matched: launch.is_matched(),
+            bytes_left: launch.class_and_bytes_left().1,
+            age: launch.age(),
+        });
+        launches.chain(local).collect()
     }
 
     /// Returns the counters.
@@ -414,6 +422,9 @@ impl EngineOwner {
         let connections = lock(&shared.connections).clone();
         connections.iter().for_each(|connection| connection.flush_until(until));
         shared.end_connections_with(|_| true, |_| TransferError::Closed);
+        for launch in shared.local_launches.in_flight() {
+            launch.fail_locally(TransferError::Closed);
+        }
         shared.io.request_stop();
         {
             let _planned = lock(&shared.watchdog.0);

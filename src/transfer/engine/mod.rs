@@ -13,6 +13,7 @@
 //! | `lane_reconnect.rs` | lost lanes, and the detection of dead peers |
 //! | `handshake_limits.rs`, `thread_pool.rs` | the bounds on handshakes, and on threads that dial |
 //! | `path_backoff.rs` | which paths to a peer have failed |
+//! | `local_transfers.rs`, `local_launches.rs` | transfers within this task |
 //! | `watchdog.rs` | the thread that enforces time limits |
 //! | `session_host.rs` | the functions of the engine that connections call |
 //! | `resharding/` | the execution of plans |
@@ -28,6 +29,8 @@ mod dial;
 pub mod handle;
 mod handshake_limits;
 mod lane_reconnect;
+mod local_launches;
+mod local_transfers;
 mod path_backoff;
 mod prepare;
 pub mod prepare_future;

@@ -13,6 +13,7 @@ use muster_clock as clock;
 
 use super::clique_cache::{CliqueKey, CliqueLookup, CliqueWaiter, IsRequestWanted, WAITERS_MAX};
 use super::dial;
+use super::local_transfers::LocalTransfers;
 use super::prepared_transfers::{LaunchOptions, PreparedPeer, PreparedTransfers, TransferSpec};
 use super::request_check::check_request;
 use super::shared::EngineShared;
@@ -29,9 +30,9 @@ use crate::session::api_for_engine::ConnectionLease;
 /// A request that was checked.
 pub struct TransferRequest {
     pub specs: Vec<TransferSpec>,
-    /// The peer of each transfer.
+    /// The peer of each transfer; this task itself, for a copy within it.
     pub peers: Vec<MemberId>,
-    /// The distinct peers.
+    /// The distinct peers, without this task.
     pub distinct: BTreeSet<MemberId>,
 }
 
@@ -42,7 +43,7 @@ impl TransferRequest {
             return Err(PrepareError::Closed);
         }
         let peers = check_request(shared, &specs)?;
-        let distinct = peers.iter().copied().collect();
+        let distinct = peers.iter().copied().filter(|peer| *peer != shared.here()).collect();
         Ok(Self { specs, peers, distinct })
     }
 }
@@ -146,7 +147,12 @@ fn define_transfers(
 ) -> PreparedTransfers {
     let mut by_peer: BTreeMap<MemberId, Vec<(DefinitionEntry, u32, Span)>> = BTreeMap::new();
     let mut regions: BTreeMap<MemberId, BTreeMap<u32, Arc<MemoryRegion>>> = BTreeMap::new();
+    let mut local = Vec::new();
     for (number, (spec, &member)) in specs.iter().zip(peers).enumerate() {
+        if member == shared.here() {
+            local.push((spec.definition_entry(), number as u32, spec.span.clone()));
+            continue;
+        }
         let region = spec.span.buffer().region();
         let source = match shared.config.transport {
             _ if !spec.outgoing || spec.span.is_empty() => FetchSource::None,
@@ -160,15 +166,7 @@ fn define_transfers(
             TransportChoice::Shm => FetchSource::None,
             TransportChoice::Auto | TransportChoice::Pvm => FetchSource::Address(spec.span.address()),
         };
-        let entry = DefinitionEntry {
-            key: spec.key,
-            from: spec.from,
-            to: spec.to,
-            bytes: spec.span.len() as u64,
-            fingerprint: spec.layout.fingerprint(),
-            outgoing: spec.outgoing,
-            source,
-        };
+        let entry = DefinitionEntry { source, ..spec.definition_entry() };
         by_peer.entry(member).or_default().push((entry, number as u32, spec.span.clone()));
     }
     let mut shares = Vec::with_capacity(by_peer.len());
@@ -188,5 +186,6 @@ fn define_transfers(
         let definition = connection.send_definition(definition, &regions);
         shares.push(PreparedPeer { connection: Arc::clone(connection), definition, lists });
     }
-    PreparedTransfers::new(shared, shares, options, specs.len())
+    let local = LocalTransfers::new(local);
+    PreparedTransfers::new(shared, shares, local, options, specs.len())
 }

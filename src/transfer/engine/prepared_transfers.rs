@@ -12,9 +12,10 @@
 //! - The memory of a launch is reserved when all dependencies of the launch have completed. Before that, an earlier
 //!   transfer may still write to this memory.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use super::local_transfers::LocalTransfers;
 use super::reserved_launch_number::ReservedLaunchNumber;
 use super::shared::EngineShared;
 use crate::base::buffer_definition::BufferDefinitionEvent;
@@ -29,6 +30,7 @@ use crate::launch::peer_launch::{LaunchLimits, PeerLaunch, fail_and_tell_peer};
 use crate::launch::transfer::TransferHandle;
 use crate::memory::Span;
 use crate::protocol::link::PriorityClass;
+use crate::protocol::link::launch_definition::{DefinitionEntry, FetchSource};
 use crate::session::connection::Connection;
 
 /// A request of one transfer.
@@ -59,16 +61,29 @@ impl TransferSpec {
         if self.outgoing { (self.from, self.to) } else { (self.to, self.from) }
     }
 
-    /// Creates a send of a span from a device of this task to a device of another task, with the span's
-    /// layout.
+    /// Returns it as an entry of a definition, without a source for fetches.
+    pub(super) fn definition_entry(&self) -> DefinitionEntry {
+        DefinitionEntry {
+            key: self.key,
+            from: self.from,
+            to: self.to,
+            bytes: self.span.len() as u64,
+            fingerprint: self.layout.fingerprint(),
+            outgoing: self.outgoing,
+            source: FetchSource::None,
+        }
+    }
+
+    /// Creates a send of a span from a device of this task to another device, with the span's layout. If the other device is of
+    /// this task too, the request must also have the receive of the same key and devices: the engine copies the bytes.
     #[must_use]
     pub fn send(span: Span, from: DeviceId, to: DeviceId, key: TransferKey) -> Self {
         let layout = span.layout();
         Self { outgoing: true, job: PeerJob::OWN, from, to, key, span, layout }
     }
 
-    /// Creates a receive into a span of a device of this task from a device of another task, with the span's
-    /// layout.
+    /// Creates a receive into a span of a device of this task from another device, with the span's layout. If the other device is
+    /// of this task too, the request must also have the send.
     #[must_use]
     pub fn receive(span: Span, from: DeviceId, to: DeviceId, key: TransferKey) -> Self {
         let layout = span.layout();
@@ -128,6 +143,7 @@ pub struct PreparedPeer {
 pub struct PreparedTransfers {
     shared: Arc<EngineShared>,
     peers: Vec<PreparedPeer>,
+    local: Option<LocalTransfers>,
     options: LaunchOptions,
     count: usize,
     sent: u64,
@@ -145,13 +161,15 @@ impl PreparedTransfers {
     pub(super) fn new(
         shared: &Arc<EngineShared>,
         peers: Vec<PreparedPeer>,
+        local: Option<LocalTransfers>,
         options: LaunchOptions,
         count: usize,
     ) -> Self {
-        let total = |of: fn(&LaunchSpans) -> u64| peers.iter().map(|peer| of(&peer.lists)).sum();
+        let lists = || peers.iter().map(|peer| &peer.lists).chain(local.as_ref().map(LocalTransfers::lists));
+        let total = |of: fn(&LaunchSpans) -> u64| lists().map(|lists| of(lists)).sum();
         let (sent, received) = (total(|lists| lists.outbound.total()), total(|lists| lists.inbound.total()));
         let next = Launch::new(&shared.launch_metrics, count, sent, received);
-        Self { shared: Arc::clone(shared), peers, options, count, sent, received, next }
+        Self { shared: Arc::clone(shared), peers, local, options, count, sent, received, next }
     }
 
     /// Returns the number of transfers.
@@ -195,20 +213,23 @@ impl PreparedTransfers {
             PeerLaunch::new(&launch, peer.connection.launch_session(), &peer.lists, limits)
         };
         let launches: Vec<_> = self.peers.iter().map(peer_launch).collect();
+        let local = self.local.as_ref().map(|local| local.begin_launch(&self.shared, &launch, limits));
+        let all = || launches.iter().chain(&local);
         let waits: Vec<_> =
             dependencies.iter().filter(|event| event.outcome() != Some(Ok(()))).cloned().collect();
-        let refused = match launch
-            .attach_parts(launches.iter().map(PeerLaunch::as_weak_launch_part).collect())
-        {
+        let refused = match launch.attach_parts(all().map(PeerLaunch::as_weak_launch_part).collect()) {
             // The launch was cancelled already, so the caller may use its bytes.
             Some((by, reason)) => Some(TransferError::Cancelled { by, reason }),
             None if waits.is_empty() => {
-                launches.iter().find_map(|launch| launch.reserve_memory().err()).map(TransferError::Memory)
+                all().find_map(|launch| launch.reserve_memory().err()).map(TransferError::Memory)
             }
             // Until the dependencies complete, the memory belongs to its producer, for example another
             // transfer that receives into it.
             None => None,
         };
+        if let (Some(transfers), Some(part)) = (&self.local, &local) {
+            transfers.fail_if_mismatched(part);
+        }
         let ready = refused.is_none() && waits.is_empty();
         for (peer, peer_launch) in self.peers.iter().zip(&launches) {
             let ticket = tickets.iter().position(|ticket| ticket.peer() == peer.connection.peer);
@@ -228,22 +249,39 @@ impl PreparedTransfers {
             }
         }
         self.shared.schedule_limit_check(&limits);
+        if let Some(local) = &local {
+            match &refused {
+                Some(error) => fail_and_tell_peer(local, error.clone()),
+                None if ready => self.shared.start_local_copy(local),
+                None => {}
+            }
+        }
         if !ready && refused.is_none() {
-            mark_ready_when(waits, Arc::clone(&launch), launches);
+            let parts = LaunchParts { launch: Arc::clone(&launch), peers: launches, local };
+            mark_ready_when(waits, self.shared.weak(), parts);
         }
         TransferHandle::new(launch, self.shared.here().task)
     }
 }
 
-/// Marks the launches ready when all events have completed, or cancels them with the first one that failed.
-fn mark_ready_when(
-    mut waits: Vec<BufferDefinitionEvent>,
+/// The parts of a launch that waits for its dependencies.
+struct LaunchParts {
     launch: Arc<Launch>,
-    launches: Vec<Arc<PeerLaunch>>,
-) {
+    peers: Vec<Arc<PeerLaunch>>,
+    local: Option<Arc<PeerLaunch>>,
+}
+
+/// Marks the parts of a launch ready when all events have completed, or cancels them with the first one that failed.
+fn mark_ready_when(mut waits: Vec<BufferDefinitionEvent>, shared: Weak<EngineShared>, parts: LaunchParts) {
     let Some(event) = waits.pop() else {
-        launch.record_ready_time();
-        for peer_launch in launches {
+        parts.launch.record_ready_time();
+        if let (Some(local), Some(shared)) = (&parts.local, shared.upgrade()) {
+            match local.reserve_memory() {
+                Ok(()) => shared.start_local_copy(local),
+                Err(error) => fail_and_tell_peer(local, error.into()),
+            }
+        }
+        for peer_launch in parts.peers {
             match (peer_launch.reserve_memory(), peer_launch.group_id()) {
                 (Ok(()), Some(at)) => {
                     if let Some(session) = peer_launch.session() {
@@ -257,9 +295,9 @@ fn mark_ready_when(
         return;
     };
     event.add_outcome_listener(move |outcome| match outcome {
-        Ok(()) => mark_ready_when(waits, launch, launches),
+        Ok(()) => mark_ready_when(waits, shared, parts),
         Err(why) => {
-            for peer_launch in &launches {
+            for peer_launch in parts.peers.iter().chain(&parts.local) {
                 fail_and_tell_peer(peer_launch, TransferError::Dependency(why.clone()));
             }
         }

@@ -35,6 +35,8 @@ pub fn check_own_side(shared: &EngineShared, specs: &[TransferSpec]) -> Result<(
     }
     let is_here = |device: DeviceId| shared.config.devices.binary_search(&device).is_ok();
     let mut seen = HashSet::new();
+    // Transfers within this task of which the request has one side so far.
+    let mut half_named: HashSet<(TransferKey, DeviceId, DeviceId)> = HashSet::new();
     let mut written: Vec<(usize, usize, usize, TransferKey)> = Vec::new();
     let mut read: Vec<(usize, usize, usize, TransferKey)> = Vec::new();
     for spec in specs {
@@ -47,14 +49,17 @@ pub fn check_own_side(shared: &EngineShared, specs: &[TransferSpec]) -> Result<(
                 None => PrepareError::UnknownDevice(near),
             });
         }
-        if spec.job.is_own() && is_here(far) {
-            return Err(PrepareError::SameTask(spec.from, spec.to));
+        let is_local = spec.job.is_own() && is_here(far);
+        let transfer = (spec.key, spec.from, spec.to);
+        if is_local && !half_named.insert(transfer) {
+            half_named.remove(&transfer);
         }
         let (layout, buffer) = (spec.layout.len(), spec.span.len() as u64);
         if layout != buffer {
             return Err(PrepareError::WrongSize { key: spec.key, layout, buffer });
         }
-        if !seen.insert((spec.job, spec.key, spec.from, spec.to)) {
+        // A transfer within this task has both sides in the request.
+        if !seen.insert((spec.job, transfer, is_local && spec.outgoing)) {
             let (key, source_device, destination) = (spec.key, spec.from, spec.to);
             return Err(PrepareError::DuplicateKey { key, source_device, destination });
         }
@@ -71,16 +76,23 @@ pub fn check_own_side(shared: &EngineShared, specs: &[TransferSpec]) -> Result<(
             if spec.outgoing { read.push(range) } else { written.push(range) }
         }
     }
+    if let Some((_, from, to)) = half_named.into_iter().min() {
+        return Err(PrepareError::SameTask(from, to));
+    }
     check_no_overlapping_writes(written, read)
 }
 
-/// Checks a request, and returns the peer of each of its transfers.
+/// Checks a request, and returns the peer of each of its transfers: this task itself, for a copy within it.
 pub fn check_request(shared: &EngineShared, specs: &[TransferSpec]) -> Result<Vec<MemberId>, PrepareError> {
     check_own_side(shared, specs)?;
-    let here = shared.here().task;
+    let here = shared.here();
+    let is_here = |device: DeviceId| shared.config.devices.binary_search(&device).is_ok();
     let membership = shared.membership.read().unwrap_or_else(PoisonError::into_inner);
     let mut owners: HashMap<(PeerJob, DeviceId), MemberId> = HashMap::new();
     let mut peer_of = |job: PeerJob, device: DeviceId| -> Result<MemberId, PrepareError> {
+        if job.is_own() && is_here(device) {
+            return Ok(here);
+        }
         if let Some(known) = owners.get(&(job, device)) {
             return Ok(*known);
         }
@@ -89,7 +101,7 @@ pub fn check_request(shared: &EngineShared, specs: &[TransferSpec]) -> Result<Ve
         }
         let peer = membership
             .device_owner(job, device)
-            .filter(|task| !job.is_own() || *task != here)
+            .filter(|task| !job.is_own() || *task != here.task)
             .and_then(|task| membership.current_member(PeerTask { job, task }))
             .ok_or_else(|| unknown_device(job, device))?;
         owners.insert((job, device), peer);

@@ -20,10 +20,11 @@ use crate::base::sync::lock;
 use crate::launch::outcome::Launch;
 use crate::launch::transfer::TransferHandle;
 
-/// Returns the current incarnations of those of these tasks that are members.
+/// Returns the current incarnations of those of these tasks that are members. Copies within this task have no place.
 pub(super) fn current_members(shared: &EngineShared, peers: &[PeerTask]) -> BTreeSet<MemberId> {
     shared.with_membership(|membership| {
-        peers.iter().filter_map(|task| membership.current_member(*task)).collect()
+        let members = peers.iter().filter_map(|task| membership.current_member(*task));
+        members.filter(|member| *member != shared.here()).collect()
     })
 }
 
@@ -86,7 +87,7 @@ impl ReservedLaunch {
     /// come.
     pub fn add_place(&mut self, peer: PeerTask, channel: u32) {
         self.options.channel = channel;
-        let member = self.shared.with_membership(|membership| membership.current_member(peer));
+        let member = current_members(&self.shared, &[peer]).first().copied();
         let taken = member.map(|member| ReservedLaunchNumber::take(&self.shared, member, channel));
         let unused = match lock(&self.tickets).as_mut() {
             Some(tickets) => {

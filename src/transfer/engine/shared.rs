@@ -13,6 +13,7 @@ use muster_clock as clock;
 use super::clique_cache::CliqueCache;
 use super::config::EngineConfig;
 use super::handshake_limits::HandshakeLimits;
+use super::local_launches::LocalLaunches;
 use super::path_backoff::PathBackoff;
 use super::thread_pool::ThreadPool;
 use crate::base::counters::{ByteCounters, FailureCounters};
@@ -65,6 +66,7 @@ pub struct EngineShared {
     pub(super) listeners: Mutex<Vec<Arc<dyn Listener>>>,
     pub(super) watchdog: (Mutex<Option<Instant>>, Condvar),
     pub(super) lanes: AtomicUsize,
+    pub(super) local_launches: LocalLaunches,
     pub(super) numbers: Mutex<HashMap<MemberId, LaunchNumbers>>,
     /// The bytes moved with each task, over all incarnations and connections. They are counted here as they
     /// move, because a connection may end at any moment.
@@ -102,6 +104,7 @@ impl EngineShared {
             listeners: Mutex::default(),
             watchdog: (Mutex::new(None), Condvar::new()),
             lanes: AtomicUsize::new(0),
+            local_launches: LocalLaunches::default(),
             numbers: Mutex::default(),
             moved: Mutex::default(),
             expected: Mutex::default(),

@@ -64,6 +64,13 @@ impl EngineShared {
         for launch in late {
             launch.on_deadline(self.here().task);
         }
+        for launch in self.local_launches.in_flight() {
+            // There is no peer that could be silent: what has not begun waits for its dependencies.
+            match launch.check_limits(now, Duration::ZERO) {
+                Err(error) => fail_and_tell_peer(&launch, error),
+                Ok(at) => next = next.into_iter().chain(at).min(),
+            }
+        }
         for connection in connections {
             connection.end_if_gone_too_long();
             let silent = connection.peer_silence();

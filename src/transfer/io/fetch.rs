@@ -35,10 +35,10 @@ use crate::memory::WriteView;
 use crate::protocol::link::launch_definition::{FetchSource, LaunchDefinition};
 
 /// The bytes of one step. A cancelled fetch stops at the end of a step.
-const STEP: u64 = 512 << 10;
+pub const STEP: u64 = 512 << 10;
 /// The most bytes of a fetch that the thread which learns of it performs itself, because to hand it over
 /// would cost more.
-const AT_ONCE: u64 = 128 << 10;
+pub const AT_ONCE: u64 = 128 << 10;
 
 /// The bytes above which a fetch bypasses the caches: they hold no more of both sides beside the other work
 /// of the host.
@@ -135,8 +135,8 @@ pub struct LaunchFetch {
 enum FetchJob {
     /// Performs steps of a fetch.
     Steps(Arc<LaunchFetch>),
-    /// Begins a fetch between GPUs.
-    BeginBetweenGpus(Box<dyn FnOnce() + Send>),
+    /// Calls a function.
+    Call(Box<dyn FnOnce() + Send>),
 }
 
 /// The fetching threads and their queue.
@@ -230,8 +230,18 @@ impl FetchThreadPool {
                 DeviceFetch::begin_or_request_push(&host, &launch, &definition);
             }
         };
-        lock(&self.queue).0.push_back(FetchJob::BeginBetweenGpus(Box::new(job)));
+        self.run_soon(Box::new(job));
+    }
+
+    /// Calls `work` on a fetching thread.
+    pub fn run_soon(&self, work: Box<dyn FnOnce() + Send>) {
+        lock(&self.queue).0.push_back(FetchJob::Call(work));
         self.waiting.notify_one();
+    }
+
+    /// Returns the number of threads.
+    pub const fn len(&self) -> usize {
+        self.threads
     }
 
     /// Ends the threads.
@@ -255,7 +265,7 @@ impl FetchThreadPool {
             drop(queue);
             match job {
                 FetchJob::Steps(fetch) => fetch.fetch_until_done(),
-                FetchJob::BeginBetweenGpus(begin) => begin(),
+                FetchJob::Call(work) => work(),
             }
         }
     }

@@ -3,11 +3,13 @@
 //! Sessions decide which bytes are sent and where received bytes are written. Begin at [`lane`] and [`wire`].
 
 mod device_fetch;
+mod device_runs;
 pub(crate) mod exclusive_work;
 pub mod fetch;
 pub mod fetch_host;
 pub mod gpu_copies;
 pub mod lane;
+pub mod local_copy;
 pub mod peer_memory;
 pub mod reactor;
 pub mod ring;

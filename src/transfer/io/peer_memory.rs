@@ -3,12 +3,11 @@
 //! Begin at [`PeerMemory`].
 
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use muster_gpu::{Gpu, ImportedMemory};
 
-use crate::base::sync::lock;
-use crate::memory::{Mapping, PeerView};
+use crate::memory::{DeviceMappings, Mapping, PeerView};
 
 /// A region of a peer.
 pub enum PeerMemory {
@@ -18,20 +17,23 @@ pub enum PeerMemory {
     Device(PeerDeviceMemory),
 }
 
-/// The memory of a peer's GPU. Each GPU of this process that copies from it maps it by itself, at its first copy.
+/// The memory of a peer's GPU.
 pub struct PeerDeviceMemory {
     descriptor: OwnedFd,
     /// The length that the peer announced.
     len: u64,
-    /// By GPU; none if the GPU cannot map the memory.
-    mapped: Mutex<Vec<(Gpu, Option<Arc<ImportedMemory>>)>>,
+    mappings: DeviceMappings,
 }
 
 impl PeerMemory {
     /// Returns the `len` bytes of a region whose descriptor a peer sent; none if reading it could fault.
     pub fn from_descriptor(descriptor: OwnedFd, len: u64, is_device: bool) -> Option<Self> {
         if is_device {
-            return Some(Self::Device(PeerDeviceMemory { descriptor, len, mapped: Mutex::default() }));
+            return Some(Self::Device(PeerDeviceMemory {
+                descriptor,
+                len,
+                mappings: DeviceMappings::default(),
+            }));
         }
         Mapping::map_sealed_file(descriptor.as_fd(), usize::try_from(len).ok()?, false).map(Self::Host)
     }
@@ -54,17 +56,6 @@ impl PeerDeviceMemory {
         if start.checked_add(len)? > self.len {
             return None;
         }
-        let mut mapped = lock(&self.mapped);
-        if let Some((_, memory)) = mapped.iter().find(|(other, _)| other == gpu) {
-            return memory.clone();
-        }
-        let imported = ImportedMemory::import(gpu, self.descriptor.as_fd(), usize::try_from(self.len).ok()?);
-        let memory = imported.map(Arc::new).inspect_err(|error| {
-            let gpu = gpu.ordinal();
-            tracing::warn!(gpu, %error, "a GPU cannot map the memory of a peer's GPU: its bytes go through host memory");
-        });
-        let memory = memory.ok();
-        mapped.push((gpu.clone(), memory.clone()));
-        memory
+        self.mappings.mapped_for(gpu, self.descriptor.as_fd(), usize::try_from(self.len).ok()?)
     }
 }

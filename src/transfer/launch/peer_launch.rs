@@ -1,5 +1,5 @@
-//! The part of a launch that concerns one peer: its number, its limits, the reservations of its memory, and the
-//! guards of its bytes.
+//! The part of a launch that concerns one peer, or the copies within this task: its number, its limits, the reservations of its
+//! memory, and the guards of its bytes.
 //!
 //! This module does not depend on how bytes move. Every failure of this side reaches the peer through
 //! [`fail_and_tell_peer`]. Begin at [`PeerLaunch`].
@@ -31,7 +31,7 @@ pub struct LaunchLimits {
     pub class: PriorityClass,
 }
 
-/// The part of a launch that concerns one peer: one group of the link.
+/// The part of a launch that concerns one peer, which is one group of the link; or the copies within this task, which are no group.
 pub struct PeerLaunch {
     launch: Arc<Launch>,
     carrier: LaunchSession,

@@ -50,9 +50,9 @@ pub trait SessionHandle: Send + Sync {
 /// it weakly.
 #[derive(Clone)]
 pub struct LaunchSession {
-    /// The session.
-    pub session: Weak<dyn SessionHandle>,
-    /// The peer.
+    /// The session; none of a copy within this task.
+    pub session: Option<Weak<dyn SessionHandle>>,
+    /// The peer; this task itself of a copy within it.
     pub peer: MemberId,
     /// Whether receivers fetch from the memory of senders.
     pub fetches: bool,
@@ -61,6 +61,6 @@ pub struct LaunchSession {
 impl LaunchSession {
     /// Returns the session, or none if it is gone.
     pub fn session(&self) -> Option<Arc<dyn SessionHandle>> {
-        self.session.upgrade()
+        self.session.as_ref()?.upgrade()
     }
 }

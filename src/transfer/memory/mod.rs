@@ -15,6 +15,7 @@ mod arena;
 mod arena_pool;
 mod buffer;
 mod device_copy;
+mod device_mappings;
 mod free_ranges;
 mod mapping;
 mod region;
@@ -28,6 +29,7 @@ pub use buffer::{Buffer, BufferExport, Span};
 pub use region::registered_bytes;
 
 pub(crate) use buffer::{AccessKind, BufferClaim, Reservation};
+pub(crate) use device_mappings::DeviceMappings;
 pub(crate) use mapping::Mapping;
 pub(crate) use region::{MemoryRegion, RegionUnmapListener};
 pub(crate) use span_stream::SpanStream;

@@ -6,8 +6,9 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use muster_gpu::DeviceMemory;
+use muster_gpu::{DeviceMemory, Gpu, ImportedMemory};
 
+use super::device_mappings::DeviceMappings;
 use super::mapping::{Mapping, OwnedMemory};
 use super::view::MemoryAddress;
 
@@ -30,6 +31,8 @@ pub struct MemoryRegion {
     pub id: u32,
     memory: RegionMemory,
     gone: Mutex<UnmapListeners>,
+    /// Memory of a GPU, as the other GPUs of this task access it.
+    mappings: DeviceMappings,
 }
 
 /// A connection that has announced a region to its peer, and must revoke it when the region is gone.
@@ -86,7 +89,8 @@ pub enum RegionMemory {
 impl MemoryRegion {
     /// Creates a region of this memory.
     pub fn new(memory: RegionMemory) -> Self {
-        let region = Self { id: NEXT.fetch_add(1, Ordering::Relaxed), memory, gone: Mutex::default() };
+        let (gone, mappings) = (Mutex::default(), DeviceMappings::default());
+        let region = Self { id: NEXT.fetch_add(1, Ordering::Relaxed), memory, gone, mappings };
         REGISTERED.fetch_add(region.host_bytes(), Ordering::Relaxed);
         region
     }
@@ -116,6 +120,13 @@ impl MemoryRegion {
             RegionMemory::Device(memory) => Some(memory),
             RegionMemory::Arena(..) | RegionMemory::Foreign(_) => None,
         }
+    }
+
+    /// Returns memory of a GPU as another GPU of this task accesses it; none if it cannot, or for host memory. The driver may
+    /// wait, so a thread that reports copies must not call it.
+    pub fn mapped_for(&self, gpu: &Gpu) -> Option<Arc<ImportedMemory>> {
+        let memory = self.device()?;
+        self.mappings.mapped_for(gpu, memory.descriptor()?, memory.len())
     }
 
     /// Returns the address of the first byte of host memory.

@@ -209,7 +209,7 @@ impl Connection {
     /// Returns the handle by which launches refer to the connection.
     pub fn launch_session(&self) -> LaunchSession {
         let session: Weak<dyn SessionHandle> = self.this.clone();
-        LaunchSession { session, peer: self.peer, fetches: self.fetches }
+        LaunchSession { session: Some(session), peer: self.peer, fetches: self.fetches }
     }
 
     /// Returns the handle by which lanes refer to the connection.

@@ -467,8 +467,8 @@ impl<T: Clone> LinkSide<T> {
     }
 }
 
-/// Returns how two lists differ. A transfer that is in both lists, with different layouts, says more than the order.
-fn find_definition_mismatch(here: &LaunchDefinition, there: &LaunchDefinition) -> DefinitionMismatch {
+/// Returns how two unequal lists differ. A transfer that is in both lists, with different layouts, says more than the order.
+pub fn find_definition_mismatch(here: &LaunchDefinition, there: &LaunchDefinition) -> DefinitionMismatch {
     let told = |entry: &DefinitionEntry| format!("{} bytes of layout {}", entry.bytes, entry.fingerprint);
     let mut others = there.entries.iter().peekable();
     for a in &here.entries {

@@ -210,7 +210,7 @@ fn part() -> (Arc<RecordingSession>, Arc<Launch>, Arc<PeerLaunch>) {
     let session = Arc::new(RecordingSession::default());
     let launch = launch(1);
     let handle: Weak<RecordingSession> = Arc::downgrade(&session);
-    let carrier = LaunchSession { session: handle, peer: member(), fetches: false };
+    let carrier = LaunchSession { session: Some(handle), peer: member(), fetches: false };
     let mut lists = LaunchSpans::default();
     lists.outbound.specs.push(0);
     let limits =
