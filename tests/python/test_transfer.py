@@ -240,7 +240,7 @@ def test_a_process_copies_what_it_sends_to_itself(engines):
         muster.transfer.Send(b"0123456789", 1, "across"),
         muster.transfer.Send(b"0123456789" * 100_000, 0, "within"),
     ])
-    received = second.receive(there, 0, "across")
+    received = second.transfer([muster.transfer.Receive(there, 0, "across")])
     for transfer in (sent, received):
         transfer.wait(PATIENCE_S)
     assert here == b"0123456789" * 100_000 and there == b"0123456789"
