@@ -255,7 +255,8 @@ class Engine:
         Args:
             array: a jax.Array, of which the shards that this process has are sent; a NumPy array, a muster.Buffer, or anything
                 else that lends its memory.
-            to: the number of the process, or one of its JAX devices; or a Peer, which is a process of another job.
+            to: the number of the process, or one of its JAX devices; or a Peer, which is a process of another job. Not this
+                process: see `transfer`.
             key: the name that both sides give the transfer.
             timeout: how long it may take, in seconds.
             stall_timeout: how long nothing may move once both sides have launched it, and how long the peer may be silent.
@@ -309,7 +310,8 @@ class Engine:
     ) -> Transfer:
         """Launches several transfers as one, which is quicker if they are small. Each peer launches its part as one, too.
 
-        A `Send` to this process itself needs its `Receive` in the same call: the engine copies the bytes.
+        A `Send` to this process itself needs its `Receive` in the same call: the engine copies the bytes. Both are of the first
+        device of the process, unless they name one.
         """
         return self._transfer(transfers, False, channel, priority, timeout, stall_timeout)
 

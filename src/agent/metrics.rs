@@ -54,7 +54,8 @@ pub(super) fn render_metrics(inner: &AgentShared) -> String {
         page.add_integer_sample(&metric::ENGINE_IN_FLIGHT_BYTES, &[class.name()], bytes);
     }
     let links = engine.links();
-    page.add_usize_sample(&metric::ENGINE_IN_FLIGHT, &[], links.iter().map(|link| link.launched).sum());
+    let with_peers: usize = links.iter().map(|link| link.launched).sum();
+    page.add_usize_sample(&metric::ENGINE_IN_FLIGHT, &[], with_peers + engine.local_launches_in_flight());
     for kind in TransportKind::ALL {
         let of_kind = || links.iter().filter(|link| link.kind == kind);
         page.add_usize_sample(&metric::ENGINE_CONNECTIONS, &[kind.name()], of_kind().count());

@@ -16,7 +16,7 @@ use super::engine_host::EngineHost;
 use crate::proto::muster::v1 as pb;
 use crate::proto::muster::v1::stacks_client::StacksClient;
 use crate::text::{escape_to_one_line, format_bytes};
-use crate::transfer::LaunchInFlight;
+use crate::transfer::{LaunchInFlight, TransportKind};
 
 /// The maximum number of launches in an answer.
 const LAUNCHES_MAX: usize = 64;
@@ -83,12 +83,13 @@ fn engine_thread(name: &str, text: String, age: Option<Duration>) -> pb::StackTh
 /// Returns the line about a launch.
 fn launch_thread(launch: &LaunchInFlight) -> pb::StackThread {
     let LaunchInFlight { peer, kind, is_matched, bytes_left, age } = launch;
-    let kind = kind.name();
     let peer = peer.peer_task();
-    let text = if *is_matched {
-        format!("moves bytes with task {peer} over {kind}: {} left", format_bytes(*bytes_left))
-    } else {
-        format!("waits for task {peer} to launch, over {kind}")
+    let left = format_bytes(*bytes_left);
+    let text = match (kind, is_matched) {
+        (TransportKind::Local, true) => format!("copies within this task: {left} left"),
+        (TransportKind::Local, false) => "a copy within this task waits for its dependencies".to_owned(),
+        (_, true) => format!("moves bytes with task {peer} over {kind}: {left} left"),
+        (_, false) => format!("waits for task {peer} to launch, over {kind}"),
     };
     engine_thread("transfers", text, Some(*age))
 }

@@ -101,7 +101,7 @@ pub enum MusterStatus {
     UnknownDevice = 303,
     /// The local device of a transfer belongs to another task.
     NotAddressable = 304,
-    /// Both devices of a transfer belong to this task.
+    /// Both devices of a transfer belong to this task, and the request has only its send, or only its receive.
     SameTask = 305,
     /// Two transfers of one request have the same key and the same devices.
     DuplicateKey = 306,
@@ -350,7 +350,7 @@ impl From<PrepareError> for CallError {
                 return Self::new(Status::UnknownDevice, text);
             }
             PrepareError::NotAddressable { .. } => Status::NotAddressable,
-            PrepareError::SameTask(..) => Status::SameTask,
+            PrepareError::SameTask { .. } => Status::SameTask,
             PrepareError::DuplicateKey { .. } => Status::DuplicateKey,
             PrepareError::Overlap { .. } => Status::Overlap,
             PrepareError::OutOfRange { .. } => Status::OutOfRange,

@@ -278,7 +278,8 @@ fn peers_of(agent: &Agent, specs: &[MusterTransferSpec]) -> Vec<PeerTask> {
     others.map(|task| PeerTask { job: PeerJob::OWN, task }).collect()
 }
 
-/// Sends a whole buffer from the first device of this task to the first device of another one, with default options.
+/// Sends a whole buffer from the first device of this task to the first device of another one, with default options. To copy
+/// within this task, name both sides in `muster_transfer_start`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn muster_send(
     agent: *const MusterAgent,

@@ -67,7 +67,8 @@ impl Run {
         cx.emit_event(change, reason);
         let passed = result.is_ok();
         self.pending_barrier_stats.push_back(UnmeasuredBarrier::new(cx.now, key, id, &instance, passed));
-        if self.unsynced_tasks > 0 {
+        // The end may bring an unsynced member into step. Until it is measured, it is known which members were.
+        if self.unsynced_tasks > 0 && instance.arrivals().any(|(id, _)| self.expect_task(id).unsynced) {
             self.measure_all_unmeasured_barriers(cx);
         }
         let calls = || CallSelection::List(instance.arrivals().map(|(_, arrival)| arrival.call).collect());

@@ -203,6 +203,9 @@ impl Run {
     /// Connects a task. `again`: the run has already started.
     pub(super) fn connect_task(&mut self, cx: &mut TransitionContext<'_>, id: TaskId, again: bool) {
         let late = again;
+        if late {
+            self.measure_all_unmeasured_barriers(cx);
+        }
         // A task that was excluded when the run started connects late, but for the first time.
         let again = again && self.expect_task(id).was_connected;
         let entered = self.mark_connected(cx, id, late);

@@ -113,11 +113,12 @@ fn update_moving_average(average: u64, value: u64, memory: u64) -> u64 {
     if value >= average { average + (value - average) / memory } else { average - (average - value) / memory }
 }
 
-/// Statistics of a task at the barriers that clients name, among those that passed with two arrivals or more.
+/// Statistics of a task at the barriers that clients name, among those that passed with two arrivals or more. A task that has
+/// restarted and is not in step arrives at none of them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[schema(as = StragglingView)]
 pub struct StragglerView {
-    /// The number of barriers in which it took part in this run.
+    /// The number of these barriers in which it took part in this run.
     pub taken_part: u64,
     /// The number of barriers at which it was the last to arrive.
     pub last: u64,

@@ -57,8 +57,8 @@ pub(super) struct Task {
     pub recoverable: bool,
     /// Whether it has been connected in this run before.
     pub was_connected: bool,
-    /// Whether it registered again in this run and has not taken part in a barrier with all its members
-    /// since.
+    /// Whether it registered again in this run and has not taken part in a barrier with all its members that are
+    /// not excused since.
     pub unsynced: bool,
     /// Whether it was excluded, in this run or before it, and has not registered since: nothing waits for it.
     pub is_excused: bool,

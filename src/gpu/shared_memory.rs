@@ -36,7 +36,7 @@ pub(crate) struct SharedMemory {
     descriptor: OwnedFd,
 }
 
-/// Memory of another process, mapped for a device of this one. Unmapped with the value.
+/// Memory that was exported, mapped for another device or by another process. Unmapped with the value.
 pub struct ImportedMemory(MappedAddresses);
 
 /// Addresses that are mapped to physical memory.
@@ -118,7 +118,7 @@ impl std::fmt::Debug for ImportedMemory {
 }
 
 impl ImportedMemory {
-    /// Maps the first `len` bytes of memory that another process exported, so that this device can copy from and to it. The
+    /// Maps the first `len` bytes of memory that this process or another one exported, so that this device can copy from and to it. The
     /// memory may be another device's.
     ///
     /// Before the value is dropped, copies from and to it must have ended.

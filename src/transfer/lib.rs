@@ -30,7 +30,7 @@
 //! | transfer | bytes that move between two devices under one key, as a [`TransferSpec`] requests |
 //! | handle | a [`TransferHandle`] stands for one or more transfers in flight |
 //! | prepared | describes transfers whose slow work is done, so that they can be launched: [`PreparedTransfers`] |
-//! | part | a launch has one part for each peer |
+//! | part | a launch has one part for each peer, and one for copies within its task |
 //! | channel | a series of parts of launches between two engines; each engine numbers its own parts |
 //! | group | the two parts, one of each engine, that have the same number on the same channel |
 //! | clique | the two incarnations that share a connection: [`CliqueKey`] |
@@ -54,8 +54,8 @@
 //!    counted. The hello, every frame and the key of a clique contain the incarnations. A restarted task has nothing
 //!    in common with its former incarnation but its task id.
 //! 6. Every launch ends: it completes or fails, its deadline or its stall limit passes, its connection ends, or one
-//!    side cancels it. The exception is a launch without a deadline, whose peer is alive and never launches: it ends
-//!    only when its caller cancels it.
+//!    side cancels it. The exceptions are launches without a deadline: one whose peer is alive and never launches, and one
+//!    whose dependencies never complete, end only when their callers cancel them.
 //! 7. An engine exchanges bytes with a task of another job only while its membership has that incarnation under that
 //!    job. A hello says whether it crosses jobs. If it does, the acceptor looks for the dialler only among the jobs
 //!    that its own program has named.

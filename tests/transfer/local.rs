@@ -1,9 +1,10 @@
 //! Tests transfers between devices of one task: the engine copies the bytes.
+#![allow(unsafe_code, reason = "makes two buffers of one memory, as a program may")]
 
 use std::time::Duration;
 
 use muster::transfer::{
-    Arena, Buffer, BufferDefinitionEvent, DeviceId, LaunchOptions, PrepareError, TransferEngine,
+    Arena, Buffer, BufferDefinitionEvent, DeviceId, LaunchOptions, MemoryError, PrepareError, TransferEngine,
     TransferError, TransferHandle, TransferKey, TransferSpec, TransportChoice, TransportKind,
 };
 use muster_gpu::DeviceMemory;
@@ -85,7 +86,10 @@ fn a_prepared_copy_is_launched_again_and_again() {
         assert_contents(&target, round);
     }
     cluster.engines[0].shutdown();
-    assert_eq!(done(&prepared.launch(&[])), Err(TransferError::Closed));
+    let late = prepared.launch(&[]);
+    assert_eq!(done(&late), Err(TransferError::Closed));
+    assert!(late.cancel("it is over").wait_for(PATIENCE));
+    source.fill(1).unwrap();
 }
 
 #[test]
@@ -95,10 +99,10 @@ fn a_request_names_both_sides_of_a_copy_and_they_agree() {
         |specs| cluster.engines[0].prepare(specs, LaunchOptions::default()).wait().map(|_| ()).unwrap_err();
     let (source, target) = (cluster.filled(0, 1000, 1), cluster.empty(0, 1000));
     let (near, other, key) = (DeviceId(0), DeviceId(1), TransferKey(5));
-    let same_task = PrepareError::SameTask(near, other);
-    assert_eq!(refusal(vec![outgoing(&source, 0, 1, 5)]), same_task);
-    assert_eq!(refusal(vec![incoming(&target, 0, 1, 5)]), same_task);
-    assert_eq!(refusal(vec![outgoing(&source, 0, 1, 5), incoming(&target, 0, 1, 6)]), same_task);
+    let has_only = |named| PrepareError::SameTask { key, source_device: near, destination: other, named };
+    assert_eq!(refusal(vec![outgoing(&source, 0, 1, 5)]), has_only("send"));
+    assert_eq!(refusal(vec![incoming(&target, 0, 1, 5)]), has_only("receive"));
+    assert_eq!(refusal(vec![outgoing(&source, 0, 1, 5), incoming(&target, 0, 1, 6)]), has_only("send"));
     let (first, second) = (both_sides(&source, &target, 5), both_sides(&source, &cluster.empty(0, 1000), 5));
     assert_eq!(
         refusal([first.clone(), second].concat()),
@@ -108,6 +112,18 @@ fn a_request_names_both_sides_of_a_copy_and_they_agree() {
     let overlapping =
         vec![TransferSpec::send(low, near, other, key), TransferSpec::receive(high, near, other, key)];
     assert_eq!(refusal(overlapping), PrepareError::Overlap { key, start: 0, end: 600 });
+    // Two buffers may be of the same memory.
+    let memory = vec![7; 1000];
+    let address = memory.as_ptr();
+    let own = Buffer::foreign(memory);
+    // SAFETY: the other buffer keeps the memory, and nothing writes it.
+    let alias = unsafe { Buffer::read_only(address.add(400), 600, 1, Box::new(())) }.unwrap();
+    let aliased = vec![
+        TransferSpec::send(alias.full_span(), near, other, key),
+        TransferSpec::receive(own.range(0..600).unwrap(), near, other, key),
+    ];
+    assert_eq!(refusal(aliased), PrepareError::Overlap { key, start: 0, end: 600 });
+    assert_eq!(refusal(both_sides(&source, &alias, 5)), PrepareError::Memory(MemoryError::ReadOnly));
     // As with a peer, both sides are prepared, and the launch finds that they differ. Other copies of the request do not move.
     let short = cluster.empty(0, 999);
     let (fine, there) = (cluster.filled(0, 10, 2), cluster.empty(0, 10));
@@ -125,6 +141,8 @@ fn a_request_names_both_sides_of_a_copy_and_they_agree() {
     assert_eq!(differing, key);
     assert!(here.starts_with("1000 bytes") && other_side.starts_with("999 bytes"), "{here}, {other_side}");
     assert!(there.look(|bytes| bytes.iter().all(|byte| *byte == 0xee)).unwrap());
+    let launched = copy(&cluster.engines[0], &source, &cluster.empty(0, 0), 5);
+    assert!(matches!(done(&launched), Err(TransferError::LayoutMismatch { .. })));
     // The buffers are free again.
     done(&copy(&cluster.engines[0], &source, &target, 5)).unwrap();
     assert_contents(&target, 1);
@@ -332,5 +350,61 @@ fn a_copy_begins_when_the_gpu_has_filled_its_source() {
             done(&launched).unwrap();
             assert!(target.look(|bytes| bytes.iter().all(|byte| *byte == 7)).unwrap(), "to {to}");
         }
+    });
+}
+
+#[test]
+fn the_end_of_the_engine_ends_a_copy_through_slots() {
+    run_on_simulated_gpu("devices=2", || {
+        let simulated = SimulatedGpu::load_if_wanted().unwrap();
+        for (from, to) in [(0, 1), (1, 0)] {
+            let (cluster, arenas) = (cluster(), arenas());
+            let (source, target) =
+                (filled(&arenas[from], 6 * STAGED_CHUNK, 1), empty(&arenas[to], 6 * STAGED_CHUNK));
+            simulated.set(Setting::HoldCopies, 1);
+            let launched = copy(&cluster.engines[0], &source, &target, 1);
+            eventually("a copy is under way", || simulated.count(Counter::HeldCopies) > 0);
+            let engine = cluster.engines[0].clone();
+            let ending = std::thread::spawn(move || engine.shutdown());
+            std::thread::sleep(Duration::from_millis(20));
+            simulated.set(Setting::HoldCopies, 0);
+            ending.join().unwrap();
+            assert_eq!(done(&launched), Err(TransferError::Closed), "{from} to {to}");
+            assert!(launched.cancel("it is over").wait_for(PATIENCE));
+            source.fill(9).unwrap();
+            target.fill(9).unwrap();
+        }
+    });
+}
+
+#[test]
+fn many_copies_share_few_slots() {
+    run_on_simulated_gpu("devices=2", || {
+        let cluster = Cluster::of_devices(1, 2, |config| config.staging_bytes = 4 * MIB);
+        let arenas = arenas();
+        let both =
+            |key| (filled(&arenas[0], 2 * STAGED_CHUNK + 77, key), empty(&arenas[1], 2 * STAGED_CHUNK + 77));
+        let buffers: Vec<_> = (0..12).map(both).collect();
+        let launches: Vec<_> = (0..)
+            .zip(&buffers)
+            .map(|(key, (source, target))| copy(&cluster.engines[0], source, target, key))
+            .collect();
+        launches.iter().for_each(|launched| assert!(done(launched).is_ok()));
+        (0..).zip(&buffers).for_each(|(key, (_, target))| assert_contents(target, key));
+    });
+}
+
+#[test]
+fn memory_that_cannot_be_page_locked_fails_the_copy_that_needs_it() {
+    run_on_simulated_gpu("devices=2", || {
+        let simulated = SimulatedGpu::load_if_wanted().unwrap();
+        let (cluster, arenas) = (cluster(), arenas());
+        let (source, target) = (filled(&arenas[0], 2 * STAGED_CHUNK, 1), empty(&arenas[1], 2 * STAGED_CHUNK));
+        simulated.set(Setting::HostAllocFails, 1);
+        let outcome = done(&copy(&cluster.engines[0], &source, &target, 1));
+        let Err(TransferError::Gpu { error, .. }) = &outcome else { panic!("{outcome:?}") };
+        assert!(error.is_out_of_memory(), "{error}");
+        done(&copy(&cluster.engines[0], &source, &target, 1)).unwrap();
+        assert_contents(&target, 1);
     });
 }

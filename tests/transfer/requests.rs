@@ -42,7 +42,7 @@ fn every_wrong_request_has_its_own_error() {
     );
     assert_eq!(
         refusal(&cluster, vec![TransferSpec::send(buffer.full_span(), near, near, key)]),
-        PrepareError::SameTask(near, near)
+        PrepareError::SameTask { key, source_device: near, destination: near, named: "send" }
     );
     let (low, high) = (buffer.range(0..60).unwrap(), buffer.range(50..100).unwrap());
     assert_eq!(

@@ -48,7 +48,7 @@ const rate = (bytes) => {
 // Strokes by the class of a column; the picture that came with the page has the same.
 const strokes = {
   't-shm': ['--ok'], 't-pvm': ['--info', [7, 3]], 't-gpu': ['--text', [12, 3]], 't-unix': ['--warn-cell', [2, 2]], 't-tcp': ['--link', [10, 3, 2, 3]],
-  't-other': ['--dim', [1, 4]], 'l-0': ['--link'], 'l-1': ['--ok', [10, 3]], 'l-2': ['--warn-cell', [4, 3]],
+  't-local': ['--ok', [2, 4]], 't-other': ['--dim', [1, 4]], 'l-0': ['--link'], 'l-1': ['--ok', [10, 3]], 'l-2': ['--warn-cell', [4, 3]],
   'l-3': ['--info', [10, 3, 2, 3]], 'l-4': ['--text', [2, 3]],
 };
 

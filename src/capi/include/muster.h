@@ -139,7 +139,7 @@ enum muster_status
     MUSTER_STATUS_UNKNOWN_DEVICE = 303,
     // The local device of a transfer belongs to another task.
     MUSTER_STATUS_NOT_ADDRESSABLE = 304,
-    // Both devices of a transfer belong to this task.
+    // Both devices of a transfer belong to this task, and the request has only its send, or only its receive.
     MUSTER_STATUS_SAME_TASK = 305,
     // Two transfers of one request have the same key and the same devices.
     MUSTER_STATUS_DUPLICATE_KEY = 306,
@@ -554,7 +554,8 @@ muster_status muster_transfer_start(const struct muster_agent *agent,
                                     const struct muster_launch_options *options,
                                     struct muster_transfer **transfer);
 
-// Sends a whole buffer from the first device of this task to the first device of another one, with default options.
+// Sends a whole buffer from the first device of this task to the first device of another one, with default options. To copy
+// within this task, name both sides in `muster_transfer_start`.
 muster_status muster_send(const struct muster_agent *agent,
                           const struct muster_buffer *buffer,
                           uint32_t to_task,

@@ -59,7 +59,7 @@ pub struct TaskView {
     pub straggling: Option<StragglerView>,
     /// Whether it may fail and return.
     pub recoverable: bool,
-    /// Whether it returned in this run and has not completed a barrier with all members since.
+    /// Whether it returned in this run and has not completed a barrier with all members since, apart from excluded ones.
     pub unsynced: bool,
     /// The exclusion that keeps it out.
     #[serde(default)]

@@ -77,10 +77,11 @@ impl Issue {
         let barrier = finding.barrier.as_deref().zip(finding.counter);
         let barrier = barrier.and_then(|(id, counter)| snapshot.find_barrier(id, counter));
         let mut tasks = barrier.map_or_else(|| finding.tasks.clone(), |barrier| barrier.missing.clone());
-        // Those that are lost have an entry of their own: here they come last.
-        tasks.sort_by_key(|task| {
-            matches!(snapshot.status_of(*task), TaskStatus::Failed | TaskStatus::Suspect)
-        });
+        // Those that are lost have an entry of their own, so they come last; but those of a restart storm have no other one.
+        let has_own_entry = finding.id.as_ref() != "restart-storm";
+        let is_lost =
+            |task: &TaskId| matches!(snapshot.status_of(*task), TaskStatus::Failed | TaskStatus::Suspect);
+        tasks.sort_by_key(|task| is_lost(task) == has_own_entry);
         let named = NamedTasks::new(snapshot, &tasks, finding.task_count, NAMED);
         Self {
             tone,
@@ -149,11 +150,12 @@ impl Issue {
         let tasks: Vec<&TaskView> = ids.iter().filter_map(|task| snapshot.find_task(*task)).collect();
         let Some(first) = tasks.iter().min_by_key(|task| task.since) else { return self };
         let (why, told) = status::failure_texts(first).unwrap_or_default();
-        let (title, why) = (
-            format_count_with_noun(tasks.len(), "task has failed again", "tasks have failed again"),
-            text_of_failures(snapshot, &tasks, first, &why),
-        );
+        let title = format_count_with_noun(tasks.len(), "task has failed again", "tasks have failed again");
         let title = title + &NamedTasks::new(snapshot, ids, ids.len(), NAMED).whole_hosts_text();
+        let why = match tasks.len() {
+            1 => format!("Task {}: {why}", first.task),
+            _ => text_of_failures(snapshot, &tasks, first, &why),
+        };
         let text = format!("{} {}", status::to_sentence(&why), self.text);
         Self { tone: "bad", title, text, ..self }.with_client_error(told)
     }
@@ -322,7 +324,7 @@ fn merge_late_heartbeats(snapshot: &JobSnapshot, mut issues: Vec<Issue>) -> Vec<
         && !finding.tasks.is_empty()
         && let Some(wait) = issues.iter_mut().find(is_wait)
         && finding.tasks.iter().all(|task| wait.tasks.contains(task))
-        && finding.task_count <= wait.tasks.len()
+        && finding.task_count == finding.tasks.len()
     {
         wait.means.clone_from(&finding.means);
         let guide = format!("/guide/findings#{}", finding.id);

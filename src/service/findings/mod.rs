@@ -189,11 +189,14 @@ fn finding_end_text(seen: &JobObservation, finding: &Finding) -> String {
         task.standing == TaskPhase::Failed || has_restarted
     };
     let lost = finding.tasks.iter().filter_map(|id| seen.task(*id)).filter(|task| is_lost(task)).count();
+    // A finding lists only the first of its tasks.
     match (lost, finding.task_count) {
         (0, _) => "ended".to_owned(),
         (1, 1) => "ended because its task has failed".to_owned(),
-        (lost, all) if lost == finding.tasks.len() => format!("ended because its {all} tasks have failed"),
-        (lost, all) => format!("ended; {lost} of its {all} tasks have failed since"),
+        (lost, all) if lost == all => format!("ended because its {all} tasks have failed"),
+        (1, all) if all == finding.tasks.len() => format!("ended; of its {all} tasks, 1 has failed"),
+        (lost, all) if all == finding.tasks.len() => format!("ended; of its {all} tasks, {lost} have failed"),
+        (lost, all) => format!("ended; of its {all} tasks, {lost} or more have failed"),
     }
 }
 

@@ -410,12 +410,15 @@ fn transfer_failure_event(failure: &StoredTransferFailure, count: u64) -> Transf
     let StoredTransferFailure { task, failed } = failure;
     let name = failed.reason.name();
     let of_job = failed.peer_job.as_ref().map_or_else(String::new, |job| format!(" of job {job}"));
+    let whose = match failed.peer_job.is_none() && failed.peer == *task {
+        true => format!("within task {task}"),
+        false => format!("of task {task} with task {}{of_job}", failed.peer),
+    };
     let what = match count {
-        1 => format!("a transfer of task {task} with task {}{of_job} failed ({name})", failed.peer),
+        1 => format!("a transfer {whose} failed ({name})"),
         more => format!(
-            "{more} more transfers failed ({name}) within {} s, the last of them of task {task} with task {}{of_job}",
-            BURST_WINDOW.as_secs(),
-            failed.peer
+            "{more} more transfers failed ({name}) within {} s, the last of them {whose}",
+            BURST_WINDOW.as_secs()
         ),
     };
     let text = if failed.text.is_empty() { failed.reason.description() } else { &failed.text };

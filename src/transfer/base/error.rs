@@ -68,9 +68,18 @@ pub enum PrepareError {
     },
     /// Both devices of a transfer belong to this task, and the request has only its send, or only its receive.
     #[error(
-        "devices {0} and {1} are both of this task: name the send and the receive of a copy in one request"
+        "devices {source_device} and {destination} are both of this task, and the request has only the {named} of key {key}: name the send and the receive in one request"
     )]
-    SameTask(DeviceId, DeviceId),
+    SameTask {
+        /// The key of the transfer.
+        key: TransferKey,
+        /// The device that sends.
+        source_device: DeviceId,
+        /// The device that receives.
+        destination: DeviceId,
+        /// The side that the request has: `send` or `receive`.
+        named: &'static str,
+    },
     /// Two transfers of one request have the same key and the same devices.
     #[error(
         "key {key} is used twice from device {source_device} to device {destination}: give each transfer its own"

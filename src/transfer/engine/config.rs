@@ -38,10 +38,10 @@ pub struct EngineConfig {
     pub checks: bool,
     /// The number of threads that wait for sockets.
     pub reactors: usize,
-    /// The number of threads that copy from other processes.
+    /// The number of threads that copy from other processes, and within this one.
     pub copiers: usize,
-    /// The most page-locked memory through which bytes of GPUs are sent and received, in bytes: half of it for either. It is
-    /// allocated when it is first needed.
+    /// The most page-locked memory through which bytes of GPUs move, in bytes: three eighths of it for sends, three for receives, and
+    /// a quarter for copies within this task. It is allocated when it is first needed.
     pub staging_bytes: usize,
     /// The most connections that are kept; unused ones are dropped first.
     pub cliques_max: usize,

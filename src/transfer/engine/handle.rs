@@ -302,6 +302,12 @@ impl TransferEngine {
         launches.chain(local).collect()
     }
 
+    /// Returns the number of launches in flight that copy within this task.
+    #[must_use]
+    pub fn local_launches_in_flight(&self) -> usize {
+        self.0.shared.local_launches.in_flight().len()
+    }
+
     /// Returns the counters.
     #[must_use]
     pub fn counts(&self) -> &FailureCounters {
@@ -395,9 +401,9 @@ pub struct ConnectionStatus {
 pub struct LaunchInFlight {
     /// The peer.
     pub peer: MemberId,
-    /// The transport of the lanes.
+    /// The transport of the lanes; [`TransportKind::Local`] of copies within this task.
     pub kind: TransportKind,
-    /// The peer has launched too.
+    /// The peer has launched too; copies within this task have begun.
     pub is_matched: bool,
     /// The bytes that are still to move.
     pub bytes_left: u64,

@@ -213,11 +213,15 @@ impl PreparedTransfers {
             PeerLaunch::new(&launch, peer.connection.launch_session(), &peer.lists, limits)
         };
         let launches: Vec<_> = self.peers.iter().map(peer_launch).collect();
-        let local = self.local.as_ref().map(|local| local.begin_launch(&self.shared, &launch, limits));
+        let local = self.local.as_ref().map(|local| local.new_part(self.shared.here(), &launch, limits));
         let all = || launches.iter().chain(&local);
         let waits: Vec<_> =
             dependencies.iter().filter(|event| event.outcome() != Some(Ok(()))).cloned().collect();
-        let refused = match launch.attach_parts(all().map(PeerLaunch::as_weak_launch_part).collect()) {
+        let given_up = launch.attach_parts(all().map(PeerLaunch::as_weak_launch_part).collect());
+        if let (Some(transfers), Some(part)) = (&self.local, &local) {
+            transfers.register_part(&self.shared, part);
+        }
+        let refused = match given_up {
             // The launch was cancelled already, so the caller may use its bytes.
             Some((by, reason)) => Some(TransferError::Cancelled { by, reason }),
             None if waits.is_empty() => {
@@ -227,9 +231,6 @@ impl PreparedTransfers {
             // transfer that receives into it.
             None => None,
         };
-        if let (Some(transfers), Some(part)) = (&self.local, &local) {
-            transfers.fail_if_mismatched(part);
-        }
         let ready = refused.is_none() && waits.is_empty();
         for (peer, peer_launch) in self.peers.iter().zip(&launches) {
             let ticket = tickets.iter().position(|ticket| ticket.peer() == peer.connection.peer);
@@ -275,12 +276,6 @@ struct LaunchParts {
 fn mark_ready_when(mut waits: Vec<BufferDefinitionEvent>, shared: Weak<EngineShared>, parts: LaunchParts) {
     let Some(event) = waits.pop() else {
         parts.launch.record_ready_time();
-        if let (Some(local), Some(shared)) = (&parts.local, shared.upgrade()) {
-            match local.reserve_memory() {
-                Ok(()) => shared.start_local_copy(local),
-                Err(error) => fail_and_tell_peer(local, error.into()),
-            }
-        }
         for peer_launch in parts.peers {
             match (peer_launch.reserve_memory(), peer_launch.group_id()) {
                 (Ok(()), Some(at)) => {
@@ -290,6 +285,12 @@ fn mark_ready_when(mut waits: Vec<BufferDefinitionEvent>, shared: Weak<EngineSha
                 }
                 (Ok(()), None) => {}
                 (Err(error), _) => fail_and_tell_peer(&peer_launch, error.into()),
+            }
+        }
+        if let (Some(local), Some(shared)) = (&parts.local, shared.upgrade()) {
+            match local.reserve_memory() {
+                Ok(()) => shared.start_local_copy(local),
+                Err(error) => fail_and_tell_peer(local, error.into()),
             }
         }
         return;

@@ -2,7 +2,7 @@
 //!
 //! The check changes nothing. In particular, it reserves no memory; the launch does. Begin at [`check_request`].
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::PoisonError;
 
 use super::prepared_transfers::TransferSpec;
@@ -35,10 +35,9 @@ pub fn check_own_side(shared: &EngineShared, specs: &[TransferSpec]) -> Result<(
     }
     let is_here = |device: DeviceId| shared.config.devices.binary_search(&device).is_ok();
     let mut seen = HashSet::new();
-    // Transfers within this task of which the request has one side so far.
-    let mut half_named: HashSet<(TransferKey, DeviceId, DeviceId)> = HashSet::new();
-    let mut written: Vec<(usize, usize, usize, TransferKey)> = Vec::new();
-    let mut read: Vec<(usize, usize, usize, TransferKey)> = Vec::new();
+    // Transfers within this task of which the request has one side so far, and whether that is the send.
+    let mut half_named: BTreeMap<(TransferKey, DeviceId, DeviceId), bool> = BTreeMap::new();
+    let (mut written, mut read) = (Vec::new(), Vec::new());
     for spec in specs {
         let (near, far) = spec.near_and_far();
         if !is_here(near) {
@@ -51,7 +50,7 @@ pub fn check_own_side(shared: &EngineShared, specs: &[TransferSpec]) -> Result<(
         }
         let is_local = spec.job.is_own() && is_here(far);
         let transfer = (spec.key, spec.from, spec.to);
-        if is_local && !half_named.insert(transfer) {
+        if is_local && half_named.insert(transfer, spec.outgoing).is_some() {
             half_named.remove(&transfer);
         }
         let (layout, buffer) = (spec.layout.len(), spec.span.len() as u64);
@@ -67,17 +66,13 @@ pub fn check_own_side(shared: &EngineShared, specs: &[TransferSpec]) -> Result<(
             if !spec.outgoing {
                 spec.span.buffer().check_not_read_only()?;
             }
-            let range = (
-                spec.span.buffer().id(),
-                spec.span.buffer_offset(),
-                spec.span.buffer_offset() + spec.span.len(),
-                spec.key,
-            );
+            let range = UsedRange::of_spec(spec);
             if spec.outgoing { read.push(range) } else { written.push(range) }
         }
     }
-    if let Some((_, from, to)) = half_named.into_iter().min() {
-        return Err(PrepareError::SameTask(from, to));
+    if let Some(((key, source_device, destination), is_send)) = half_named.pop_first() {
+        let named = if is_send { "send" } else { "receive" };
+        return Err(PrepareError::SameTask { key, source_device, destination, named });
     }
     check_no_overlapping_writes(written, read)
 }
@@ -118,27 +113,45 @@ fn unknown_device(job: PeerJob, device: DeviceId) -> PrepareError {
     }
 }
 
+/// The bytes of a transfer, by their addresses: two buffers may be of the same memory of the program.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct UsedRange {
+    start: u64,
+    end: u64,
+    key: TransferKey,
+    /// The first byte within its buffer.
+    offset: usize,
+}
+
+impl UsedRange {
+    fn of_spec(spec: &TransferSpec) -> Self {
+        let start = spec.span.address();
+        let end = start.saturating_add(spec.span.len() as u64);
+        Self { start, end, key: spec.key, offset: spec.span.buffer_offset() }
+    }
+
+    /// Returns the error of a range that another transfer writes.
+    fn overlap_error(&self) -> PrepareError {
+        let len = usize::try_from(self.end - self.start).unwrap_or(usize::MAX);
+        PrepareError::Overlap { key: self.key, start: self.offset, end: self.offset + len }
+    }
+}
+
 /// Checks that no range that is written shares bytes with another range.
 fn check_no_overlapping_writes(
-    mut written: Vec<(usize, usize, usize, TransferKey)>,
-    read: Vec<(usize, usize, usize, TransferKey)>,
+    mut written: Vec<UsedRange>,
+    read: Vec<UsedRange>,
 ) -> Result<(), PrepareError> {
     written.sort_unstable();
-    for pair in written.windows(2) {
-        let ((buffer, _, end, _), (other, start, until, key)) = (pair[0], pair[1]);
-        if buffer == other && start < end {
-            return Err(PrepareError::Overlap { key, start, end: until });
-        }
+    if let Some(pair) = written.windows(2).find(|pair| pair[1].start < pair[0].end) {
+        return Err(pair[1].overlap_error());
     }
-    for (buffer, start, end, key) in read {
-        // The written ranges do not overlap, so only the last one that begins before `end` can reach into
-        // this one.
-        let at = written.partition_point(|range| (range.0, range.1) < (buffer, end));
-        if let Some(&(other, _, until, _)) = at.checked_sub(1).and_then(|at| written.get(at))
-            && other == buffer
-            && until > start
-        {
-            return Err(PrepareError::Overlap { key, start, end });
+    for range in read {
+        // The written ranges do not overlap, so only the last one that begins before `end` can reach into this one.
+        let at = written.partition_point(|other| other.start < range.end);
+        let last = at.checked_sub(1).and_then(|at| written.get(at));
+        if last.is_some_and(|other| other.end > range.start) {
+            return Err(range.overlap_error());
         }
     }
     Ok(())

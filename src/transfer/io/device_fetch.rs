@@ -8,7 +8,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use super::device_runs::{CHUNKS_IN_FLIGHT, ChunkPace, DeviceRuns};
+use super::device_runs::{CHUNKS_IN_FLIGHT, ChunkPace, DeviceRuns, DeviceSource};
 use super::fetch_host::FetchHost;
 use super::gpu_copies::CopyFailure;
 use super::peer_memory::PeerMemory;
@@ -135,8 +135,8 @@ fn device_runs(
         let shared = host.peer_memory(source)?;
         let PeerMemory::Device(shared) = &*shared else { return None };
         let memory = shared.mapped_for(own.gpu(), offset, len)?;
-        let from = (memory.base() + offset, Some(memory));
-        runs.push((own, span.region_offset() as u64), from, len);
+        let source = DeviceSource { base: memory.base(), offset, mapping: Some(memory) };
+        runs.push((own, span.region_offset() as u64), source, len);
     }
     // The definition has as many entries as the launch has receives.
     (runs.total() == launch.lists.inbound.total()).then_some(runs)

@@ -29,10 +29,22 @@ struct DeviceRun {
     /// The GPU that copies, and the first address to which it does.
     gpu: Gpu,
     to: u64,
-    /// The first address from which it copies, and the mapping to which this belongs; none for memory of this GPU that a
-    /// guard keeps.
+    /// The first address from which it copies.
     from: u64,
-    mapping: Option<Arc<ImportedMemory>>,
+    /// The addresses at which the memory of both sides begins. A copy does not reach from one allocation into another.
+    allocations: (u64, u64),
+    /// Keeps memory of another GPU mapped.
+    _mapping: Option<Arc<ImportedMemory>>,
+}
+
+/// Bytes in memory of a GPU, as the GPU that copies them accesses it.
+pub struct DeviceSource {
+    /// The address at which the memory begins.
+    pub base: u64,
+    /// The first byte.
+    pub offset: u64,
+    /// Keeps the memory mapped, if it is another GPU's.
+    pub mapping: Option<Arc<ImportedMemory>>,
 }
 
 /// The bytes of a stream, in order, as runs. They keep the memory of other GPUs mapped.
@@ -40,31 +52,22 @@ struct DeviceRun {
 pub struct DeviceRuns(Vec<DeviceRun>);
 
 impl DeviceRuns {
-    /// Appends `len` bytes, which the GPU of `to` copies from the address `from` to those at `offset` of `to`. `mapping` is what
-    /// `from` belongs to, unless it is memory of the same GPU.
-    pub fn push(
-        &mut self,
-        (to, offset): (&DeviceMemory, u64),
-        (from, mapping): (u64, Option<Arc<ImportedMemory>>),
-        len: u64,
-    ) {
-        let (gpu, to) = (to.gpu(), to.address() + offset);
-        let is_same = |other: &Option<Arc<ImportedMemory>>| match (other, &mapping) {
-            (Some(other), Some(mapping)) => Arc::ptr_eq(other, mapping),
-            (other, mapping) => other.is_none() && mapping.is_none(),
-        };
+    /// Appends `len` bytes, which the GPU of `to` copies from `source` to those at `offset` of `to`.
+    pub fn push(&mut self, (to, offset): (&DeviceMemory, u64), source: DeviceSource, len: u64) {
+        let (gpu, allocations) = (to.gpu(), (source.base, to.address()));
+        let (from, to) = (source.base + source.offset, to.address() + offset);
         match self.0.last_mut() {
             Some(last)
                 if last.gpu == *gpu
-                    && is_same(&last.mapping)
+                    && last.allocations == allocations
                     && last.to + last.len == to
                     && last.from + last.len == from =>
             {
                 last.len += len;
             }
             _ => {
-                let (start, gpu) = (self.total(), gpu.clone());
-                self.0.push(DeviceRun { start, len, gpu, to, from, mapping });
+                let (start, gpu, _mapping) = (self.total(), gpu.clone(), source.mapping);
+                self.0.push(DeviceRun { start, len, gpu, to, from, allocations, _mapping });
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Fetching, and the threads that fetch. To *fetch* means that the receiver copies bytes from the memory of a sender
+//! Fetching, and the threads that fetch, which also copy within this task (`local_copy.rs`). To *fetch* means that the receiver copies bytes from the memory of a sender
 //! on the same host.
 //!
 //! Fetches call their session only through [`FetchHost`]. The receiver makes the copy, so it can stop at any time,
@@ -233,9 +233,15 @@ impl FetchThreadPool {
         self.run_soon(Box::new(job));
     }
 
-    /// Calls `work` on a fetching thread.
+    /// Calls `work` on a fetching thread. If the threads end before, `work` is dropped.
     pub fn run_soon(&self, work: Box<dyn FnOnce() + Send>) {
-        lock(&self.queue).0.push_back(FetchJob::Call(work));
+        let mut queue = lock(&self.queue);
+        if queue.1 {
+            drop(queue);
+            return drop(work);
+        }
+        queue.0.push_back(FetchJob::Call(work));
+        drop(queue);
         self.waiting.notify_one();
     }
 
@@ -244,10 +250,14 @@ impl FetchThreadPool {
         self.threads
     }
 
-    /// Ends the threads.
+    /// Ends the threads. What they have not begun is dropped, with the guards that it holds.
     pub fn request_stop(&self) {
-        lock(&self.queue).1 = true;
+        let mut queue = lock(&self.queue);
+        queue.1 = true;
+        let dropped = std::mem::take(&mut queue.0);
+        drop(queue);
         self.waiting.notify_all();
+        drop(dropped);
     }
 
     fn run(&self) {

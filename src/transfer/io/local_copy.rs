@@ -3,24 +3,25 @@
 //! There is no peer, so nothing is negotiated: the copy begins when the launch is ready. Its outbound and its inbound stream have
 //! equal lengths, and each byte is copied to the same offset of the other stream. Begin at [`LocalCopy::start`].
 //!
-//! | memory | who copies |
+//! | bytes of the launch | who copies |
 //! | --- | --- |
-//! | host to host | the fetching threads |
-//! | GPU to GPU, if the receiving GPU can access the other one | the receiving GPU, directly |
-//! | all others | a GPU and a fetching thread, through a page-locked slot (`staging.rs`) |
+//! | all in host memory | the fetching threads; the launching thread, if they are few |
+//! | all in memory of GPUs that the receiving GPU can access | the receiving GPU, directly |
+//! | others | a GPU and a fetching thread, all bytes through page-locked slots (`staging.rs`) |
 //!
-//! As of every transfer, a step or chunk holds a guard: a launch that was cancelled is at rest when the last one has ended.
+//! A GPU accesses memory of its own, and that of another GPU that it can map: an arena's. Steps and chunks hold a guard, as those of
+//! every transfer do: a launch that was cancelled is at rest when the last one has ended.
 #![allow(unsafe_code, reason = "copies between memory that a guard keeps")]
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use muster_gpu::{Gpu, is_reporting_thread};
 
-use super::device_runs::{CHUNKS_IN_FLIGHT, ChunkPace, DeviceRuns};
+use super::device_runs::{CHUNKS_IN_FLIGHT, ChunkPace, DeviceRuns, DeviceSource};
 use super::fetch::{AT_ONCE, FetchThreadPool, STEP};
 use super::gpu_copies::CopyFailure;
-use super::staging::{StagedBytes, StagingPool, copy_from_slot, copy_to_slot};
+use super::staging::{SlotWaiter, StagedBytes, StagingPool, StagingSlot, copy_from_slot, copy_to_slot};
 use super::threads::IoThreads;
 use crate::base::counters::ByteCounters;
 use crate::base::error::TransferError;
@@ -47,65 +48,75 @@ pub struct LocalCopy {
     launch: Arc<PeerLaunch>,
     here: PeerTask,
     counters: Arc<ByteCounters>,
-    /// Weak, because the queue of the threads has copies that wait.
-    threads: Weak<FetchThreadPool>,
-    staging: Arc<StagingPool>,
+    resources: CopyResources,
     path: CopyPath,
     total: u64,
     /// The offset at which the next step or chunk begins.
     next: AtomicU64,
     copied: AtomicU64,
     has_failed: AtomicBool,
+    /// The number of chunks that are in slots, or for which a slot is being taken.
+    staged: AtomicUsize,
+    /// Whether the pool calls this copy when a slot was given back.
+    awaits_slot: AtomicBool,
+}
+
+/// What copies use of their engine. They are weak references, because queue and pool hold copies that wait.
+struct CopyResources {
+    threads: Weak<FetchThreadPool>,
+    slots: Weak<StagingPool>,
 }
 
 impl LocalCopy {
-    /// Copies the bytes of a launch whose memory is reserved, and resolves its transfers. It does not block.
+    /// Copies the bytes of a launch whose memory is reserved, and resolves its transfers; nothing, if it has failed. It waits for no
+    /// other copy.
     pub fn start(io: &IoThreads, launch: &Arc<PeerLaunch>, here: PeerTask, counters: Arc<ByteCounters>) {
+        if launch.is_closing() {
+            return;
+        }
         launch.mark_matched();
         if launch.lists.inbound.total() == 0 {
             return launch.complete_sends();
         }
-        // The driver may wait while it maps the memory of one GPU for another.
-        if launch.lists.has_bytes_of_gpus() && is_reporting_thread() {
-            let (threads, staging) = (Arc::downgrade(&io.fetchers), Arc::clone(&io.staging.sending));
-            let launch = Arc::clone(launch);
-            let begin = move || Self::begin(threads, staging, launch, here, counters);
-            return io.fetchers.run_soon(Box::new(begin));
-        }
-        let (threads, staging) = (Arc::downgrade(&io.fetchers), Arc::clone(&io.staging.sending));
-        Self::begin(threads, staging, Arc::clone(launch), here, counters);
+        let (threads, slots) = (Arc::downgrade(&io.fetchers), Arc::downgrade(&io.staging.local));
+        let (launch, resources) = (Arc::clone(launch), CopyResources { threads, slots });
+        let begin = move || Self::begin(launch, here, counters, resources);
+        // The thread that reports copies must not copy itself, nor wait while the driver maps memory.
+        if is_reporting_thread() { io.fetchers.run_soon(Box::new(begin)) } else { begin() }
     }
 
-    fn begin(
-        threads: Weak<FetchThreadPool>,
-        staging: Arc<StagingPool>,
-        launch: Arc<PeerLaunch>,
-        here: PeerTask,
-        counters: Arc<ByteCounters>,
-    ) {
+    fn begin(launch: Arc<PeerLaunch>, here: PeerTask, counters: Arc<ByteCounters>, resources: CopyResources) {
         let (path, total) = (copy_path(&launch), launch.lists.inbound.total());
-        let (next, copied, has_failed) = (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
-        let copy = Self { launch, here, counters, threads, staging, path, total, next, copied, has_failed };
-        let copy = Arc::new(copy);
+        let copy = Arc::new(Self {
+            launch,
+            here,
+            counters,
+            resources,
+            path,
+            total,
+            next: AtomicU64::new(0),
+            copied: AtomicU64::new(0),
+            has_failed: AtomicBool::new(false),
+            staged: AtomicUsize::new(0),
+            awaits_slot: AtomicBool::new(false),
+        });
         match &copy.path {
             CopyPath::Host if total <= AT_ONCE => copy.copy_on_this_thread(),
             CopyPath::Host => {
-                let threads = copy.threads.upgrade().map_or(1, |threads| threads.len()) as u64;
+                let threads = copy.resources.threads.upgrade().map_or(0, |threads| threads.len()) as u64;
                 for _ in 0..threads.min(total.div_ceil(STEP)) {
                     copy.run_soon(|copy| copy.copy_on_this_thread());
                 }
             }
             CopyPath::Direct(..) => (0..CHUNKS_IN_FLIGHT).for_each(|_| copy.copy_next_chunk()),
-            CopyPath::Staged(_) => {
-                (0..CHUNKS_IN_FLIGHT).for_each(|_| copy.run_soon(Self::copy_next_chunk_through_slot));
-            }
+            CopyPath::Staged(_) => copy.run_soon(Self::stage_chunks),
         }
     }
 
-    /// Calls `work` on a fetching thread. If the engine has ended, the launch has failed.
+    /// Calls `work` on a fetching thread. Once the engine has ended, the launch has failed, and nothing is called.
     fn run_soon(self: &Arc<Self>, work: impl FnOnce(&Arc<Self>) + Send + 'static) {
         let copy = Arc::clone(self);
-        if let Some(threads) = self.threads.upgrade() {
+        if let Some(threads) = self.resources.threads.upgrade() {
             threads.run_soon(Box::new(move || work(&copy)));
         }
     }
@@ -146,25 +157,27 @@ impl LocalCopy {
         }
     }
 
-    /// Copies the next chunk through a slot, if there is one. If all slots are taken, it does so when one is given back.
-    fn copy_next_chunk_through_slot(self: &Arc<Self>) {
-        let CopyPath::Staged(gpu) = &self.path else { return };
-        let is_over = || self.next.load(Ordering::Relaxed) >= self.total || self.launch.is_closing();
-        if is_over() {
-            return;
+    /// Copies as many chunks through slots as may be under way. If all slots are taken, it is called again when one was given back.
+    fn stage_chunks(self: &Arc<Self>) {
+        let may_begin = |staged: usize| (staged < CHUNKS_IN_FLIGHT).then_some(staged + 1);
+        while self.staged.fetch_update(Ordering::AcqRel, Ordering::Acquire, may_begin).is_ok() {
+            if !self.stage_next_chunk() {
+                self.staged.fetch_sub(1, Ordering::AcqRel);
+                return;
+            }
         }
-        let waiting = Arc::clone(self);
-        let waiter = Box::new(move || waiting.run_soon(Self::copy_next_chunk_through_slot));
-        let len = STAGED_CHUNK.min(self.total);
-        let slot = match self.staging.take_or_wait(gpu, len as usize, Some(waiter)) {
-            Ok(Some(slot)) => slot,
-            Ok(None) => return,
-            Err(error) => return self.fail((gpu.ordinal(), error)),
-        };
-        let Some((start, len)) = self.take_next(STAGED_CHUNK) else { return };
-        let Some(guard) = self.launch.access_owned() else { return };
+    }
+
+    /// Begins to copy the next chunk through a slot, if there are both.
+    fn stage_next_chunk(self: &Arc<Self>) -> bool {
+        let is_over = self.next.load(Ordering::Relaxed) >= self.total || self.launch.is_closing();
+        let slot = if is_over { None } else { self.take_slot() };
+        let Some(slot) = slot else { return false };
+        let Some((start, len)) = self.take_next(STAGED_CHUNK) else { return false };
+        let Some(guard) = self.launch.access_owned() else { return false };
         let copy = Arc::clone(self);
         copy_to_slot((slot, guard), (start, len as usize), move |staged, outcome| match outcome {
+            Ok(()) if copy.launch.is_closing() => drop(staged),
             Ok(()) if is_reporting_thread() => {
                 copy.run_soon(move |copy| copy.copy_chunk_from_slot(staged, start, len));
             }
@@ -174,6 +187,30 @@ impl LocalCopy {
                 copy.fail(failure);
             }
         });
+        true
+    }
+
+    /// Takes a slot; none if all are taken, or the GPU refuses the memory, which fails the launch.
+    fn take_slot(self: &Arc<Self>) -> Option<StagingSlot> {
+        let CopyPath::Staged(gpu) = &self.path else { return None };
+        let pool = self.resources.slots.upgrade()?;
+        // One waiter is enough.
+        let is_waiter = !self.awaits_slot.swap(true, Ordering::SeqCst);
+        let waiter = is_waiter.then(|| -> SlotWaiter {
+            let copy = Arc::clone(self);
+            Box::new(move || {
+                copy.awaits_slot.store(false, Ordering::SeqCst);
+                copy.run_soon(Self::stage_chunks);
+            })
+        });
+        let taken = pool.take_or_wait(gpu, STAGED_CHUNK.min(self.total) as usize, waiter);
+        if is_waiter && !matches!(taken, Ok(None)) {
+            self.awaits_slot.store(false, Ordering::SeqCst);
+        }
+        taken.unwrap_or_else(|error| {
+            self.fail((gpu.ordinal(), error));
+            None
+        })
     }
 
     fn copy_chunk_from_slot(self: &Arc<Self>, staged: StagedBytes, start: u64, len: u64) {
@@ -181,8 +218,9 @@ impl LocalCopy {
         copy_from_slot(staged, (start, len as usize), move |staged, outcome| {
             let is_copied = copy.finish_chunk(start, len, outcome);
             drop(staged);
+            copy.staged.fetch_sub(1, Ordering::AcqRel);
             if is_copied {
-                copy.run_soon(Self::copy_next_chunk_through_slot);
+                copy.run_soon(Self::stage_chunks);
             }
         });
     }
@@ -247,10 +285,10 @@ fn device_runs(launch: &PeerLaunch) -> Option<DeviceRuns> {
         let (source, destination) = (from.device_memory()?, to.device_memory()?);
         let offset = from.region_offset() as u64;
         let source = if source.gpu() == destination.gpu() {
-            (source.address() + offset, None)
+            DeviceSource { base: source.address(), offset, mapping: None }
         } else {
             let mapping = from.buffer().region().mapped_for(destination.gpu())?;
-            (mapping.base() + offset, Some(mapping))
+            DeviceSource { base: mapping.base(), offset, mapping: Some(mapping) }
         };
         runs.push((destination, to.region_offset() as u64), source, to.len() as u64);
     }

@@ -1,4 +1,4 @@
-//! Staging: page-locked memory through which lanes move the bytes of GPUs.
+//! Staging: page-locked memory through which lanes, and copies within this task, move the bytes of GPUs.
 //!
 //! A lane cannot send from a GPU's memory, nor receive into it. So each chunk with bytes of a GPU passes through a
 //! *slot*: the sender's GPU copies into the slot, the lane sends from it; the receiver's lane receives into a slot, and
@@ -7,11 +7,11 @@
 //!
 //! Invariants:
 //!
-//! 1. A slot has one user at a time: a copy of a GPU, or a lane.
+//! 1. A slot has one user at a time: a copy of a GPU, a lane, or a fetching thread that copies within this task.
 //! 2. A copy keeps its slot and the guard of the launch until its end is reported. So a launch is quiescent only when no
 //!    GPU copies for it any more.
-//! 3. Slots for sending and for receiving come from different pools. So a lane that receives never waits for a lane that
-//!    sends.
+//! 3. Slots for sending, for receiving and for copies within this task come from different pools. So a lane that receives never
+//!    waits for a lane that sends, and none waits for a local copy.
 #![allow(unsafe_code, reason = "copies between slots, which one user has, and bytes that a guard keeps")]
 
 use std::ptr::NonNull;
@@ -37,13 +37,16 @@ pub struct StagingPools {
     pub sending: Arc<StagingPool>,
     /// The slots into which lanes receive.
     pub receiving: Arc<StagingPool>,
+    /// The slots of copies within this task.
+    pub local: Arc<StagingPool>,
 }
 
 impl StagingPools {
-    /// Creates pools that have together at most so many bytes, unless one slot is longer than half of them.
+    /// Creates pools that have together at most so many bytes, unless one slot is longer than its part of them: three eighths of
+    /// them for either direction of the lanes, and a quarter for copies within this task.
     pub fn new(bytes_max: usize) -> Self {
-        let pool = || StagingPool::new(bytes_max / 2);
-        Self { sending: pool(), receiving: pool() }
+        let lanes = || StagingPool::new(bytes_max / 8 * 3);
+        Self { sending: lanes(), receiving: lanes(), local: StagingPool::new(bytes_max / 4) }
     }
 }
 
@@ -105,6 +108,10 @@ impl StagingPool {
             let too_short = state.give_up_reservation(len);
             if too_short.is_empty() {
                 if state.allocated == 0 {
+                    // Others may wait for the very bytes that could not be allocated.
+                    let waiters = std::mem::take(&mut state.waiters);
+                    drop(state);
+                    waiters.into_iter().for_each(|waiter| waiter());
                     return Err(refused);
                 }
                 state.waiters.extend(waiter);
@@ -221,7 +228,7 @@ pub fn copy_to_slot(
 }
 
 /// Copies the bytes of the slot to `start..start + len` of the inbound stream, then calls `then`: on this thread, or on that of
-/// a GPU. The link must have given this range to the caller.
+/// a GPU. The caller has this range to itself: the link gave it to a lane, or a copy within this task took it.
 pub fn copy_from_slot(
     staged: StagedBytes,
     (start, len): (u64, usize),
@@ -241,8 +248,7 @@ pub fn copy_from_slot(
             }
         };
     });
-    // SAFETY: the guard reserves the bytes for writing, the link gave them to the caller alone, and the slot is this
-    // chunk's.
+    // SAFETY: the guard reserves the bytes for writing, the caller has them for itself, and the slot is this chunk's.
     unsafe { copies.start((slot, guard), then) };
 }
 

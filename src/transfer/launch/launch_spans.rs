@@ -56,7 +56,7 @@ pub enum BytesPiece<'a, V> {
 /// functions that give pieces may be called for it; the others panic.
 ///
 /// The spans of a launch are reserved before the link lets any byte move, and stay reserved until its last
-/// guard is dropped. The link gives each chunk to one thread at a time. Therefore no thread writes bytes
+/// guard is dropped. The link, or the copy within this task, gives each chunk to one thread at a time. Therefore no thread writes bytes
 /// under a view of the outbound stream, and no other thread uses bytes under a view of the inbound stream.
 #[derive(Clone, Copy)]
 pub struct LaunchBytes<'a>(&'a LaunchSpans);
@@ -74,7 +74,7 @@ impl<'a> LaunchBytes<'a> {
     }
 
     /// Appends views of the bytes `start..start + len` of the inbound stream, until `into` has `most`. The
-    /// link must have given this range to the caller.
+    /// caller has this range to itself.
     pub fn append_inbound_views(self, start: u64, len: u64, most: usize, into: &mut Vec<WriteView<'a>>) {
         // SAFETY: a guard exists, so the bytes are reserved for writing, and the link gave them to this
         // caller alone.
@@ -93,8 +93,8 @@ impl<'a> LaunchBytes<'a> {
         for_each_piece(&self.0.outbound, (start, len), view, with);
     }
 
-    /// Calls `with` for each contiguous piece of the bytes `start..start + len` of the inbound stream, in order. The link must
-    /// have given this range to the caller.
+    /// Calls `with` for each contiguous piece of the bytes `start..start + len` of the inbound stream, in order. The caller has
+    /// this range to itself.
     pub fn for_each_inbound_piece(
         self,
         start: u64,

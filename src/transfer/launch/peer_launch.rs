@@ -216,10 +216,12 @@ impl PeerLaunch {
         self.gate.is_closed()
     }
 
-    /// Records that both sides have launched it.
+    /// Records that both sides have launched it, or that the copies within this task begin.
     pub fn mark_matched(&self) {
         self.is_matched.store(true, Ordering::Release);
-        let now = self.launch.record_match_time();
+        // Copies within this task match nothing.
+        let has_peer = self.carrier.session.is_some();
+        let now = if has_peer { self.launch.record_match_time() } else { self.launch.age_us() };
         self.progress.store(now, Ordering::Relaxed);
         // A receive without bytes is complete already.
         let spans = self.lists.inbound.spans.iter().enumerate();

@@ -362,11 +362,6 @@ impl Buffer {
         }
     }
 
-    /// Returns a number that identifies the buffer within the process, for sorting.
-    pub(crate) fn id(&self) -> usize {
-        Arc::as_ptr(&self.0) as usize
-    }
-
     fn lock_reserved_access(&self) -> MutexGuard<'_, ReservedAccess> {
         self.0.usage.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -463,9 +458,12 @@ impl Span {
         self.buffer.region().device()
     }
 
-    /// Returns the address of the first byte as a number, by which a peer names it to the kernel.
+    /// Returns the address of the first byte as a number, in host memory or in that of a GPU: no two bytes have the same.
     pub(crate) fn address(&self) -> u64 {
-        self.buffer.region().base().numeric_address_at(self.region_offset())
+        match self.device_memory() {
+            Some(memory) => memory.address() + self.region_offset() as u64,
+            None => self.buffer.region().base().numeric_address_at(self.region_offset()),
+        }
     }
 
     /// Returns whether `next` begins in memory where this span ends.

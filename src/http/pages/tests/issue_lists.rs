@@ -138,7 +138,10 @@ fn tasks_that_restart_again_and_again_are_one_issue_while_they_are_down_too() {
     rig.kill_task(3);
     rig.advance_seconds(1);
     assert_eq!(rig.issue_titles(), ["1 task has failed again"]);
-    assert_contains(&rig.job_page_fragment_text("needs"), "no reconnect within 500 ms. Task 3 restarted");
+    assert_contains(
+        &rig.job_page_fragment_text("needs"),
+        "Task 3: connection reset; no reconnect within 500 ms. Task 3 restarted",
+    );
     // One that had not restarted is an issue of its own.
     rig.kill_task(4);
     rig.advance_seconds(1);
@@ -154,6 +157,22 @@ fn tasks_that_restart_again_and_again_are_one_issue_while_they_are_down_too() {
     let mut titles = rig.issue_titles();
     titles.sort();
     assert_eq!(titles, ["1 task has failed", "Tasks restart repeatedly"]);
+}
+
+#[test]
+fn of_many_tasks_that_restarted_the_one_that_is_down_is_named() {
+    let mut rig = PagesFixture::with_registered_tasks(recoverable_job_settings(32), 5);
+    for number in 0..6 {
+        rig.kill_task(number);
+        rig.advance_seconds(2);
+        rig.register_task(number);
+    }
+    rig.kill_task(5);
+    rig.advance_seconds(1);
+    assert_eq!(rig.issue_titles(), ["1 task has failed again"]);
+    let said = rig.job_page_fragment_text("needs");
+    assert_contains(&said, "Task 5: connection reset; no reconnect within 500 ms. 6 tasks restarted");
+    assert_contains(&said, "Task 5 10.0.0.1:4005 failed;");
 }
 
 #[test]

@@ -40,6 +40,11 @@ fn the_end_of_a_finding_whose_task_has_failed_is_no_recovery() {
     assert_eq!(finding_end_text(&seen, finding), "ended");
     seen.tasks[3].standing = TaskPhase::Failed;
     assert_eq!(finding_end_text(&seen, finding), "ended because its task has failed");
+    // A finding lists the first of its tasks.
+    let of_many = Finding { task_count: 9, ..finding.clone() };
+    assert_eq!(finding_end_text(&seen, &of_many), "ended; of its 9 tasks, 1 or more have failed");
+    let of_two = Finding { task_count: 2, tasks: vec![TaskId(3), TaskId(4)], ..finding.clone() };
+    assert_eq!(finding_end_text(&seen, &of_two), "ended; of its 2 tasks, 1 has failed");
     // It has returned already.
     seen.tasks[3].standing = TaskPhase::Connected;
     seen.tasks[3].past_registrations = vec![seconds_ago(3000)];

@@ -50,6 +50,16 @@ impl DefinitionEntry {
         (self.key.0, self.from.0, self.to.0)
     }
 
+    /// Returns whether both sides of a transfer have the same layout.
+    pub fn has_layout_of(&self, other: &Self) -> bool {
+        (self.bytes, self.fingerprint) == (other.bytes, other.fingerprint)
+    }
+
+    /// Returns the layout for people.
+    pub fn layout_text(&self) -> String {
+        format!("{} bytes of layout {}", self.bytes, self.fingerprint)
+    }
+
     /// Appends the fields on which both sides must agree, as the digest and the wire have them.
     fn append_layout(&self, bytes: &mut Vec<u8>) {
         bytes.extend_from_slice(&self.key.0.to_le_bytes());

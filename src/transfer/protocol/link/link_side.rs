@@ -9,7 +9,7 @@ use super::chunk_scheduler::{ChunkSchedule, GroupId, PriorityClass};
 use super::chunks::{InboundStream, OutboundStream};
 use super::control_queue::ControlQueue;
 use super::interface::{ControlFrame, DefinitionMismatch, LaunchParameters, LinkOutput, LinkTerms};
-use super::launch_definition::{DefinitionEntry, ENTRY, LaunchDefinition};
+use super::launch_definition::{ENTRY, LaunchDefinition};
 use super::launch_numbers::LaunchNumbers;
 use crate::base::membership::MemberId;
 use crate::protocol::frame::{FrameKind, Header, flag};
@@ -467,17 +467,17 @@ impl<T: Clone> LinkSide<T> {
     }
 }
 
-/// Returns how two unequal lists differ. A transfer that is in both lists, with different layouts, says more than the order.
-pub fn find_definition_mismatch(here: &LaunchDefinition, there: &LaunchDefinition) -> DefinitionMismatch {
-    let told = |entry: &DefinitionEntry| format!("{} bytes of layout {}", entry.bytes, entry.fingerprint);
+/// Returns how two lists differ. A transfer that is in both lists, with different layouts, says more than the order.
+fn find_definition_mismatch(here: &LaunchDefinition, there: &LaunchDefinition) -> DefinitionMismatch {
     let mut others = there.entries.iter().peekable();
     for a in &here.entries {
         while others.next_if(|b| b.sort_key() < a.sort_key()).is_some() {}
         let Some(b) = others.next_if(|b| b.sort_key() == a.sort_key() && b.outgoing == a.outgoing) else {
             continue;
         };
-        if (a.bytes, a.fingerprint) != (b.bytes, b.fingerprint) {
-            return DefinitionMismatch::Layout { key: a.key, here: told(a), there: told(b) };
+        if !a.has_layout_of(b) {
+            let (here, there) = (a.layout_text(), b.layout_text());
+            return DefinitionMismatch::Layout { key: a.key, here, there };
         }
     }
     DefinitionMismatch::Order { here: here.describe_keys(), there: there.describe_keys() }

@@ -58,4 +58,4 @@ pub use interface::{
     OutgoingChunk, ProtocolViolation, WaitersToWake,
 };
 pub use launch_numbers::LaunchNumbers;
-pub use link_side::{LAUNCHES_MAX, LinkSide, find_definition_mismatch};
+pub use link_side::{LAUNCHES_MAX, LinkSide};
