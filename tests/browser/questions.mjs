@@ -38,7 +38,7 @@ const answer = async (question, link, expected) => {
 
 await answer('Who holds up the job?', '.need h3 a:has-text("train")', [/2 tasks are late at nearly every barrier/, /Host boot-7a12/, /all 2 tasks \(2–3\)/]);
 await answer('What failed first?', 'a:has-text("changes since 1 (failed)")', [/First cause/, /task 5/, /connection/]);
-await answer('Which host is it?', '.culprits a:has-text("Host")', [/boot-7a12/, /2–3/, /Arrives at barriers/]);
+await answer('Which host is it?', '.culprits a:has-text("Host")', [/boot-7a12/, /2–3/, /arrives at barriers/]);
 await answer('What changed since the last run?', 'a:has-text("changes since 1")', [/From run 1 to run 2: 8 tasks are on another host; 32 devices have changed/, /host boot-7a12 is late in the later run only/]);
 await answer('Is the network slow, or the program?', '.need h3 a:has-text("train")', [/heartbeats come on time, so look at the work, the input and the speed of the host first, and not at the network/]);
 await finish(browser);

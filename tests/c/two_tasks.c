@@ -19,6 +19,8 @@ static void share_keys(muster_agent *agent, uint32_t task) {
     OK(muster_bytes_free(&value));
     CHECK(value.data == NULL && value.len == 0);
     OK(muster_bytes_free(&value));
+    // Neither writes its key again before the other has read it.
+    OK(muster_barrier(agent, "read", NULL, 0, PATIENCE_MS, NULL, NULL));
 
     OK(muster_try_get(agent, "shared/nothing", PATIENCE_MS, NULL, &value));
     CHECK(value.data == NULL);
