@@ -48,6 +48,8 @@ static void share_keys(muster::Agent &agent, std::uint32_t task) {
     CHECK(!agent.try_get("shared/nothing"));
     const auto refused = throws<muster::Refused>([&] { agent.put(own, "other"); });
     CHECK(refused.service_code() == 6 && refused.name() == "REFUSED" && !refused.task());
+    // Neither writes its key again before the other has read it.
+    agent.barrier("read");
     agent.put(own, "", true);
     CHECK(agent.try_get(own) == "");
     agent.barrier("written");
