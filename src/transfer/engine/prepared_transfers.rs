@@ -111,7 +111,7 @@ pub struct LaunchOptions {
     /// The channel. Launches are matched by their order on a channel; threads that launch independently need
     /// channels of their own.
     pub channel: u32,
-    /// The priority class.
+    /// The priority class. Copies within this task have none: they are made in the order of their launches.
     pub class: PriorityClass,
     /// The time after the launch by which it must be complete; else it fails.
     pub deadline: Option<Duration>,
