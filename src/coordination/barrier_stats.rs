@@ -3,8 +3,8 @@
 //!
 //! `unmeasured_barrier.rs` computes the record. An instance is measured after its callers are answered, and only a
 //! few members at a time. An instance at which an unsynced member has arrived is measured at once, because its end
-//! may bring the member into step; and all are measured before a member becomes unsynced. The driver receives the record, with all arrivals, as `Effect::BarrierEnded`. Begin at
-//! [`Run::measure_oldest_unmeasured_barrier`].
+//! may bring the member into step; and all are measured before a member becomes unsynced. The driver receives the
+//! record, with all arrivals, as `Effect::BarrierEnded`. Begin at [`Run::measure_oldest_unmeasured_barrier`].
 
 use std::sync::Arc;
 

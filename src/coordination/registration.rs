@@ -7,8 +7,8 @@
 //! In a fate-sharing run, the registration of a second incarnation of a connected task fails the run. The
 //! registration is refused once with ABORTED, which clients retry. The retry is the first registration of the next
 //! run. A recoverable task that restarted, was lost or was excluded may register again in the same run. Such a task
-//! is unsynced until an instance passes at which all members that are not excused have arrived, this task among them. A task that reported
-//! an error about itself cannot register again in the same run.
+//! is unsynced until an instance passes at which all members that are not excused have arrived, this task among them.
+//! A task that reported an error about itself cannot register again in the same run.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -327,9 +327,8 @@ fn merge_late_heartbeats(snapshot: &JobSnapshot, mut issues: Vec<Issue>) -> Vec<
         && finding.task_count == finding.tasks.len()
     {
         wait.means.clone_from(&finding.means);
-        let guide = format!("/guide/findings#{}", finding.id);
         wait.advice = format!("{} {}", finding.advice, wait.advice);
-        wait.guide = guide;
+        wait.guide = format!("/guide/findings#{}", finding.id);
         wait.evidence.extend(finding.evidence.iter().cloned());
         issues.retain(|issue| issue.kind != finding.id);
     }

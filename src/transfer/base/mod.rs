@@ -13,3 +13,4 @@ pub mod membership;
 pub mod peer_job;
 pub mod sync;
 pub mod transport;
+pub mod weak_list;

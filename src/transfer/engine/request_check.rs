@@ -33,14 +33,13 @@ pub fn check_own_side(shared: &EngineShared, specs: &[TransferSpec]) -> Result<(
     if specs.len() > ENTRIES_MAX {
         return Err(PrepareError::TooMany { given: specs.len(), bound: ENTRIES_MAX });
     }
-    let is_here = |device: DeviceId| shared.config.devices.binary_search(&device).is_ok();
     let mut seen = HashSet::new();
     // Transfers within this task of which the request has one side so far, and whether that is the send.
     let mut half_named: BTreeMap<(TransferKey, DeviceId, DeviceId), bool> = BTreeMap::new();
     let (mut written, mut read) = (Vec::new(), Vec::new());
     for spec in specs {
         let (near, far) = spec.near_and_far();
-        if !is_here(near) {
+        if !shared.has_device(near) {
             let membership = shared.membership.read().unwrap_or_else(PoisonError::into_inner);
             let (owner, here) = (membership.device_owner(PeerJob::OWN, near), shared.here().task);
             return Err(match owner.filter(|owner| *owner != here) {
@@ -48,7 +47,7 @@ pub fn check_own_side(shared: &EngineShared, specs: &[TransferSpec]) -> Result<(
                 None => PrepareError::UnknownDevice(near),
             });
         }
-        let is_local = spec.job.is_own() && is_here(far);
+        let is_local = spec.job.is_own() && shared.has_device(far);
         let transfer = (spec.key, spec.from, spec.to);
         if is_local && half_named.insert(transfer, spec.outgoing).is_some() {
             half_named.remove(&transfer);
@@ -81,11 +80,10 @@ pub fn check_own_side(shared: &EngineShared, specs: &[TransferSpec]) -> Result<(
 pub fn check_request(shared: &EngineShared, specs: &[TransferSpec]) -> Result<Vec<MemberId>, PrepareError> {
     check_own_side(shared, specs)?;
     let here = shared.here();
-    let is_here = |device: DeviceId| shared.config.devices.binary_search(&device).is_ok();
     let membership = shared.membership.read().unwrap_or_else(PoisonError::into_inner);
     let mut owners: HashMap<(PeerJob, DeviceId), MemberId> = HashMap::new();
     let mut peer_of = |job: PeerJob, device: DeviceId| -> Result<MemberId, PrepareError> {
-        if job.is_own() && is_here(device) {
+        if job.is_own() && shared.has_device(device) {
             return Ok(here);
         }
         if let Some(known) = owners.get(&(job, device)) {

@@ -18,7 +18,7 @@ use super::path_backoff::PathBackoff;
 use super::thread_pool::ThreadPool;
 use crate::base::counters::{ByteCounters, FailureCounters};
 use crate::base::launch_metrics::LaunchMetrics;
-use crate::base::membership::{EngineAddress, MemberId, Membership, PeerTask};
+use crate::base::membership::{DeviceId, EngineAddress, MemberId, Membership, PeerTask};
 use crate::base::sync::lock;
 use crate::io::threads::IoThreads;
 use crate::io::wire::{Listener, WireWrappers};
@@ -120,6 +120,11 @@ impl EngineShared {
     /// Returns the task and incarnation of the engine.
     pub(super) const fn here(&self) -> MemberId {
         self.config.here
+    }
+
+    /// Returns whether a device is of this task.
+    pub(super) fn has_device(&self, device: DeviceId) -> bool {
+        self.config.devices.binary_search(&device).is_ok()
     }
 
     /// Returns the numbers of launches with an incarnation of a peer.

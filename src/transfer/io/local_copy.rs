@@ -21,7 +21,7 @@ use muster_gpu::{Gpu, is_reporting_thread};
 use super::device_runs::{CHUNKS_IN_FLIGHT, ChunkPace, DeviceRuns, DeviceSource};
 use super::fetch::{AT_ONCE, FetchThreadPool, STEP};
 use super::gpu_copies::CopyFailure;
-use super::staging::{SlotWaiter, StagedBytes, StagingPool, StagingSlot, copy_from_slot, copy_to_slot};
+use super::staging::{StagedBytes, StagingPool, StagingSlot, copy_from_slot, copy_to_slot};
 use super::threads::IoThreads;
 use crate::base::counters::ByteCounters;
 use crate::base::error::TransferError;
@@ -58,7 +58,7 @@ pub struct LocalCopy {
     /// The number of chunks that are in slots, or for which a slot is being taken.
     staged: AtomicUsize,
     /// Whether the pool calls this copy when a slot was given back.
-    awaits_slot: AtomicBool,
+    awaits_slot: Arc<AtomicBool>,
 }
 
 /// What copies use of their engine. They are weak references, because queue and pool hold copies that wait.
@@ -98,7 +98,7 @@ impl LocalCopy {
             copied: AtomicU64::new(0),
             has_failed: AtomicBool::new(false),
             staged: AtomicUsize::new(0),
-            awaits_slot: AtomicBool::new(false),
+            awaits_slot: Arc::default(),
         });
         match &copy.path {
             CopyPath::Host if total <= AT_ONCE => copy.copy_on_this_thread(),
@@ -194,19 +194,9 @@ impl LocalCopy {
     fn take_slot(self: &Arc<Self>) -> Option<StagingSlot> {
         let CopyPath::Staged(gpu) = &self.path else { return None };
         let pool = self.resources.slots.upgrade()?;
-        // One waiter is enough.
-        let is_waiter = !self.awaits_slot.swap(true, Ordering::SeqCst);
-        let waiter = is_waiter.then(|| -> SlotWaiter {
-            let copy = Arc::clone(self);
-            Box::new(move || {
-                copy.awaits_slot.store(false, Ordering::SeqCst);
-                copy.run_soon(Self::stage_chunks);
-            })
-        });
-        let taken = pool.take_or_wait(gpu, STAGED_CHUNK.min(self.total) as usize, waiter);
-        if is_waiter && !matches!(taken, Ok(None)) {
-            self.awaits_slot.store(false, Ordering::SeqCst);
-        }
+        let (len, copy) = (STAGED_CHUNK.min(self.total) as usize, Arc::clone(self));
+        let taken =
+            pool.take_with_one_waiter(gpu, len, &self.awaits_slot, move || copy.run_soon(Self::stage_chunks));
         taken.unwrap_or_else(|error| {
             self.fail((gpu.ordinal(), error));
             None

@@ -15,7 +15,8 @@
 #![allow(unsafe_code, reason = "copies between slots, which one user has, and bytes that a guard keeps")]
 
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use muster_gpu::{CopyDirection, Gpu, GpuCopy, GpuError, PageLocked};
 
@@ -75,6 +76,33 @@ impl StagingPool {
         Arc::new(Self { bytes_max, state: Mutex::default() })
     }
 
+    /// Takes a slot of at least `len` bytes. If all are taken, it returns none, and `wake` is called once when a slot was given
+    /// back, unless the taker waits already: `awaits` says whether it does.
+    ///
+    /// # Errors
+    /// As [`take_or_wait`](Self::take_or_wait).
+    pub fn take_with_one_waiter(
+        self: &Arc<Self>,
+        gpu: &Gpu,
+        len: usize,
+        awaits: &Arc<AtomicBool>,
+        wake: impl FnOnce() + Send + 'static,
+    ) -> Result<Option<StagingSlot>, GpuError> {
+        let is_waiter = !awaits.swap(true, Ordering::SeqCst);
+        let waiter = is_waiter.then(|| -> SlotWaiter {
+            let awaits = Arc::clone(awaits);
+            Box::new(move || {
+                awaits.store(false, Ordering::SeqCst);
+                wake();
+            })
+        });
+        let taken = self.take_or_wait(gpu, len, waiter);
+        if is_waiter && !matches!(taken, Ok(None)) {
+            awaits.store(false, Ordering::SeqCst);
+        }
+        taken
+    }
+
     /// Takes a slot of at least `len` bytes. If all are taken, it returns none, and `waiter` is called once when a slot was
     /// given back.
     ///
@@ -109,9 +137,7 @@ impl StagingPool {
             if too_short.is_empty() {
                 if state.allocated == 0 {
                     // Others may wait for the very bytes that could not be allocated.
-                    let waiters = std::mem::take(&mut state.waiters);
-                    drop(state);
-                    waiters.into_iter().for_each(|waiter| waiter());
+                    call_waiters(state);
                     return Err(refused);
                 }
                 state.waiters.extend(waiter);
@@ -192,11 +218,15 @@ impl Drop for StagingSlot {
     fn drop(&mut self) {
         let mut state = lock(&self.pool.state);
         state.free.extend(self.memory.take());
-        // Every waiter looks again: the first may be over, and would take none.
-        let waiters = std::mem::take(&mut state.waiters);
-        drop(state);
-        waiters.into_iter().for_each(|waiter| waiter());
+        call_waiters(state);
     }
+}
+
+/// Calls all waiters, without the lock. Each looks again: the first may be over, and would take no slot.
+fn call_waiters(mut state: MutexGuard<'_, PoolState>) {
+    let waiters = std::mem::take(&mut state.waiters);
+    drop(state);
+    waiters.into_iter().for_each(|waiter| waiter());
 }
 
 /// What a copy of a chunk keeps: the slot, and the guard of the launch's bytes.

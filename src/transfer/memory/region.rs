@@ -11,6 +11,7 @@ use muster_gpu::{DeviceMemory, Gpu, ImportedMemory};
 use super::device_mappings::DeviceMappings;
 use super::mapping::{Mapping, OwnedMemory};
 use super::view::MemoryAddress;
+use crate::base::weak_list::WeakList;
 
 /// The next region's number. A number is never used twice in the life of the process.
 static NEXT: AtomicU32 = AtomicU32::new(1);
@@ -30,7 +31,8 @@ pub struct MemoryRegion {
     /// The number of the region, unique in the process.
     pub id: u32,
     memory: RegionMemory,
-    gone: Mutex<UnmapListeners>,
+    /// Called when the region is gone. It may outlive many connections.
+    gone: Mutex<WeakList<dyn RegionUnmapListener>>,
     /// Memory of a GPU, as the other GPUs of this task access it.
     mappings: DeviceMappings,
 }
@@ -39,25 +41,6 @@ pub struct MemoryRegion {
 pub trait RegionUnmapListener: Send + Sync {
     /// Reports that the region with this number is gone.
     fn on_region_unmapped(self: Arc<Self>, id: u32);
-}
-
-/// The listeners of a region. A region may outlive many connections, so dead listeners are removed before the
-/// list exceeds twice the live ones.
-#[derive(Default)]
-struct UnmapListeners {
-    all: Vec<Weak<dyn RegionUnmapListener>>,
-    lived: usize,
-}
-
-impl UnmapListeners {
-    fn add(&mut self, listener: Weak<dyn RegionUnmapListener>) {
-        const FEW: usize = 16;
-        if self.all.len() >= FEW.max(2 * self.lived) {
-            self.all.retain(|listener| listener.strong_count() > 0);
-            self.lived = self.all.len();
-        }
-        self.all.push(listener);
-    }
 }
 
 impl std::fmt::Debug for MemoryRegion {
@@ -70,7 +53,7 @@ impl Drop for MemoryRegion {
     fn drop(&mut self) {
         REGISTERED.fetch_sub(self.host_bytes(), Ordering::Relaxed);
         let listeners = std::mem::take(self.gone.get_mut().unwrap_or_else(PoisonError::into_inner));
-        for listener in listeners.all.iter().filter_map(Weak::upgrade) {
+        for listener in listeners.upgrade_all() {
             listener.on_region_unmapped(self.id);
         }
     }
@@ -184,7 +167,7 @@ mod tests {
         for _ in 0..10_000 {
             let listener = counted();
             region.add_unmap_listener(weak(&listener));
-            let remembered = region.gone.lock().unwrap().all.len();
+            let remembered = region.gone.lock().unwrap().len();
             assert!(remembered <= 2 * (living.len() + 1) + 1, "{remembered}");
         }
         drop(region);

@@ -10,7 +10,7 @@ use super::input::IncomingFrame;
 use super::output::{ChunkBody, OutgoingFrame};
 use super::staged_chunks::{StagedChunk, StagedState};
 use super::state::{Lane, LaneHost};
-use crate::io::staging::{SlotWaiter, StagingPool, StagingSlot, copy_from_slot, copy_to_slot};
+use crate::io::staging::{StagingPool, StagingSlot, copy_from_slot, copy_to_slot};
 use crate::launch::peer_launch::PeerLaunch;
 use crate::memory::SpanStream;
 use crate::protocol::frame::{Header, crc32c_of, flag};
@@ -81,25 +81,12 @@ impl Lane {
         len: usize,
     ) -> Option<StagingSlot> {
         let gpu = stream.gpu()?;
-        let waiter = || -> SlotWaiter {
-            let (lane, weak, awaits) = (self.id, self.host.clone(), Arc::clone(awaits));
-            Box::new(move || {
-                awaits.store(false, Ordering::SeqCst);
-                if let Some(host) = weak.upgrade() {
-                    host.request_pump(lane);
-                }
-            })
-        };
-        // One waiter of the lane is enough.
-        let waiter = (!awaits.load(Ordering::SeqCst)).then(waiter);
-        let is_waiter = waiter.is_some();
-        if is_waiter {
-            awaits.store(true, Ordering::SeqCst);
-        }
-        let taken = pool.take_or_wait(gpu, len, waiter);
-        if is_waiter && !matches!(taken, Ok(None)) {
-            awaits.store(false, Ordering::SeqCst);
-        }
+        let (lane, weak) = (self.id, self.host.clone());
+        let taken = pool.take_with_one_waiter(gpu, len, awaits, move || {
+            if let Some(host) = weak.upgrade() {
+                host.request_pump(lane);
+            }
+        });
         match taken {
             Ok(slot) => slot,
             Err(error) => {
