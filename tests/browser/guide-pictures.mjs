@@ -4,6 +4,7 @@ import { execFileSync, spawn } from 'node:child_process';
 import { mkdtempSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import { fileURLToPath } from 'node:url';
 import { chromium } from 'playwright-core';
 
 const [muster, ...chosen] = process.argv.slice(2);
@@ -42,7 +43,7 @@ const take = async (story, tasks, seconds, names) => {
     await page.goto(`http://${http}/jobs/simulation`);
     await page.waitForTimeout(900);
     if (deficiency) await (await page.context().newCDPSession(page)).send('Emulation.setEmulatedVisionDeficiency', { type: deficiency });
-    const path = `../../web/static/${story}-${tasks}-${name}.png`;
+    const path = fileURLToPath(new URL(`../../web/static/${story}-${tasks}-${name}.png`, import.meta.url));
     await page.screenshot({ path });
     execFileSync('pngquant', ['--force', '--skip-if-larger', '--strip', '--quality', '50-90', '--output', path, '128', path]);
     await page.context().close();
