@@ -117,6 +117,12 @@ impl BarrierRecord {
     /// The greatest number of latest arrivals, and of absent members, in a record.
     pub const LISTED_MAX: usize = 8;
 
+    /// Returns how many members had not arrived: [`Self::without`] names the first of them.
+    #[must_use]
+    pub const fn absent(&self) -> usize {
+        self.members.saturating_sub(self.arrived)
+    }
+
     /// Returns how long after the first arrival this one of [`Self::latest`] was, in microseconds.
     #[must_use]
     pub fn lateness_us(&self, arrival: &BarrierArrival) -> u64 {

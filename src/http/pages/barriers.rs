@@ -66,6 +66,8 @@ struct EndedBarrierRow<'a> {
     passed: bool,
     /// Its share of the longest bar, in thousandths.
     part: u64,
+    /// The members that had not arrived.
+    absent: String,
 }
 
 #[derive(Template)]
@@ -98,7 +100,17 @@ fn ended_barrier_row<'a>(record: &'a BarrierRecord, longest: u64) -> EndedBarrie
         took_us,
         passed: record.outcome == BarrierOutcome::Passed,
         part: took_us * 1000 / longest.max(1),
+        absent: absent_members_text(record),
         record,
+    }
+}
+
+/// Returns the members that had not arrived, as `0–3, 7 and 12 more`. A record names the first of them.
+fn absent_members_text(record: &BarrierRecord) -> String {
+    let named = super::links::task_ranges_text(&record.without);
+    match record.absent().saturating_sub(record.without.len()) {
+        0 => named,
+        more => format!("{named} and {more} more"),
     }
 }
 

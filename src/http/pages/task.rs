@@ -180,7 +180,7 @@ impl ArrivalRank {
     fn of_task(record: &BarrierRecord, task: TaskId, tasks: usize) -> Self {
         let place = record.latest.iter().position(|arrival| arrival.task == task);
         let all_named = record.arrived <= record.latest.len();
-        let all_absent_named = record.members.saturating_sub(record.arrived) <= record.without.len();
+        let all_absent_named = record.absent() <= record.without.len();
         let everybody = record.members == tasks;
         match place {
             _ if record.without.contains(&task) => Self::Never,

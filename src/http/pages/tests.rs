@@ -17,7 +17,7 @@ use super::live_page::{BarriersPageQuery, HostsPageQuery, TaskTableQuery};
 use super::snapshot::{CapturedState, JobRecords, JobSnapshot};
 use super::status::TaskStatus;
 use super::waterfall::{OpenedBarrier, Waterfall};
-use super::{drain, host, hosts, issues, job, overview, times};
+use super::{barriers, drain, host, hosts, issues, job, overview, times};
 use crate::coordination::{
     Actor, ActorOrigin, CallId, Caller, CommandReason, ConnectionEnd, ConnectionId, Coordinator, Effect,
     ExclusionTarget, FindingChange, Input, JobId, JobSettings, OperatorCommand, Request, ServiceIncarnation,
@@ -477,6 +477,16 @@ fn a_dead_host_is_one_issue_one_box_and_one_page() {
     assert_contains(&visible_fragment_text(&page, "host-act", rig.now), "host 10.0.0.2 is excluded");
     assert_contains(&visible_fragment_text(&page, "host", rig.now), "excluded");
     assert_eq!(rig.issue_titles(), [""; 0]);
+}
+
+#[test]
+fn an_ended_barrier_tells_how_many_of_its_members_are_not_named() {
+    let mut rig = PagesFixture::with_registered_tasks(recoverable_job_settings(24), 5);
+    (0..12).for_each(|number| rig.call_barrier(number, "train/step", 1_000));
+    rig.advance_seconds(2);
+    let parts = barriers::render_fragments(&rig.snapshot(), &BarriersPageQuery::default());
+    let text = visible_fragment_text(&parts.unwrap_or_else(|_| panic!("it is made")), "recent", rig.now);
+    assert_contains(&text, "12/24 task 11 12–19 and 4 more");
 }
 
 #[test]
