@@ -12,7 +12,7 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use cudarc::driver::sys::CUstream;
+use cudarc::driver::sys::{CUDA_MEMCPY2D, CUmemorytype, CUstream};
 
 use super::device::{DEVICES_MAX, Gpu};
 use super::driver::call;
@@ -21,6 +21,10 @@ use super::event::{GpuEvent, is_ready};
 
 /// `CU_STREAM_NON_BLOCKING`: the default stream does not order it.
 const NON_BLOCKING: u32 = 1;
+/// `CUDA_ERROR_INVALID_VALUE`.
+const INVALID_VALUE: c_int = 1;
+/// The greatest distance between rows that every driver accepts (`CU_DEVICE_ATTRIBUTE_MAX_PITCH`).
+const PITCH_MAX: usize = i32::MAX as usize;
 /// The rounds in which the reporting thread looks again at once. A copy of a few MiB ends within them, and a program that copies
 /// again and again finds the thread awake.
 const ROUNDS_AWAKE: u32 = 64;
@@ -68,6 +72,27 @@ impl GpuCopy {
             CopyDirection::ToDevice => Self { from: host, to: device, len },
             CopyDirection::BetweenDevices => panic!("a copy between devices has no address of the host"),
         }
+    }
+}
+
+/// Copies of equal lengths at equal distances, from device memory to device memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GpuRows {
+    /// The first row.
+    pub first: GpuCopy,
+    /// The number of rows.
+    pub count: usize,
+    /// The distances from one row to the next in bytes: where they are read, and where they are written. A distance is at least the
+    /// length of a row.
+    pub pitches: [usize; 2],
+}
+
+impl GpuRows {
+    /// Returns one row alone.
+    fn row(&self, number: usize) -> GpuCopy {
+        let GpuCopy { from, to, len } = self.first;
+        let offset = |pitch: usize| pitch as u64 * number as u64;
+        GpuCopy { from: from + offset(self.pitches[0]), to: to + offset(self.pitches[1]), len }
     }
 }
 
@@ -141,8 +166,30 @@ impl Gpu {
         copies: &[GpuCopy],
         then: impl FnOnce(Result<(), GpuError>) + Send + 'static,
     ) -> Result<(), GpuError> {
-        // SAFETY: the caller guarantees the memory.
-        unsafe { CopyQueues::of(self)?.submit(direction, copies, Box::new(then)) }
+        let queues = CopyQueues::of(self)?;
+        queues.submit(direction, Box::new(then), copies.len(), |number, stream, begun| {
+            // SAFETY: the stream is never destroyed, and the caller guarantees the memory.
+            unsafe { queues.enqueue(direction, stream, &copies[number], begun) }
+        })
+    }
+
+    /// As [`Gpu::copy`] between devices, of rows.
+    ///
+    /// # Errors
+    /// As of [`Gpu::copy`].
+    ///
+    /// # Safety
+    /// As of [`Gpu::copy`].
+    pub unsafe fn copy_rows(
+        &self,
+        rows: &[GpuRows],
+        then: impl FnOnce(Result<(), GpuError>) + Send + 'static,
+    ) -> Result<(), GpuError> {
+        let queues = CopyQueues::of(self)?;
+        queues.submit(CopyDirection::BetweenDevices, Box::new(then), rows.len(), |number, stream, begun| {
+            // SAFETY: as above.
+            unsafe { queues.enqueue_rows(stream, &rows[number], begun) }
+        })
     }
 
     /// Calls `then` on another thread once the work before the latest record of an event of this device is done, or with the
@@ -192,15 +239,14 @@ impl CopyQueues {
         Ok(queues)
     }
 
-    /// As [`Gpu::copy`].
-    ///
-    /// # Safety
-    /// As of [`Gpu::copy`].
-    unsafe fn submit(
+    /// Asks for `count` copies, each with `enqueue`, and reports the end of all of them to `then`. `enqueue` tells whether the stream
+    /// has work of it, also if it fails.
+    fn submit(
         &self,
         direction: CopyDirection,
-        copies: &[GpuCopy],
         then: EndListener,
+        count: usize,
+        enqueue: impl Fn(usize, CUstream, &mut bool) -> Result<(), GpuError>,
     ) -> Result<(), GpuError> {
         let noted = |error: GpuError| {
             self.gpu.note_error(&error);
@@ -214,14 +260,9 @@ impl CopyQueues {
             Some(event) => event,
             None => GpuEvent::new(&self.gpu).map_err(noted)?,
         };
-        let mut begun = 0;
-        let outcome = copies.iter().try_for_each(|copy| {
-            // SAFETY: the stream is never destroyed, and the caller guarantees the memory.
-            unsafe { self.enqueue(direction, stream, copy) }.inspect(|()| begun += 1)
-        });
-        if begun == 0
-            && let Err(error) = outcome
-        {
+        let mut begun = false;
+        let outcome = (0..count).try_for_each(|number| enqueue(number, stream, &mut begun));
+        if !begun && let Err(error) = outcome {
             return Err(noted(error));
         }
         // Behind the copies that are in the stream, also if a later one failed.
@@ -254,11 +295,12 @@ impl CopyQueues {
         direction: CopyDirection,
         stream: CUstream,
         copy: &GpuCopy,
+        begun: &mut bool,
     ) -> Result<(), GpuError> {
         let (&GpuCopy { from, to, len }, driver) = (copy, self.gpu.driver());
         let host = |address: u64| std::ptr::with_exposed_provenance_mut(address as usize);
         // SAFETY: the caller guarantees the memory.
-        unsafe {
+        let asked = unsafe {
             match direction {
                 CopyDirection::ToHost => call!(driver, cuMemcpyDtoHAsync_v2(host(to), from, len, stream)),
                 CopyDirection::ToDevice => {
@@ -268,7 +310,51 @@ impl CopyQueues {
                     call!(driver, cuMemcpyDtoDAsync_v2(to, from, len, stream))
                 }
             }
+        };
+        asked.inspect(|()| *begun = true)
+    }
+
+    /// Asks the device for rows.
+    ///
+    /// # Safety
+    /// As of [`Gpu::copy_rows`].
+    unsafe fn enqueue_rows(
+        &self,
+        stream: CUstream,
+        rows: &GpuRows,
+        begun: &mut bool,
+    ) -> Result<(), GpuError> {
+        let &GpuRows { first: GpuCopy { from, to, len }, count, pitches } = rows;
+        if count > 1 && pitches.iter().all(|pitch| *pitch <= PITCH_MAX) {
+            let copy = CUDA_MEMCPY2D {
+                srcMemoryType: CUmemorytype::CU_MEMORYTYPE_DEVICE,
+                srcDevice: from,
+                srcPitch: pitches[0],
+                dstMemoryType: CUmemorytype::CU_MEMORYTYPE_DEVICE,
+                dstDevice: to,
+                dstPitch: pitches[1],
+                WidthInBytes: len,
+                Height: count,
+                srcXInBytes: 0,
+                srcY: 0,
+                srcHost: std::ptr::null(),
+                srcArray: std::ptr::null_mut(),
+                dstXInBytes: 0,
+                dstY: 0,
+                dstHost: std::ptr::null_mut(),
+                dstArray: std::ptr::null_mut(),
+            };
+            // SAFETY: the caller guarantees the memory, and the driver reads the description during the call.
+            match unsafe { call!(self.gpu.driver(), cuMemcpy2DAsync_v2(&raw const copy, stream)) } {
+                // A driver may refuse distances that it would not have chosen itself.
+                Err(error) if error.code == INVALID_VALUE => {}
+                outcome => return outcome.inspect(|()| *begun = true),
+            }
         }
+        // SAFETY: as above.
+        (0..count).try_for_each(|number| unsafe {
+            self.enqueue(CopyDirection::BetweenDevices, stream, &rows.row(number), begun)
+        })
     }
 
     /// Reports the ends of copies, for ever.

@@ -8,7 +8,7 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::sync::OnceLock;
 
 use cudarc::driver::sys::{
-    self, CUcontext, CUdevice, CUdeviceptr, CUevent, CUmemAccessDesc, CUmemAllocationProp,
+    self, CUDA_MEMCPY2D, CUcontext, CUdevice, CUdeviceptr, CUevent, CUmemAccessDesc, CUmemAllocationProp,
     CUmemGenericAllocationHandle, CUstream, CUuuid,
 };
 
@@ -86,6 +86,7 @@ driver_functions! {
     cuMemcpyHtoDAsync_v2(CUdeviceptr, *const c_void, usize, CUstream);
     cuMemcpyDtoHAsync_v2(*mut c_void, CUdeviceptr, usize, CUstream);
     cuMemcpyDtoDAsync_v2(CUdeviceptr, CUdeviceptr, usize, CUstream);
+    cuMemcpy2DAsync_v2(*const CUDA_MEMCPY2D, CUstream);
     cuMemGetAllocationGranularity(*mut usize, *const CUmemAllocationProp, c_uint);
     cuMemCreate(*mut CUmemGenericAllocationHandle, usize, *const CUmemAllocationProp, c_ulonglong);
     cuMemRelease(CUmemGenericAllocationHandle);

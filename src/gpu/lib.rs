@@ -40,7 +40,7 @@ mod page_locked;
 mod release_thread;
 mod shared_memory;
 
-pub use copy_queue::{CopyDirection, GpuCopy, is_reporting_thread};
+pub use copy_queue::{CopyDirection, GpuCopy, GpuRows, is_reporting_thread};
 pub use device::{DeviceFacts, Gpu};
 pub use device_memory::{DeviceMemory, device_memory_bytes};
 pub use driver::{device_count, driver_version};

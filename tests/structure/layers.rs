@@ -107,7 +107,8 @@ pub const PARTS: &[Part] = &[
         ],
         narrow: &[],
         with_unsafe: &[
-            "engine/resharding/copy.rs",
+            "engine/resharding/gpu_copy.rs",
+            "engine/resharding/host_copy.rs",
             "io/device_fetch.rs",
             "io/gpu_copies.rs",
             "io/local_copy.rs",

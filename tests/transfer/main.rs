@@ -28,6 +28,7 @@ mod prepare;
 mod processes;
 mod requests;
 mod resharding;
+mod resharding_on_gpu;
 mod secure;
 #[path = "../support/skip.rs"]
 mod skip;

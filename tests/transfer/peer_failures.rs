@@ -305,7 +305,7 @@ fn gather_until_it_fails(
         each(round);
         let options = LaunchOptions { channel: round, stall: GATHER.1, ..LaunchOptions::default() };
         let began = Instant::now();
-        match engine.execute_plan(&wanted.plan, &shards, arena, options) {
+        match engine.execute_plan(&wanted.plan, &shards, &[arena], options) {
             Ok(_) => wanted.assert_after(&shards),
             Err(error) => return (began.elapsed(), error, shards),
         }
@@ -474,7 +474,7 @@ fn between_two_network_namespaces_tcp_is_chosen_by_itself_for_transfers_and_plan
                 for channel in 0..5 {
                     let shards = wanted.buffers(engine.here().task.0, DEVICES_EACH, arena);
                     let options = LaunchOptions { channel, stall: GATHER.1, ..LaunchOptions::default() };
-                    engine.execute_plan(&wanted.plan, &shards, arena, options).unwrap();
+                    engine.execute_plan(&wanted.plan, &shards, &[arena], options).unwrap();
                     wanted.assert_after(&shards);
                 }
             });

@@ -12,7 +12,7 @@ use muster::transfer::{
     ShardBuffers, TaskId, TransferEngine, TransferError, TransportChoice,
 };
 
-use crate::cluster::{Cluster, PATIENCE, contents, eventually};
+use crate::cluster::{AnyMemory, Cluster, PATIENCE, contents, eventually};
 
 pub const DEVICES_EACH: u32 = 2;
 
@@ -21,7 +21,7 @@ fn cluster(tasks: usize, choice: TransportChoice) -> Cluster {
     Cluster::of_devices(tasks, DEVICES_EACH, |config| config.transport = choice)
 }
 
-fn array(shape: &[u64], axes: &[(&str, u64)], devices: &[u32], spec: &[&str]) -> ArrayDescription {
+pub fn array(shape: &[u64], axes: &[(&str, u64)], devices: &[u32], spec: &[&str]) -> ArrayDescription {
     let mesh = Mesh::new(axes, devices.iter().copied());
     let spec = PartitionSpec(
         spec.iter()
@@ -57,23 +57,33 @@ impl ReshardCase {
     /// Allocates the buffers of a task's shards, with `each` devices a task, as they are before the plan is
     /// executed.
     pub fn buffers(&self, task: u32, each: u32, arena: &Arena) -> ShardBuffers {
+        self.buffers_in(task, each, |_, _| arena)
+    }
+
+    /// As [`buffers`](Self::buffers), each in the arena of its device and role.
+    pub fn buffers_in<'a>(
+        &self,
+        task: u32,
+        each: u32,
+        arena: impl Fn(DeviceId, BufferRole) -> &'a Arena,
+    ) -> ShardBuffers {
         let mine = |device: &&DeviceId| device.0 / each == task;
-        let put = |from: &ShardContents| -> BTreeMap<DeviceId, Buffer> {
+        let put = |from: &ShardContents, role: BufferRole| -> BTreeMap<DeviceId, Buffer> {
             let buffer = |device: &DeviceId| {
-                let buffer = arena.allocate(from[device].len()).unwrap();
-                buffer.with_bytes_mut(|bytes| bytes.copy_from_slice(&from[device])).unwrap();
+                let buffer = arena(*device, role).allocate(from[device].len()).unwrap();
+                buffer.write_contents(0, &from[device]).unwrap();
                 (*device, buffer)
             };
             from.keys().filter(mine).map(buffer).collect()
         };
-        let destination = put(&self.after);
+        let destination = put(&self.after, BufferRole::Destination);
         destination.values().for_each(|buffer| buffer.fill(0xee).unwrap());
-        ShardBuffers { source: put(&self.before), destination }
+        ShardBuffers { source: put(&self.before, BufferRole::Source), destination }
     }
 
     pub fn assert_after(&self, shards: &ShardBuffers) {
         for (device, buffer) in &shards.destination {
-            buffer.with_bytes(|bytes| assert!(bytes == self.after[device], "device {device}")).unwrap();
+            buffer.look(|bytes| assert!(bytes == self.after[device], "device {device}")).unwrap();
         }
     }
 
@@ -85,13 +95,13 @@ impl ReshardCase {
         options: LaunchOptions,
     ) -> ReshardStats {
         let shards = self.buffers(engine.here().task.0, DEVICES_EACH, arena);
-        let moved = engine.execute_plan(&self.plan, &shards, arena, options).unwrap();
+        let moved = engine.execute_plan(&self.plan, &shards, &[arena], options).unwrap();
         self.assert_after(&shards);
         moved
     }
 }
 
-fn plan(source: ArrayDescription, destination: ArrayDescription, hosts: u32, time: Duration) -> Plan {
+pub fn plan(source: ArrayDescription, destination: ArrayDescription, hosts: u32, time: Duration) -> Plan {
     let devices = source.sharding.mesh.devices.iter().chain(&destination.sharding.mesh.devices).copied();
     let devices: BTreeSet<_> = devices.collect();
     let placement = Placement::blocks(devices, DEVICES_EACH, hosts);
@@ -240,7 +250,7 @@ fn many_arrays_are_resharded_in_one_launch_with_each_peer() {
                     let arrays = cases.iter().zip(&shards);
                     let arrays: Vec<_> =
                         arrays.map(|(case, shards)| ReshardArray { plan: &case.plan, shards }).collect();
-                    let moved = engine.execute_plans(&arrays, &arena, LaunchOptions::default()).unwrap();
+                    let moved = engine.execute_plans(&arrays, &[&arena], LaunchOptions::default()).unwrap();
                     cases.iter().zip(&shards).for_each(|(case, shards)| case.assert_after(shards));
                     moved
                 })
@@ -286,7 +296,7 @@ fn of_arrays_that_differ_the_first_one_is_named() {
                 let arrays = cases.iter().zip(&shards);
                 let arrays: Vec<_> =
                     arrays.map(|(case, shards)| ReshardArray { plan: &case.plan, shards }).collect();
-                engine.execute_plans(&arrays, arena, options).unwrap_err()
+                engine.execute_plans(&arrays, &[arena], options).unwrap_err()
             };
             let running: Vec<_> =
                 lists.iter().enumerate().map(|side| scope.spawn(move || carry(side))).collect();
@@ -384,7 +394,7 @@ fn mismatched_plans_fail_with_both_digests_before_a_byte_moves() {
                 let (mine, theirs) = (&names[task], &names[1 - task]);
                 scope.spawn(move || {
                     let shards = wanted.buffers(task as u32, DEVICES_EACH, arena);
-                    let error = engine.execute_plan(&wanted.plan, &shards, arena, options).unwrap_err();
+                    let error = engine.execute_plan(&wanted.plan, &shards, &[arena], options).unwrap_err();
                     let ReshardError::Transfer {
                         error: TransferError::LayoutMismatch { here, there, .. },
                         ..
@@ -412,7 +422,7 @@ fn buffers_that_do_not_match_the_plan_are_refused_before_a_byte_moves() {
     let plan = Plan::new(describe(&["x"]), describe(&[]), &placement, PlanOptions::default()).unwrap();
     let arena = Arena::new(1 << 16).unwrap();
     let refused = cluster.engines[0]
-        .execute_plan(&plan, &ShardBuffers::default(), &arena, LaunchOptions::default())
+        .execute_plan(&plan, &ShardBuffers::default(), &[&arena], LaunchOptions::default())
         .unwrap_err();
     assert!(matches!(refused, ReshardError::Shard { wanted: 64, found: 0, .. }), "{refused}");
 }
@@ -435,7 +445,8 @@ fn a_plan_whose_other_side_does_not_come_ends_at_its_time() {
     };
     let shards = ShardBuffers { source: buffers(64), destination: buffers(256) };
     let began = Instant::now();
-    let late = cluster.engines[0].execute_plan(&plan, &shards, arena, LaunchOptions::default()).unwrap_err();
+    let late =
+        cluster.engines[0].execute_plan(&plan, &shards, &[arena], LaunchOptions::default()).unwrap_err();
     assert!(
         began.elapsed() < time + Duration::from_secs(5),
         "the other side lives and says at once that it rests"
@@ -470,7 +481,7 @@ fn a_plan_whose_peer_takes_no_bytes_any_more_ends_in_its_time_and_its_shards_are
             scope.spawn(move || {
                 let shards = wanted.buffers(engine.here().task.0, DEVICES_EACH, arena);
                 let began = Instant::now();
-                let error = engine.execute_plan(&wanted.plan, &shards, arena, options).unwrap_err();
+                let error = engine.execute_plan(&wanted.plan, &shards, &[arena], options).unwrap_err();
                 let took = began.elapsed();
                 println!("after {took:?}: {error}");
                 assert!(took < time + 2 * stall, "{took:?}");

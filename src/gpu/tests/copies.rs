@@ -4,7 +4,9 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use cudarc::driver::sys;
-use muster_gpu::{CopyDirection, DeviceMemory, Gpu, GpuCopy, GpuEvent, PageLocked, device_memory_bytes};
+use muster_gpu::{
+    CopyDirection, DeviceMemory, Gpu, GpuCopy, GpuEvent, GpuRows, PageLocked, device_memory_bytes,
+};
 use simulated_gpu::{Counter, Setting, SimulatedGpu};
 
 use crate::copying::{Outcome, bytes_of, copy, copy_whole, wait, wait_until, whole};
@@ -60,6 +62,61 @@ fn random_pieces_arrive_where_they_belong_and_no_copy_blocks() {
             assert_eq!(simulated.count(Counter::Allocations), 0);
             wait_until("page-locked memory is freed", || simulated.count(Counter::PinnedRanges) == 0);
         }
+    });
+}
+
+#[test]
+fn rows_are_copied_at_any_distances() {
+    run_on_any_gpu("", || {
+        let gpu = open_gpu(0);
+        fastrand::seed(11);
+        let len = 1 << 16;
+        let [mut from, mut to] = [(); 2].map(|()| PageLocked::allocate(&gpu, len).unwrap());
+        let [source, target] = [(); 2].map(|()| DeviceMemory::allocate(&gpu, len).unwrap());
+        for _ in 0..30 {
+            bytes_of(&mut from).fill_with(|| fastrand::u8(..));
+            copy_whole(&gpu, CopyDirection::ToDevice, &from, &source).unwrap();
+            copy_whole(&gpu, CopyDirection::ToDevice, &from, &target).unwrap();
+            let mut wanted = bytes_of(&mut from).to_vec();
+            // Some requests have rows of several shapes, which write disjoint parts of the target.
+            let mut end = 0;
+            let mut request = Vec::new();
+            for _ in 0..fastrand::usize(1..4) {
+                let (row, count) = (fastrand::usize(1..700), fastrand::usize(1..20));
+                let pitches = [(); 2].map(|()| row + fastrand::usize(0..300));
+                let (start, extent) = (end, row + (count - 1) * pitches[1]);
+                end += extent;
+                let read = fastrand::usize(0..=len - row - (count - 1) * pitches[0]);
+                let first = GpuCopy {
+                    from: source.address() + read as u64,
+                    to: target.address() + start as u64,
+                    len: row,
+                };
+                request.push(GpuRows { first, count, pitches });
+                for number in 0..count {
+                    let (at, source) = (start + number * pitches[1], read + number * pitches[0]);
+                    wanted[at..at + row].copy_from_slice(&bytes_of(&mut from)[source..source + row]);
+                }
+            }
+            let (tell, told) = channel();
+            // SAFETY: the memory lives until the end of the test.
+            unsafe { gpu.copy_rows(&request, move |outcome| tell.send(outcome).unwrap()) }.unwrap();
+            assert_eq!(wait(&told), Ok(()));
+            copy_whole(&gpu, CopyDirection::ToHost, &to, &target).unwrap();
+            assert!(bytes_of(&mut to) == wanted);
+        }
+        // A distance that the driver does not accept: the rows are copied one by one.
+        let first = GpuCopy { from: source.address(), to: target.address(), len: 100 };
+        let (tell, told) = channel();
+        // SAFETY: as above.
+        unsafe {
+            let rows = GpuRows { first, count: 3, pitches: [50, 100] };
+            gpu.copy_rows(&[rows], move |outcome| tell.send(outcome).unwrap()).unwrap();
+        }
+        assert_eq!(wait(&told), Ok(()));
+        copy_whole(&gpu, CopyDirection::ToHost, &to, &target).unwrap();
+        let (from, to) = (bytes_of(&mut from), bytes_of(&mut to));
+        assert!((0..3).all(|row| to[row * 100..][..100] == from[row * 50..][..100]));
     });
 }
 

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use muster_gpu::{CopyDirection, DeviceMemory, Gpu, GpuCopy, ImportedMemory};
 
 use super::gpu_copies::CopiesByGpu;
+use crate::memory::Span;
 
 /// The most chunks of a launch that are in the streams of GPUs.
 pub const CHUNKS_IN_FLIGHT: usize = 3;
@@ -45,6 +46,19 @@ pub struct DeviceSource {
     pub offset: u64,
     /// Keeps the memory mapped, if it is another GPU's.
     pub mapping: Option<Arc<ImportedMemory>>,
+}
+
+impl DeviceSource {
+    /// Returns a span as a GPU of this task accesses it; none if it cannot, or for host memory. The driver may wait, so a thread that
+    /// reports copies must not call it.
+    pub fn of_span(span: &Span, gpu: &Gpu) -> Option<Self> {
+        let (memory, offset) = (span.device_memory()?, span.region_offset() as u64);
+        if memory.gpu() == gpu {
+            return Some(Self { base: memory.address(), offset, mapping: None });
+        }
+        let mapping = span.buffer().region().mapped_for(gpu)?;
+        Some(Self { base: mapping.base(), offset, mapping: Some(mapping) })
+    }
 }
 
 /// The bytes of a stream, in order, as runs. They keep the memory of other GPUs mapped.

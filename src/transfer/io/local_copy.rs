@@ -272,14 +272,8 @@ fn device_runs(launch: &PeerLaunch) -> Option<DeviceRuns> {
     let mut runs = DeviceRuns::default();
     let spans = launch.lists.outbound.spans.iter().zip(&launch.lists.inbound.spans);
     for (from, to) in spans.filter(|(_, to)| !to.is_empty()) {
-        let (source, destination) = (from.device_memory()?, to.device_memory()?);
-        let offset = from.region_offset() as u64;
-        let source = if source.gpu() == destination.gpu() {
-            DeviceSource { base: source.address(), offset, mapping: None }
-        } else {
-            let mapping = from.buffer().region().mapped_for(destination.gpu())?;
-            DeviceSource { base: mapping.base(), offset, mapping: Some(mapping) }
-        };
+        let destination = to.device_memory()?;
+        let source = DeviceSource::of_span(from, destination.gpu())?;
         runs.push((destination, to.region_offset() as u64), source, to.len() as u64);
     }
     Some(runs)

@@ -3,7 +3,7 @@
 //! Sessions decide which bytes are sent and where received bytes are written. Begin at [`lane`] and [`wire`].
 
 mod device_fetch;
-mod device_runs;
+pub mod device_runs;
 pub(crate) mod exclusive_work;
 pub mod fetch;
 pub mod fetch_host;

@@ -70,6 +70,12 @@ impl Arena {
         Ok(Buffer::from_backing(Backing::Arena(Arc::clone(&self.0)), start, len))
     }
 
+    /// Returns the GPU in whose memory it is; none for host memory.
+    #[must_use]
+    pub fn gpu(&self) -> Option<&Gpu> {
+        self.0.region.device().map(DeviceMemory::gpu)
+    }
+
     /// Returns the size in bytes.
     #[must_use]
     pub fn size(&self) -> usize {

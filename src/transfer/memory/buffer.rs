@@ -166,7 +166,7 @@ impl Buffer {
     }
 
     /// Checks that the host can touch the bytes.
-    pub(crate) fn check_in_host_memory(&self) -> Result<(), MemoryError> {
+    fn check_in_host_memory(&self) -> Result<(), MemoryError> {
         match self.gpu() {
             Some(gpu) => Err(MemoryError::OnDevice { gpu: gpu.ordinal() }),
             None => Ok(()),
@@ -337,7 +337,6 @@ impl Buffer {
     /// Claims the buffer for this access: programs cannot access its contents while the claim lives, transfers
     /// can.
     pub(crate) fn claim(&self, how: AccessKind) -> Result<BufferClaim, MemoryError> {
-        self.check_in_host_memory()?;
         if how == AccessKind::Write {
             self.check_not_read_only()?;
         }

@@ -78,7 +78,83 @@ pub(crate) struct RunCopies {
     run: usize,
 }
 
+/// Copies of one length at equal distances: a part of one of the loops of [`RunCopies`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RowBlock {
+    /// The offsets of the first row, on both sides.
+    pub at: [usize; 2],
+    /// The number of rows.
+    pub count: usize,
+    /// The distances from one row to the next, on both sides.
+    pub pitches: [usize; 2],
+    /// The bytes of a row.
+    pub len: usize,
+}
+
+/// The copies of [`RunCopies`] as blocks of rows, in any order: the rows of a block are turns of the loop with the most turns.
+#[derive(Debug)]
+pub(crate) struct RowBlocks {
+    at: [usize; 2],
+    /// The loop whose turns are rows.
+    rows: StridedLoop,
+    others: Vec<StridedLoop>,
+    row_len: usize,
+    /// The rows of a block.
+    rows_each: usize,
+}
+
+impl RowBlocks {
+    /// Returns the number of blocks.
+    pub(crate) fn count(&self) -> usize {
+        let turns = self.others.iter().fold(1_usize, |turns, (count, _)| turns.saturating_mul(*count));
+        if self.row_len == 0 { 0 } else { turns.saturating_mul(self.blocks_of_a_turn()) }
+    }
+
+    /// Returns the bytes of the greatest block.
+    pub(crate) const fn block_bytes(&self) -> usize {
+        self.row_len.saturating_mul(self.rows_each)
+    }
+
+    const fn blocks_of_a_turn(&self) -> usize {
+        self.rows.0.div_ceil(self.rows_each)
+    }
+
+    /// Returns the block with this number.
+    pub(crate) fn block(&self, number: usize) -> RowBlock {
+        let (mut turn, first) =
+            (number / self.blocks_of_a_turn(), number % self.blocks_of_a_turn() * self.rows_each);
+        let (rows, pitches) = self.rows;
+        let mut at = [0, 1].map(|side| self.at[side] + first * pitches[side]);
+        for (count, apart) in self.others.iter().rev() {
+            (0..2).for_each(|side| at[side] += turn % count * apart[side]);
+            turn /= count;
+        }
+        RowBlock { at, count: self.rows_each.min(rows - first), pitches, len: self.row_len }
+    }
+}
+
 impl RunCopies {
+    /// Returns the copies as blocks of rows, each of `bytes` or of one row if that is longer, and of `rows` at most.
+    pub(crate) fn row_blocks(&self, bytes: usize, rows: usize) -> RowBlocks {
+        let mut others = self.loops.clone();
+        let most = (0..others.len()).max_by_key(|at| others[*at].0);
+        let rows_loop = most.map_or((1, [self.run; 2]), |at| others.remove(at));
+        let has_bytes = rows_loop.0 > 0 && others.iter().all(|(count, _)| *count > 0);
+        let row_len = if has_bytes { self.run } else { 0 };
+        let rows_each = (bytes / row_len.max(1)).clamp(1, rows);
+        RowBlocks { at: self.at, rows: rows_loop, others, row_len, rows_each }
+    }
+
+    /// Returns the ends of the bytes that the copies use, on both sides.
+    pub(crate) fn ends(&self) -> [usize; 2] {
+        let end = |side: usize| {
+            self.loops.iter().fold(self.at[side].saturating_add(self.run), |end, (count, apart)| {
+                end.saturating_add(count.saturating_sub(1).saturating_mul(apart[side]))
+            })
+        };
+        [end(0), end(1)]
+    }
+
     /// Returns the copies between two regions of one extent, each inside its shape: the ranges that are
     /// contiguous on both sides.
     pub(crate) fn copies_between_regions(
@@ -270,4 +346,40 @@ fn invalid_region_error(what: &'static str, why: &str) -> PlanError {
 /// Converts a number that is known to fit a buffer in memory.
 fn saturating_usize(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_of_rows_are_the_same_copies() {
+        let mut random = fastrand::Rng::with_seed(5);
+        for _ in 0..500 {
+            let loops: Vec<StridedLoop> = (0..random.usize(0..4))
+                .map(|_| (random.usize(1..6), [random.usize(0..100), random.usize(0..100)]))
+                .collect();
+            let copies =
+                RunCopies { at: [random.usize(0..50), random.usize(0..50)], loops, run: random.usize(1..9) };
+            let mut wanted = Vec::new();
+            copies.for_each_copy(|from, to, len| wanted.push((from, to, len)));
+            let blocks = copies.row_blocks(random.usize(0..30), random.usize(1..4));
+            let mut found = Vec::new();
+            for number in 0..blocks.count() {
+                let RowBlock { at, count, pitches, len } = blocks.block(number);
+                assert!(count > 0 && count * len <= blocks.block_bytes());
+                found.extend((0..count).map(|row| (at[0] + row * pitches[0], at[1] + row * pitches[1], len)));
+            }
+            let ends = [0, 1].map(|side| {
+                wanted.iter().map(|copy| if side == 0 { copy.0 + copy.2 } else { copy.1 + copy.2 }).max()
+            });
+            assert_eq!(copies.ends().map(Some), ends);
+            wanted.sort_unstable();
+            found.sort_unstable();
+            assert_eq!(found, wanted, "{copies:?}");
+        }
+        let nothing = RunCopies { at: [0; 2], loops: vec![(0, [1, 1]), (3, [1, 1])], run: 4 };
+        assert_eq!(nothing.row_blocks(100, 100).count(), 0);
+        assert_eq!(RunCopies { at: [0; 2], loops: Vec::new(), run: 0 }.row_blocks(100, 100).count(), 0);
+    }
 }

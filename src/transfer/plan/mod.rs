@@ -108,7 +108,7 @@ mod tiles;
 pub use crate::base::membership::{DeviceId, TaskId};
 pub use array_description::{ArrayDescription, Axis, Mesh, Partition, PartitionSpec, Sharding};
 pub use collectives::{AllGather, Broadcast, Reshard, Scatter};
-pub(crate) use copy::RunCopies;
+pub(crate) use copy::{RowBlocks, RunCopies};
 pub use copy::{ShardContents, copy_region, pack_runs, unpack_runs};
 pub use cost::{ClassCost, Cost, MinimumTraffic, PairCost, TaskBytes};
 pub use dtype::Dtype;

@@ -68,6 +68,7 @@ const DRIVER: &[&str] = &[
     "cuMemcpyHtoDAsync_v2",
     "cuMemcpyDtoHAsync_v2",
     "cuMemcpyDtoDAsync_v2",
+    "cuMemcpy2DAsync_v2",
     "cuMemcpyAsync",
     "cuMemsetD8Async",
     "cuMemGetAllocationGranularity",

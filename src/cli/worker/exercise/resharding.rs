@@ -113,7 +113,7 @@ impl ReshardPlans {
         let carried = tokio::task::spawn_blocking({
             let plan = Arc::clone(&plan);
             move || {
-                let outcome = engine.execute_plan(&plan, &shards, &arena, options);
+                let outcome = engine.execute_plan(&plan, &shards, &[&arena], options);
                 (outcome, shards)
             }
         });

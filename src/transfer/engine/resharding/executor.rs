@@ -1,19 +1,22 @@
-//! A resharding in progress: launches this task's steps, each step group as one launch, and copies bytes between
-//! shards and staging memory. If a step fails, it cancels the others.
+//! A resharding in progress: launches this task's steps, each step group as one launch, and has bytes copied between
+//! shards and staging memory (`copies.rs`). If a step fails, it cancels the others.
 //!
 //! `plan` computes the plans, `groups.rs` forms the step groups, and the caller allocates the shards. Begin at
 //! [`ReshardExecutor::execute`].
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
 
 use muster_clock as clock;
 
-use super::copy::copy_runs;
+use super::copies::CopyStart;
+use super::gpu_copy::CopyEnd;
 use super::groups::{StepGroup, step_groups};
 use super::inputs::ReshardArray;
-use super::local_step::{LocalStep, StepRole};
+use super::local_step::{LocalStep, PackedBytes, StepRole};
 use super::outcome::ReshardError;
 use crate::base::buffer_definition::BufferDefinitionEvent;
 use crate::base::error::TransferError;
@@ -23,14 +26,25 @@ use crate::base::membership::{MemberId, Membership, TaskId};
 use crate::engine::handle::TransferEngine;
 use crate::engine::prepared_transfers::{LaunchOptions, TransferSpec};
 use crate::launch::transfer::{QuiescenceFuture, TransferHandle};
-use crate::memory::Buffer;
+use crate::memory::{Buffer, BufferClaim};
 use crate::plan::{Plan, Step};
 use crate::protocol::link::launch_definition::ENTRIES_MAX;
 
-/// The outcome of the step with index `at` among the tasks.
-pub struct FinishedTransfer {
-    at: usize,
-    outcome: Result<(), TransferError>,
+/// What a copy of a step has reached at its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StepStage {
+    /// The bytes to be sent are packed.
+    Packed,
+    /// The bytes are in the destination: the step is done.
+    InPlace,
+}
+
+/// What happened to a step. `at` is its index among the tasks.
+pub enum StepEvent {
+    /// Its transfer ended.
+    Transferred { at: usize, outcome: Result<(), TransferError> },
+    /// A copy by a GPU ended.
+    Copied { at: usize, stage: StepStage, end: CopyEnd },
 }
 
 /// A resharding in progress.
@@ -39,13 +53,19 @@ pub struct ReshardExecutor<'a> {
     pub(super) arrays: &'a [ReshardArray<'a>],
     pub(super) tasks: Vec<LocalStep>,
     pub(super) transfers: Vec<TransferHandle>,
+    /// The claims of all shards. Copies by GPUs keep them, too.
+    pub(super) claims: Arc<Vec<BufferClaim>>,
     /// The number of transfers without an outcome.
     pub(super) open: usize,
+    /// The number of copies that GPUs have not ended.
+    pub(super) copying: usize,
+    /// Whether GPUs are to begin nothing any more.
+    pub(super) given_up: Arc<AtomicBool>,
     /// The time limit, and when it passes.
     pub(super) limit: Option<(Duration, Instant)>,
     pub(super) options: LaunchOptions,
-    pub(super) sender: Sender<FinishedTransfer>,
-    pub(super) outcomes: Receiver<FinishedTransfer>,
+    pub(super) sender: Sender<StepEvent>,
+    pub(super) events: Receiver<StepEvent>,
 }
 
 impl ReshardExecutor<'_> {
@@ -60,43 +80,76 @@ impl ReshardExecutor<'_> {
             } else {
                 Vec::new()
             };
-            steps.iter().for_each(|at| self.pack_step_into_staging(*at));
-            self.launch_steps_with_peer(handshakes, &steps);
+            let packed = steps.iter().filter_map(|at| self.pack(*at)).collect();
+            self.launch_steps_with_peer(handshakes, &steps, packed);
         }
         for at in 0..self.tasks.len() {
             if self.tasks[at].role == StepRole::Copy && self.tasks[at].step.after.is_none() {
-                self.copy(at);
+                self.start_copy(at);
             }
         }
-        while self.open > 0 {
-            let FinishedTransfer { at, outcome } = self.wait_for_next_outcome()?;
-            self.open -= 1;
-            match outcome {
-                Ok(()) => {}
-                Err(TransferError::Deadline { .. }) => return Err(self.timeout_error()),
-                Err(error) => {
-                    let LocalStep { array, step, .. } = &self.tasks[at];
-                    let array = self.array_with_mismatched_layout(&error).unwrap_or(*array);
-                    return Err(ReshardError::Transfer { array, step: step.index, error });
+        while self.open + self.copying > 0 {
+            match self.wait_for_next_event()? {
+                StepEvent::Transferred { at, outcome } => {
+                    self.open -= 1;
+                    outcome.map_err(|error| self.transfer_error(at, error))?;
+                    if self.unpack(at) == CopyStart::Done {
+                        self.finish_step(at);
+                    }
+                }
+                StepEvent::Copied { at, stage, end } => {
+                    self.copying -= 1;
+                    self.check_copied(at, end)?;
+                    if stage == StepStage::InPlace {
+                        self.finish_step(at);
+                    }
                 }
             }
-            self.tasks[at].done = true;
-            self.unpack_step_from_staging(at);
-            std::mem::take(&mut self.tasks[at].copies).into_iter().for_each(|copy| self.copy(copy));
         }
         Ok(())
     }
 
-    /// Waits for the next outcome of a transfer.
-    fn wait_for_next_outcome(&self) -> Result<FinishedTransfer, ReshardError> {
-        let outcome = match self.limit {
+    /// Begins a copy within this task: from shard to shard, or as a transfer between two ranges of which each has its own memory.
+    fn start_copy(&mut self, at: usize) {
+        if self.tasks[at].sent.is_some() {
+            let packed = self.pack(at);
+            self.launch_steps_with_peer(Vec::new(), &[at], packed.into_iter().collect());
+        } else if self.copy_between_shards(at) == CopyStart::Done {
+            self.finish_step(at);
+        }
+    }
+
+    /// Notes that a step is done, and begins the copies that wait for it.
+    fn finish_step(&mut self, at: usize) {
+        self.tasks[at].done = true;
+        std::mem::take(&mut self.tasks[at].copies).into_iter().for_each(|copy| self.start_copy(copy));
+    }
+
+    fn transfer_error(&self, at: usize, error: TransferError) -> ReshardError {
+        if matches!(error, TransferError::Deadline { .. }) {
+            return self.timeout_error();
+        }
+        let LocalStep { array, step, .. } = &self.tasks[at];
+        let array = self.array_with_mismatched_layout(&error).unwrap_or(*array);
+        ReshardError::Transfer { array, step: step.index, error }
+    }
+
+    fn check_copied(&self, at: usize, end: CopyEnd) -> Result<(), ReshardError> {
+        let CopyEnd::Failed(gpu, error) = end else { return Ok(()) };
+        let error = TransferError::Gpu { task: self.engine.here().peer_task(), gpu, error };
+        Err(self.transfer_error(at, error))
+    }
+
+    /// Waits for the next event of a step.
+    fn wait_for_next_event(&self) -> Result<StepEvent, ReshardError> {
+        let event = match self.limit {
             // The channel never closes, because the run has the sending end too.
-            None => self.outcomes.recv().ok(),
+            None => self.events.recv().ok(),
             Some((_, until)) => {
-                self.outcomes.recv_timeout(until.saturating_duration_since(clock::monotonic())).ok()
+                self.events.recv_timeout(until.saturating_duration_since(clock::monotonic())).ok()
             }
         };
-        outcome.ok_or_else(|| self.timeout_error())
+        event.ok_or_else(|| self.timeout_error())
     }
 
     fn timeout_error(&self) -> ReshardError {
@@ -111,9 +164,10 @@ impl ReshardExecutor<'_> {
         }
     }
 
-    /// Cancels all transfers in flight, and waits until they have ended.
+    /// Cancels all transfers and copies in flight, and waits until they have ended.
     pub fn cancel_all_and_wait(&mut self, error: ReshardError) -> ReshardError {
         let began = clock::monotonic();
+        self.given_up.store(true, Ordering::Release);
         let why = match &error {
             ReshardError::Transfer { error, .. } if original_reason(error).contains(GAVE_UP) => {
                 original_reason(error)
@@ -122,10 +176,11 @@ impl ReshardExecutor<'_> {
         };
         let proofs: Vec<QuiescenceFuture> =
             self.transfers.iter().map(|transfer| transfer.cancel(&why)).collect();
-        let rested = |share: u32| {
+        let mut rested = |share: u32| {
             let until = began + self.options.stall / 4 * share;
             // They share one limit, so the order of the waits does not matter.
             proofs.iter().all(|proof| proof.wait_for(until.saturating_duration_since(clock::monotonic())))
+                && wait_for_copies(&self.events, &mut self.copying, until)
         };
         // Most of the time is for the peers to confirm. Without their connections, only threads of this task
         // have to finish.
@@ -136,11 +191,14 @@ impl ReshardExecutor<'_> {
             "it did not say within {:?} that what was given up has come to rest there",
             self.options.stall / 4 * 3
         );
-        let with: BTreeSet<MemberId> =
+        let mut with: BTreeSet<MemberId> =
             self.transfers.iter().flat_map(|transfer| transfer.disconnect_unquiesced_peers(&why)).collect();
         tracing::warn!(?with, why, "the connections with these were ended");
         if rested(4) {
             return error;
+        }
+        if self.copying > 0 {
+            with.insert(self.engine.here());
         }
         ReshardError::Unproven { error: Box::new(error), with: with.into_iter().collect() }
     }
@@ -179,20 +237,32 @@ impl ReshardExecutor<'_> {
     }
 
     /// Launches handshakes and steps with one peer as one, or as few as the bound of a launch allows.
-    fn launch_steps_with_peer(&mut self, handshakes: Vec<TransferSpec>, steps: &[usize]) {
-        let held: Vec<_> = steps.iter().filter_map(|at| self.tasks[*at].arrival.take()).collect();
-        let moves = steps.iter().filter_map(|at| {
-            let LocalStep { array, step, key, role, span, .. } = &self.tasks[*at];
-            let (from, to, span) = (step.source.device, step.destination.device, span.clone()?);
-            let layout = BufferLayout::part_of_array(
-                span.len() as u64,
-                plan_layout_fingerprint(self.arrays[*array].plan),
-            );
-            let spec = match role {
-                StepRole::Send(_) => TransferSpec::send(span, from, to, *key),
-                _ => TransferSpec::receive(span, from, to, *key),
+    /// They begin once the bytes that GPUs pack are `packed`.
+    fn launch_steps_with_peer(
+        &mut self,
+        handshakes: Vec<TransferSpec>,
+        steps: &[usize],
+        packed: Vec<BufferDefinitionEvent>,
+    ) {
+        let arrivals = steps.iter().filter_map(|at| self.tasks[*at].arrival.take());
+        let held: Vec<_> = packed.into_iter().chain(arrivals).collect();
+        let moves = steps.iter().flat_map(|at| {
+            let LocalStep { array, step, key, role, sent, received, .. } = &self.tasks[*at];
+            let (from, to) = (step.source.device, step.destination.device);
+            let layout = |bytes: &PackedBytes| {
+                let fingerprint = plan_layout_fingerprint(self.arrays[*array].plan);
+                BufferLayout::part_of_array(bytes.span.len() as u64, fingerprint)
             };
-            Some((Some(*at), spec.with_layout(layout)))
+            let send = sent.as_ref().map(|bytes| {
+                let spec = TransferSpec::send(bytes.span.clone(), from, to, *key);
+                // Of a copy within this task, the receive tells the end.
+                (matches!(role, StepRole::Send(_)).then_some(*at), spec.with_layout(layout(bytes)))
+            });
+            let receive = received.as_ref().map(|bytes| {
+                let spec = TransferSpec::receive(bytes.span.clone(), from, to, *key);
+                (Some(*at), spec.with_layout(layout(bytes)))
+            });
+            send.into_iter().chain(receive)
         });
         let mut specs: Vec<_> = handshakes.into_iter().map(|spec| (None, spec)).chain(moves).collect();
         while !specs.is_empty() {
@@ -224,44 +294,23 @@ impl ReshardExecutor<'_> {
                     }
                 }
                 // A plan that was cancelled has no receiver any more.
-                let _sent = sender.send(FinishedTransfer { at, outcome });
+                let _sent = sender.send(StepEvent::Transferred { at, outcome });
             });
         }
         self.transfers.push(transfer);
     }
+}
 
-    fn copy(&self, at: usize) {
-        let LocalStep { array, step, runs, .. } = &self.tasks[at];
-        let shards = self.arrays[*array].shards;
-        if let (Some(runs), Some(from), Some(to)) =
-            (runs, shards.shard_of(&step.source), shards.shard_of(&step.destination))
-        {
-            copy_runs(runs, &from.full_span(), &to.full_span());
+/// Waits until no copy by a GPU is in flight. Returns whether it is so before the limit.
+fn wait_for_copies(events: &Receiver<StepEvent>, copying: &mut usize, until: Instant) -> bool {
+    while *copying > 0 {
+        match events.recv_timeout(until.saturating_duration_since(clock::monotonic())) {
+            Ok(StepEvent::Copied { .. }) => *copying -= 1,
+            Ok(StepEvent::Transferred { .. }) => {}
+            Err(_) => return false,
         }
     }
-
-    fn pack_step_into_staging(&self, at: usize) {
-        let LocalStep { array, step, role: StepRole::Send(_), runs: Some(runs), span: Some(staging), .. } =
-            &self.tasks[at]
-        else {
-            return;
-        };
-        if let Some(from) = self.arrays[*array].shards.shard_of(&step.source) {
-            copy_runs(runs, &from.full_span(), staging);
-        }
-    }
-
-    fn unpack_step_from_staging(&self, at: usize) {
-        let LocalStep {
-            array, step, role: StepRole::Receive(_), runs: Some(runs), span: Some(staging), ..
-        } = &self.tasks[at]
-        else {
-            return;
-        };
-        if let Some(to) = self.arrays[*array].shards.shard_of(&step.destination) {
-            copy_runs(runs, staging, &to.full_span());
-        }
-    }
+    true
 }
 
 /// Returns the original reason of a failure, without the tasks that passed it on.

@@ -5,11 +5,14 @@
 
 use std::collections::HashSet;
 
+use muster_gpu::Gpu;
+
 use super::inputs::{ReshardArray, ShardBuffers};
 use super::outcome::ReshardError;
 use crate::base::buffer_definition::{BufferDefinitionEvent, BufferDefinitionPromise};
 use crate::base::key::TransferKey;
 use crate::base::membership::{DeviceId, TaskId};
+use crate::io::device_runs::DeviceSource;
 use crate::memory::{AccessKind, Arena, BufferClaim, Span};
 use crate::plan::{BufferRole, RunCopies, Step, StepEnd, StepKeys, StridedRuns};
 
@@ -34,6 +37,14 @@ impl StepRole {
     }
 }
 
+/// The bytes of one side of a step as one contiguous range: their own place in the shard, or staging memory.
+pub struct PackedBytes {
+    /// The range.
+    pub span: Span,
+    /// For staging memory: the copies by which the bytes are packed into it, or unpacked from it.
+    pub runs: Option<RunCopies>,
+}
+
 /// A step, with the memory and events that it needs here.
 pub struct LocalStep {
     /// The index of its array.
@@ -44,9 +55,11 @@ pub struct LocalStep {
     pub key: TransferKey,
     /// The role of this task in the step.
     pub role: StepRole,
-    /// The contiguous memory from which its bytes are sent or into which they are received; none for a copy.
-    pub span: Option<Span>,
-    /// The copies that the step is, or by which its bytes are packed into, or unpacked from, staging memory.
+    /// The contiguous memory from which its bytes are sent; none for a receive, and for a copy that is direct.
+    pub sent: Option<PackedBytes>,
+    /// The contiguous memory into which its bytes are received; none for a send, and for a copy that is direct.
+    pub received: Option<PackedBytes>,
+    /// The copies between two shards; none for a send and a receive.
     pub runs: Option<RunCopies>,
     /// The event of the arrival that the step passes on.
     pub arrival: Option<BufferDefinitionEvent>,
@@ -61,7 +74,7 @@ pub struct LocalStep {
 /// Returns the steps of this task, array by array, with their memory and their dependencies.
 pub fn local_steps(
     arrays: &[ReshardArray<'_>],
-    staging: &Arena,
+    staging: &[&Arena],
     here: TaskId,
 ) -> Result<Vec<LocalStep>, ReshardError> {
     let keys = StepKeys::of(arrays.iter().map(|array| array.plan))?;
@@ -79,22 +92,24 @@ pub fn local_steps(
                 .and_then(|after| tasks[first..].binary_search_by_key(&after, |task| task.step.index).ok());
             let before = before.map(|place| first + place);
             let mut arrival = None;
-            let (span, runs) = match (role, before) {
-                (StepRole::Copy, _) => (None, Some(plan.step_copies(&step))),
-                (StepRole::Receive(_), _) => {
-                    local_span_and_copies(shards, &step.destination, staging, RunCopies::copies_that_unpack)?
-                }
-                (StepRole::Send(_), None) => {
-                    local_span_and_copies(shards, &step.source, staging, RunCopies::copies_that_pack)?
-                }
+            let pack = || packed_bytes(number, shards, &step.source, staging, RunCopies::copies_that_pack);
+            let unpack =
+                || packed_bytes(number, shards, &step.destination, staging, RunCopies::copies_that_unpack);
+            let (sent, received) = match (role, before) {
+                (StepRole::Copy, _) if is_direct(shards, &step) => (None, None),
+                (StepRole::Copy, _) => (pack()?, unpack()?),
+                (StepRole::Receive(_), _) => (None, unpack()?),
+                (StepRole::Send(_), None) => (pack()?, None),
                 (StepRole::Send(_), Some(before)) => {
                     // It is sent from where it arrived as one range: nothing changes those bytes in between.
                     let (definer, event) = BufferDefinitionEvent::new();
                     tasks[before].definers.push(definer);
                     arrival = Some(event);
-                    (tasks[before].span.clone(), None)
+                    let arrived = tasks[before].received.as_ref();
+                    (arrived.map(|arrived| PackedBytes { span: arrived.span.clone(), runs: None }), None)
                 }
             };
+            let runs = (role == StepRole::Copy).then(|| plan.step_copies(&step));
             if role == StepRole::Copy
                 && let Some(before) = before
             {
@@ -104,7 +119,19 @@ pub fn local_steps(
             let key = keys.key(number, step.index);
             let (definers, copies) = (Vec::new(), Vec::new());
             let (array, done) = (number, false);
-            tasks.push(LocalStep { array, step, key, role, span, runs, arrival, definers, copies, done });
+            tasks.push(LocalStep {
+                array,
+                step,
+                key,
+                role,
+                sent,
+                received,
+                runs,
+                arrival,
+                definers,
+                copies,
+                done,
+            });
         }
     }
     Ok(tasks)
@@ -155,24 +182,37 @@ fn claim_shard_buffers_of_array(
     Ok(())
 }
 
-/// Returns where the bytes of a side leave or arrive: their own place if they are one stretch, else staging memory
-/// and the copies between.
-fn local_span_and_copies(
+/// Returns whether the bytes of a copy are copied from shard to shard: both are in host memory, or the GPU of the destination can
+/// access the source.
+fn is_direct(shards: &ShardBuffers, step: &Step) -> bool {
+    let (Some(from), Some(to)) = (shards.shard_of(&step.source), shards.shard_of(&step.destination)) else {
+        return true;
+    };
+    match to.gpu() {
+        None => from.gpu().is_none(),
+        Some(gpu) => DeviceSource::of_span(&from.full_span(), gpu).is_some(),
+    }
+}
+
+/// Returns where the bytes of a side leave or arrive: their own place if they are one contiguous range, else staging memory of the
+/// same kind, and the copies between.
+fn packed_bytes(
+    array: usize,
     shards: &ShardBuffers,
     side: &StepEnd,
-    staging: &Arena,
+    staging: &[&Arena],
     copies: fn(&StridedRuns) -> RunCopies,
-) -> Result<(Option<Span>, Option<RunCopies>), ReshardError> {
+) -> Result<Option<PackedBytes>, ReshardError> {
+    let Some(shard) = shards.shard_of(side) else { return Ok(None) };
     let bytes = usize::try_from(side.runs.bytes()).unwrap_or(usize::MAX);
     if side.runs.count() <= 1 {
         let start = usize::try_from(side.runs.offset).unwrap_or(usize::MAX);
-        let span = shards
-            .shard_of(side)
-            .map(|buffer| buffer.range(start..start.saturating_add(bytes)))
-            .transpose()?;
-        return Ok((span, None));
+        let span = shard.range(start..start.saturating_add(bytes))?;
+        return Ok(Some(PackedBytes { span, runs: None }));
     }
-    let buffer = staging.allocate(bytes)?;
-    buffer.check_in_host_memory()?;
-    Ok((Some(buffer.full_span()), Some(copies(&side.runs))))
+    let arena = staging.iter().find(|arena| arena.gpu() == shard.gpu());
+    let gpu = shard.gpu().map(Gpu::ordinal);
+    let arena = arena.ok_or(ReshardError::Staging { array, device: side.device, gpu })?;
+    let span = arena.allocate(bytes)?.full_span();
+    Ok(Some(PackedBytes { span, runs: Some(copies(&side.runs)) }))
 }

@@ -16,19 +16,25 @@
 //! - A contiguous region is sent from its own memory, and received into its own memory. Every other region is packed
 //!   into staging memory before it is sent, and unpacked from staging memory after it has arrived. Each region has
 //!   its own range of staging memory, so no step waits for memory of another step.
+//! - Regions in memory of a GPU are packed and unpacked by that GPU, in staging memory of its own, while the calling thread goes on: a
+//!   launch depends on the events of what it sends. A copy between shards that no GPU and not the host can do alone is a transfer
+//!   within this task.
 //! - If a plan fails, the call returns within one stall limit. For the first three quarters of this time, the call
 //!   waits until the peers confirm that nothing is in flight. After that, it ends the connections to the peers that
 //!   have not confirmed, and waits only for threads of this task. So the caller gets its buffers back within a known
 //!   time, even if a peer is stopped, and no byte can arrive in these buffers any more. If a thread of this task
 //!   needs more than the stall limit, the error is [`ReshardError::Unproven`].
 
-mod copy;
+mod copies;
 mod executor;
+mod gpu_copy;
 mod groups;
+mod host_copy;
 mod inputs;
 mod local_step;
 mod outcome;
 
+use std::sync::Arc;
 use std::sync::mpsc::channel;
 
 use muster_clock as clock;
@@ -52,7 +58,7 @@ impl TransferEngine {
         &self,
         plan: &Plan,
         shards: &ShardBuffers,
-        staging: &Arena,
+        staging: &[&Arena],
         options: LaunchOptions,
     ) -> Result<ReshardStats, ReshardError> {
         self.execute_plans(&[ReshardArray { plan, shards }], staging, options)
@@ -60,7 +66,11 @@ impl TransferEngine {
 
     /// Executes this task's part of the plans of some arrays, all at once, and blocks until it is done. Every task of
     /// the plans must call it, with the same plans in the same order. The shards belong to the plans until it
-    /// returns. Staging memory is allocated from `staging` and freed.
+    /// returns.
+    ///
+    /// A shard is in host memory or in that of a GPU, whatever the shards of other devices and tasks are in. Regions that are not
+    /// contiguous pass through staging memory of the same kind, which is allocated from one of the arenas `staging` and freed: an
+    /// arena for host memory, and one for each GPU, as far as there are such shards.
     ///
     /// Use a channel of its own ([`LaunchOptions::channel`]), so that its groups do not interleave with other
     /// launches.
@@ -75,26 +85,29 @@ impl TransferEngine {
     pub fn execute_plans(
         &self,
         arrays: &[ReshardArray<'_>],
-        staging: &Arena,
+        staging: &[&Arena],
         options: LaunchOptions,
     ) -> Result<ReshardStats, ReshardError> {
         let began = clock::monotonic();
         let here = self.here().task;
-        let _claims = claim_shard_buffers(arrays, here)?;
+        let claims = Arc::new(claim_shard_buffers(arrays, here)?);
         let tasks = local_steps(arrays, staging, here)?;
         let timeouts = arrays.iter().filter_map(|array| array.plan.timeout());
         let limit = timeouts.chain(options.deadline).min();
-        let (sender, outcomes) = channel();
+        let (sender, events) = channel();
         let mut run = ReshardExecutor {
             engine: self,
             arrays,
             tasks,
             transfers: Vec::new(),
+            claims,
             open: 0,
+            copying: 0,
+            given_up: Arc::default(),
             limit: limit.map(|limit| (limit, began + limit)),
             options,
             sender,
-            outcomes,
+            events,
         };
         run.execute().map_err(|error| run.cancel_all_and_wait(error))?;
         let mut moved = ReshardStats {

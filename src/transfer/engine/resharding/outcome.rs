@@ -48,7 +48,20 @@ pub enum ReshardError {
     /// Memory is full, or in use.
     #[error("{0}")]
     Memory(#[from] MemoryError),
-    /// A transfer failed, and all others were cancelled. If another task executes other plans, this is a step with
+    /// A region of a shard is not contiguous, and there is no staging arena in the memory of the shard.
+    #[error(
+        "array {array}, device {device}: a region of its shard has to be packed, so give a staging arena {}",
+        memory_of_gpu(*gpu)
+    )]
+    Staging {
+        /// The index of the array.
+        array: usize,
+        /// The device of the shard.
+        device: DeviceId,
+        /// The number of the GPU in whose memory the shard is; none for host memory.
+        gpu: Option<u32>,
+    },
+    /// A transfer, or a copy by a GPU, failed, and all others were cancelled. If another task executes other plans, this is a step with
     /// that task, and the array is the first that differs, if both sides have one with its number.
     #[error("array {array}, step {step} of its plan: {error}")]
     Transfer {
@@ -56,7 +69,7 @@ pub enum ReshardError {
         array: usize,
         /// The index of a step with the peer in the plan of that array or of another one.
         step: u32,
-        /// The error of its transfer.
+        /// The error of its transfer, or of its copy.
         error: TransferError,
     },
     /// The time limit passed.
@@ -86,6 +99,10 @@ pub enum ReshardError {
         /// The peers of these transfers.
         with: Vec<MemberId>,
     },
+}
+
+fn memory_of_gpu(gpu: Option<u32>) -> String {
+    gpu.map_or_else(|| "in host memory".to_owned(), |gpu| format!("in the memory of GPU {gpu}"))
 }
 
 fn list_tasks(all: &[TaskId]) -> String {

@@ -279,6 +279,43 @@ pub fn copies(answers: &mut Answers) {
             .note("cuMemcpyHtoDAsync to the host", sys::cuMemcpyHtoDAsync_v2(heap as u64, host, 4, stream));
     }
     answers.note("cuStreamSynchronize at the end", synchronize(stream));
+    let rows = |pitches: [usize; 2], width, height| sys::CUDA_MEMCPY2D {
+        srcXInBytes: 1,
+        srcY: 1,
+        srcMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
+        srcHost: std::ptr::null(),
+        srcDevice: at,
+        srcArray: std::ptr::null_mut(),
+        srcPitch: pitches[0],
+        dstXInBytes: 0,
+        dstY: 0,
+        dstMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
+        dstHost: std::ptr::null_mut(),
+        dstDevice: other,
+        dstArray: std::ptr::null_mut(),
+        dstPitch: pitches[1],
+        WidthInBytes: width,
+        Height: height,
+    };
+    let numbers: Vec<u8> = (0..8192_u32).map(|number| (number % 251) as u8).collect();
+    write_device_bytes(at, &numbers);
+    write_device_bytes(other, &[7; 8192]);
+    let mut copy_rows = |name: &str, pitches, width, height| {
+        let copy = rows(pitches, width, height);
+        // SAFETY: addresses are checked by the library.
+        answers.note_open(name, unsafe { sys::cuMemcpy2DAsync_v2(&raw const copy, stream) });
+    };
+    copy_rows("cuMemcpy2DAsync of odd pitches", [101, 3], 3, 80);
+    copy_rows("cuMemcpy2DAsync of no rows", [101, 3], 3, 0);
+    copy_rows("cuMemcpy2DAsync of rows without bytes", [101, 3], 0, 80);
+    copy_rows("cuMemcpy2DAsync of rows that overlap", [2, 3], 3, 80);
+    copy_rows("cuMemcpy2DAsync beyond the end", [101, 3], 3, 82);
+    copy_rows("cuMemcpy2DAsync of one row with a great pitch", [1 << 31, 3], 3, 1);
+    answers.note_open("cuStreamSynchronize after rows", synchronize(stream));
+    let copied = contents(other, 8192);
+    let row_is_there = |row: usize| copied[row * 3..][..3] == numbers[101 * (row + 1) + 1..][..3];
+    answers.note_open("the rows are there", (0..80).all(row_is_there));
+    answers.note_open("nothing else is", copied[240..].iter().all(|byte| *byte == 7));
 }
 
 pub fn values(answers: &mut Answers) {

@@ -2,7 +2,7 @@
 //! of a real one are compared with them on a machine that has one.
 //!
 //! All lines are those of a real driver (580.159 with an H200), except those that begin with `~`: there the simulation differs
-//! from it, and its entry point says why. No line is about an unknown handle or freed memory, which a real driver may not survive.
+//! from it, and its entry point says why, or no real driver was asked yet (`cuMemcpy2DAsync`). No line is about an unknown handle or freed memory, which a real driver may not survive.
 
 mod calls;
 mod mapped;
@@ -41,7 +41,7 @@ impl Answers {
         self.text += &format!("{call}: {answer:?}\n");
     }
 
-    /// Notes an answer in which a real driver differs.
+    /// Notes an answer in which a real driver differs, or that is not known of one.
     fn note_open(&mut self, call: &str, answer: impl Debug) {
         self.text += &format!("~ {call}: {answer:?}\n");
     }
