@@ -1,23 +1,21 @@
 //! A resharding in progress: launches this task's steps, each step group as one launch, and has bytes copied between
-//! shards and staging memory (`copies.rs`). If a step fails, it cancels the others.
+//! shards and staging memory (`step_copier.rs`). If a step fails, it cancels the others.
 //!
 //! `plan` computes the plans, `groups.rs` forms the step groups, and the caller allocates the shards. Begin at
 //! [`ReshardExecutor::execute`].
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
 
 use muster_clock as clock;
 
-use super::copies::CopyStart;
 use super::gpu_copy::CopyEnd;
 use super::groups::{StepGroup, step_groups};
 use super::inputs::ReshardArray;
 use super::local_step::{LocalStep, PackedBytes, StepRole};
 use super::outcome::ReshardError;
+use super::step_copier::{StepCopier, StepEvent, StepStage};
 use crate::base::buffer_definition::BufferDefinitionEvent;
 use crate::base::error::TransferError;
 use crate::base::key::TransferKey;
@@ -26,26 +24,9 @@ use crate::base::membership::{MemberId, Membership, TaskId};
 use crate::engine::handle::TransferEngine;
 use crate::engine::prepared_transfers::{LaunchOptions, TransferSpec};
 use crate::launch::transfer::{QuiescenceFuture, TransferHandle};
-use crate::memory::{Buffer, BufferClaim};
+use crate::memory::Buffer;
 use crate::plan::{Plan, Step};
 use crate::protocol::link::launch_definition::ENTRIES_MAX;
-
-/// What a copy of a step has reached at its end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum StepStage {
-    /// The bytes to be sent are packed.
-    Packed,
-    /// The bytes are in the destination: the step is done.
-    InPlace,
-}
-
-/// What happened to a step. `at` is its index among the tasks.
-pub enum StepEvent {
-    /// Its transfer ended.
-    Transferred { at: usize, outcome: Result<(), TransferError> },
-    /// A copy by a GPU ended.
-    Copied { at: usize, stage: StepStage, end: CopyEnd },
-}
 
 /// A resharding in progress.
 pub struct ReshardExecutor<'a> {
@@ -53,14 +34,9 @@ pub struct ReshardExecutor<'a> {
     pub(super) arrays: &'a [ReshardArray<'a>],
     pub(super) tasks: Vec<LocalStep>,
     pub(super) transfers: Vec<TransferHandle>,
-    /// The claims of all shards. Copies by GPUs keep them, too.
-    pub(super) claims: Arc<Vec<BufferClaim>>,
+    pub(super) copier: StepCopier,
     /// The number of transfers without an outcome.
     pub(super) open: usize,
-    /// The number of copies that GPUs have not ended.
-    pub(super) copying: usize,
-    /// Whether GPUs are to begin nothing any more.
-    pub(super) given_up: Arc<AtomicBool>,
     /// The time limit, and when it passes.
     pub(super) limit: Option<(Duration, Instant)>,
     pub(super) options: LaunchOptions,
@@ -88,17 +64,17 @@ impl ReshardExecutor<'_> {
                 self.start_copy(at);
             }
         }
-        while self.open + self.copying > 0 {
+        while self.open > 0 || self.copier.is_busy() {
             match self.wait_for_next_event()? {
                 StepEvent::Transferred { at, outcome } => {
                     self.open -= 1;
                     outcome.map_err(|error| self.transfer_error(at, error))?;
-                    if self.unpack(at) == CopyStart::Done {
+                    if self.unpack(at).is_none() {
                         self.finish_step(at);
                     }
                 }
                 StepEvent::Copied { at, stage, end } => {
-                    self.copying -= 1;
+                    self.copier.note_end();
                     self.check_copied(at, end)?;
                     if stage == StepStage::InPlace {
                         self.finish_step(at);
@@ -114,9 +90,36 @@ impl ReshardExecutor<'_> {
         if self.tasks[at].sent.is_some() {
             let packed = self.pack(at);
             self.launch_steps_with_peer(Vec::new(), &[at], packed.into_iter().collect());
-        } else if self.copy_between_shards(at) == CopyStart::Done {
+        } else if self.copy_between_shards(at).is_none() {
             self.finish_step(at);
         }
+    }
+
+    /// Packs the bytes that a step sends, if they need it. Returns the event of their end, if a GPU packs them.
+    fn pack(&mut self, at: usize) -> Option<BufferDefinitionEvent> {
+        let LocalStep { array, step, sent, .. } = &self.tasks[at];
+        let sent = sent.as_ref()?;
+        let shard = self.arrays[*array].shards.shard_of(&step.source)?;
+        let spans = [shard.full_span(), sent.span.clone()];
+        self.copier.copy(at, StepStage::Packed, sent.runs.as_ref()?, spans)
+    }
+
+    /// Unpacks the bytes that a step has received, if they need it. Returns the event of the end, if a GPU unpacks them.
+    fn unpack(&mut self, at: usize) -> Option<BufferDefinitionEvent> {
+        let LocalStep { array, step, received, .. } = &self.tasks[at];
+        let received = received.as_ref()?;
+        let shard = self.arrays[*array].shards.shard_of(&step.destination)?;
+        let spans = [received.span.clone(), shard.full_span()];
+        self.copier.copy(at, StepStage::InPlace, received.runs.as_ref()?, spans)
+    }
+
+    /// Copies the bytes of a step from shard to shard. Returns the event of the end, if a GPU copies them.
+    fn copy_between_shards(&mut self, at: usize) -> Option<BufferDefinitionEvent> {
+        let LocalStep { array, step, runs, .. } = &self.tasks[at];
+        let shards = self.arrays[*array].shards;
+        let spans =
+            [shards.shard_of(&step.source)?.full_span(), shards.shard_of(&step.destination)?.full_span()];
+        self.copier.copy(at, StepStage::InPlace, runs.as_ref()?, spans)
     }
 
     /// Notes that a step is done, and begins the copies that wait for it.
@@ -167,7 +170,7 @@ impl ReshardExecutor<'_> {
     /// Cancels all transfers and copies in flight, and waits until they have ended.
     pub fn cancel_all_and_wait(&mut self, error: ReshardError) -> ReshardError {
         let began = clock::monotonic();
-        self.given_up.store(true, Ordering::Release);
+        self.copier.give_up();
         let why = match &error {
             ReshardError::Transfer { error, .. } if original_reason(error).contains(GAVE_UP) => {
                 original_reason(error)
@@ -180,7 +183,7 @@ impl ReshardExecutor<'_> {
             let until = began + self.options.stall / 4 * share;
             // They share one limit, so the order of the waits does not matter.
             proofs.iter().all(|proof| proof.wait_for(until.saturating_duration_since(clock::monotonic())))
-                && wait_for_copies(&self.events, &mut self.copying, until)
+                && self.copier.wait_until_idle(&self.events, until)
         };
         // Most of the time is for the peers to confirm. Without their connections, only threads of this task
         // have to finish.
@@ -197,7 +200,7 @@ impl ReshardExecutor<'_> {
         if rested(4) {
             return error;
         }
-        if self.copying > 0 {
+        if self.copier.is_busy() {
             with.insert(self.engine.here());
         }
         ReshardError::Unproven { error: Box::new(error), with: with.into_iter().collect() }
@@ -299,18 +302,6 @@ impl ReshardExecutor<'_> {
         }
         self.transfers.push(transfer);
     }
-}
-
-/// Waits until no copy by a GPU is in flight. Returns whether it is so before the limit.
-fn wait_for_copies(events: &Receiver<StepEvent>, copying: &mut usize, until: Instant) -> bool {
-    while *copying > 0 {
-        match events.recv_timeout(until.saturating_duration_since(clock::monotonic())) {
-            Ok(StepEvent::Copied { .. }) => *copying -= 1,
-            Ok(StepEvent::Transferred { .. }) => {}
-            Err(_) => return false,
-        }
-    }
-    true
 }
 
 /// Returns the original reason of a failure, without the tasks that passed it on.

@@ -36,15 +36,15 @@ pub enum CopyEnd {
     GivenUp,
 }
 
-/// What a copy keeps until the GPU uses its memory no more.
-pub struct KeptMemory {
+/// The memory of a copy. It is kept until the GPU uses it no more.
+pub struct MemoryInUse {
     /// The claims of all shards of the plans.
     _claims: Arc<Vec<BufferClaim>>,
     /// The spans between which bytes are copied. They keep staging memory allocated.
     spans: [Span; 2],
 }
 
-impl KeptMemory {
+impl MemoryInUse {
     /// Keeps the spans, the source first, and the claims of the shards among them.
     pub fn new(claims: &Arc<Vec<BufferClaim>>, spans: [Span; 2]) -> Self {
         Self { _claims: Arc::clone(claims), spans }
@@ -69,7 +69,7 @@ pub struct GpuRunsCopy {
     chains: AtomicUsize,
     failure: OnceLock<CopyFailure>,
     given_up: Arc<AtomicBool>,
-    end: Mutex<Option<(KeptMemory, EndListener)>>,
+    end: Mutex<Option<(MemoryInUse, EndListener)>>,
 }
 
 impl GpuRunsCopy {
@@ -77,11 +77,11 @@ impl GpuRunsCopy {
     /// or on that of the GPU.
     pub fn start(
         runs: &RunCopies,
-        kept: KeptMemory,
+        memory: MemoryInUse,
         given_up: &Arc<AtomicBool>,
         then: impl FnOnce(CopyEnd) + Send + 'static,
     ) {
-        let [from, to] = &kept.spans;
+        let [from, to] = &memory.spans;
         let refused = |gpu, name| {
             let error = GpuError { call: "copy", code: 0, name };
             CopyEnd::Failed(gpu, error)
@@ -112,7 +112,7 @@ impl GpuRunsCopy {
             chains: AtomicUsize::new(REQUESTS_IN_FLIGHT),
             failure: OnceLock::new(),
             given_up: Arc::clone(given_up),
-            end: Mutex::new(Some((kept, Box::new(then)))),
+            end: Mutex::new(Some((memory, Box::new(then)))),
         });
         (0..REQUESTS_IN_FLIGHT).for_each(|_| copy.request_next_blocks());
     }
@@ -129,7 +129,7 @@ impl GpuRunsCopy {
         }
         let rows: Vec<GpuRows> = (first..last).map(|number| self.rows_of_block(number)).collect();
         let copy = Arc::clone(self);
-        // SAFETY: `kept` keeps both memories, which the plan has claimed, until the last chain has ended. No two steps write the same
+        // SAFETY: `end` keeps both memories, which the plan has claimed, until the last chain has ended. No two steps write the same
         // bytes, and none reads bytes before the step that writes them is done.
         let asked = unsafe {
             self.gpu.copy_rows(&rows, move |outcome| match outcome {
@@ -157,8 +157,8 @@ impl GpuRunsCopy {
         if self.chains.fetch_sub(1, Ordering::AcqRel) > 1 {
             return;
         }
-        let Some((kept, then)) = lock(&self.end).take() else { return };
-        drop(kept);
+        let Some((memory, then)) = lock(&self.end).take() else { return };
+        drop(memory);
         then(match self.failure.get() {
             Some((gpu, error)) => CopyEnd::Failed(*gpu, error.clone()),
             None if self.next.load(Ordering::Relaxed) >= self.blocks.count() => CopyEnd::Copied,

@@ -25,7 +25,6 @@
 //!   time, even if a peer is stopped, and no byte can arrive in these buffers any more. If a thread of this task
 //!   needs more than the stall limit, the error is [`ReshardError::Unproven`].
 
-mod copies;
 mod executor;
 mod gpu_copy;
 mod groups;
@@ -33,8 +32,8 @@ mod host_copy;
 mod inputs;
 mod local_step;
 mod outcome;
+mod step_copier;
 
-use std::sync::Arc;
 use std::sync::mpsc::channel;
 
 use muster_clock as clock;
@@ -43,6 +42,7 @@ use executor::ReshardExecutor;
 pub use inputs::{ReshardArray, ShardBuffers};
 use local_step::{StepRole, claim_shard_buffers, local_steps};
 pub use outcome::{ReshardError, ReshardStats};
+use step_copier::StepCopier;
 
 use super::handle::TransferEngine;
 use super::prepared_transfers::LaunchOptions;
@@ -90,7 +90,7 @@ impl TransferEngine {
     ) -> Result<ReshardStats, ReshardError> {
         let began = clock::monotonic();
         let here = self.here().task;
-        let claims = Arc::new(claim_shard_buffers(arrays, here)?);
+        let claims = claim_shard_buffers(arrays, here)?;
         let tasks = local_steps(arrays, staging, here)?;
         let timeouts = arrays.iter().filter_map(|array| array.plan.timeout());
         let limit = timeouts.chain(options.deadline).min();
@@ -100,10 +100,8 @@ impl TransferEngine {
             arrays,
             tasks,
             transfers: Vec::new(),
-            claims,
+            copier: StepCopier::new(claims, sender.clone()),
             open: 0,
-            copying: 0,
-            given_up: Arc::default(),
             limit: limit.map(|limit| (limit, began + limit)),
             options,
             sender,
