@@ -153,7 +153,7 @@ fn execute_transfers_of_plans(
             .saturating_add(packed(&step.destination, step.bytes))
     });
     let arrays: Vec<_> = arrays.iter().map(|(plan, shards)| ReshardArray { plan, shards }).collect();
-    engine.execute_plans(&arrays, &Arena::new(staging)?, options)
+    engine.execute_plans(&arrays, &[&Arena::new(staging)?], options)
 }
 
 /// Returns the tasks and hosts of all devices, as the engine records say.
@@ -191,6 +191,13 @@ fn reshard_error(py: Python<'_>, error: &ReshardError, names: &[String]) -> PyEr
             new_exception(py, "PlanError", &prefix_array_name(names, *array, &text), &[])
         }
         ReshardError::Timeout { .. } => new_exception(py, "Deadline", &format!("{error}; {NEXT}"), &[]),
-        error => new_exception(py, "TransferError", &error.to_string(), &[("reason", "unproven")]),
+        error => {
+            let reason = match error {
+                ReshardError::GpuStalled { .. } => "stalled",
+                ReshardError::Staging { .. } => "memory",
+                _ => "unproven",
+            };
+            new_exception(py, "TransferError", &error.to_string(), &[("reason", reason)])
+        }
     }
 }

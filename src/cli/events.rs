@@ -17,11 +17,11 @@ use super::output::{
 use super::server_args::{JobArg, ServerArgs, block_on_requests, format_time_millis};
 use crate::coordination::{JobView, Timestamp, barrier_label};
 use crate::http::api::{EventLine, EventsPage};
-use crate::text::{UntrustedText, encode_query_value, parse_duration};
+use crate::text::{UntrustedText, encode_query_value, format_ranges, parse_duration};
 
 /// Show the events of a job, each change with its reason
 ///
-/// Each line has the event's number, its time (UTC, to the millisecond), its run, its kind, its task and
+/// Each line has the event's number, its time (UTC, to the millisecond), its run, its kind, its tasks and
 /// barrier, and its reason.
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
@@ -70,6 +70,8 @@ Examples:
   muster events --kind task-failed,barrier-failed
   muster events --json | jq 'select(.kind == \"task-failed\")'     # one event a line";
 
+/// The most ranges of tasks in a line.
+const RANGES_SHOWN: usize = 4;
 /// The pause before a broken stream is opened again: at first, and at most.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(10));
 
@@ -212,7 +214,7 @@ impl<'a> EventPrinter<'a> {
         let style = TerminalCapabilities::of_stdout();
         // Only on a terminal: a pipe receives nothing but events.
         if !self.arguments.server_args.json && style.width.is_some() {
-            let columns = format_columns("NUMBER", "TIME (UTC)", "RUN", "KIND", "TASK", "BARRIER", "REASON");
+            let columns = format_columns("NUMBER", "TIME (UTC)", "RUN", "KIND", "TASKS", "BARRIER", "REASON");
             print(&TerminalText::from_line(TerminalLine::default().push_styled(
                 style,
                 columns,
@@ -238,18 +240,20 @@ fn format_columns(
     time: &str,
     run: &str,
     kind: &str,
-    task: &str,
+    tasks: &str,
     barrier: &str,
     reason: &str,
 ) -> String {
     let barrier = pad_to_width(barrier, 16);
-    format!("{number:>6}  {time:<24}  {run:>4}  {kind:<20}  {task:>5}  {barrier}  {reason}")
+    format!("{number:>6}  {time:<24}  {run:>4}  {kind:<20}  {tasks:>7}  {barrier}  {reason}")
 }
 
 fn format_event(event: &EventLine) -> String {
-    let about = event.what.subject();
-    let (task, barrier) = (about.task, about.barrier);
-    let barrier = barrier.map_or_else(
+    let tasks = match &event.what.tasks()[..] {
+        [] => "-".to_owned(),
+        tasks => format_ranges(tasks.iter().map(|task| task.0), RANGES_SHOWN, "-", "…"),
+    };
+    let barrier = event.what.subject().barrier.map_or_else(
         || "-".to_owned(),
         |(id, counter)| {
             let id = UntrustedText::from(barrier_label(id));
@@ -261,7 +265,7 @@ fn format_event(event: &EventLine) -> String {
         &format_time_millis(event.at),
         &event.run.to_string(),
         event.what.kind(),
-        &task.map_or_else(|| "-".to_owned(), |task| task.to_string()),
+        &tasks,
         &barrier,
         &event.reason,
     )

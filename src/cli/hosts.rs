@@ -56,24 +56,28 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
         let state = arguments.state.map_or_else(String::new, |state| format!("&state={}", state.name()));
         let path = format!("{}/hosts", arguments.job_arg.resolve_job_path(&client).await?);
         let all: HostsPage = client.fetch_all_pages(&path, &state).await?;
-        arguments
-            .server_args
-            .print_answer(&all, |all| TerminalText::from_escaped_text(&hosts_table_text(&all.hosts)))?;
+        arguments.server_args.print_answer(&all, |all| {
+            TerminalText::from_escaped_text(&hosts_table_text(&all.hosts, arguments.state))
+        })?;
         Ok(ExitCode::SUCCESS)
     })
 }
 
-/// Returns the hosts as lines.
-fn hosts_table_text(hosts: &[HostView]) -> String {
-    if hosts.is_empty() {
-        return "No host: no task of the present run has registered from an address that is known."
-            .to_owned();
+/// Returns the hosts as lines: those of one state, or all.
+fn hosts_table_text(hosts: &[HostView], state: Option<HostState>) -> String {
+    match state {
+        None if hosts.is_empty() => {
+            return "No host: no task of the present run has registered from an address that is known."
+                .to_owned();
+        }
+        Some(state) if hosts.is_empty() => return format!("No host is {}.", state.name()),
+        _ => {}
     }
     let width = hosts.iter().map(|host| host.host.as_str().len()).max().unwrap_or_default().max(4);
     // The hosts in trouble first: a healthy one is rarely looked for.
     let mut hosts: Vec<&HostView> = hosts.iter().collect();
-    hosts.sort_by_key(|host| host.state);
-    let mut text = format!("{:<width$} STATE     LIVE     TASKS         LATE BY    LAST HEARTBEAT\n", "HOST");
+    hosts.sort_by_key(|host| host.urgency());
+    let mut text = format!("{:<width$} STATE     LIVE     TASKS         LATER BY   LAST HEARTBEAT\n", "HOST");
     for host in hosts {
         let live = format!("{}/{}", host.counts.connected, host.tasks.len());
         let tasks = format_ranges(host.tasks.iter().map(|task| task.0), RANGES_SHOWN, "-", "…");

@@ -140,13 +140,14 @@ fn run_text(one: &RunDetail) -> TerminalText {
     TerminalText::from_escaped_text(&text)
 }
 
-/// Returns in which of two runs something was late, in words.
-fn late_text(late: [bool; 2]) -> &'static str {
-    match late {
-        [true, true] => "late in both",
-        [true, false] => "late before",
-        [false, true] => "late now",
-        [false, false] => "",
+/// Returns in which of two runs something had failed, or else was late, in words.
+fn trouble_text(had_failed: [bool; 2], was_late: [bool; 2]) -> String {
+    let (what, when) = if had_failed.contains(&true) { ("failed", had_failed) } else { ("late", was_late) };
+    match when {
+        [true, true] => format!("{what} in both"),
+        [true, false] => format!("{what} before"),
+        [false, true] => format!("{what} now"),
+        [false, false] => String::new(),
     }
 }
 
@@ -168,15 +169,16 @@ fn comparison_text(both: &RunComparison) -> TerminalText {
     if both.changed_devices.is_none() {
         text.push_str(" The devices of one of them are not known.");
     }
-    for ComparedTask { task, host, host_before, before, now } in both.tasks.iter().take(ROWS_MAX) {
+    for compared in both.tasks.iter().take(ROWS_MAX) {
+        let ComparedTask { task, host, host_before, before, now, .. } = compared;
         let late = |of: &Option<ComparedLateness>| {
             of.as_ref().map_or_else(|| "-".to_owned(), |it| format_micros(it.lateness_us))
         };
         let name = |host: &Option<HostId>| host.as_ref().map_or_else(|| "-".to_owned(), ToString::to_string);
-        let told = late_text([before, now].map(|it| it.as_ref().is_some_and(|it| it.is_chronic)));
+        let told = trouble_text(compared.had_failed(), compared.was_late());
         let _ = write!(
             text,
-            "\n  task {task:<8} {told:<13} late by {} then, {} now; host {} then, {} now",
+            "\n  task {task:<8} {told:<14} late by {} then, {} now; host {} then, {} now",
             late(before),
             late(now),
             name(host_before),
@@ -191,9 +193,9 @@ fn comparison_text(both: &RunComparison) -> TerminalText {
         };
         let _ = write!(
             text,
-            "\n  host {:<24} {:<13} tasks {} then, {} now",
+            "\n  host {:<24} {:<14} tasks {} then, {} now",
             name.as_str(),
-            late_text(host.was_late()),
+            trouble_text(host.had_failed(), host.was_late()),
             ranges(tasks_before),
             ranges(tasks),
         );

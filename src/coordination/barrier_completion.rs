@@ -20,6 +20,9 @@ use super::failure::{Code, Failure};
 use super::ids::TaskId;
 use super::run::Run;
 
+/// The reason of a barrier that passed although excluded members had not arrived.
+pub const PASSED_WITHOUT_EXCLUDED: &str = "passed without members that are excluded or have not registered since their exclusion; all others had arrived";
+
 impl Run {
     /// Passes the instance if no member is missing.
     pub(super) fn pass_barrier_if_complete(&mut self, cx: &mut TransitionContext<'_>, key: &BarrierKey) {
@@ -30,7 +33,7 @@ impl Run {
             let reason = if instance.arrived_count() == instance.members.len() {
                 "all members arrived"
             } else if instance.not_arrived_tasks().any(|id| self.expect_task(id).is_excused) {
-                "passed without members that are excluded or have not registered since their exclusion; all others had arrived"
+                PASSED_WITHOUT_EXCLUDED
             } else {
                 "passed without members that restarted after it began; all others had arrived"
             };

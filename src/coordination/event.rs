@@ -437,6 +437,19 @@ impl EventKind {
         }
     }
 
+    /// Returns the tasks of the change: for a barrier that passed, those that had not arrived.
+    #[must_use]
+    pub fn tasks(&self) -> Vec<TaskId> {
+        match self {
+            Self::BarrierPassed { without: tasks, .. }
+            | Self::FindingOpened { tasks, .. }
+            | Self::TaskIdsAssigned { tasks }
+            | Self::TaskOwnersForgotten { tasks, .. }
+            | Self::Excluded { tasks, .. } => tasks.clone(),
+            other => other.subject().task.into_iter().collect(),
+        }
+    }
+
     /// Returns the subject of the event.
     #[must_use]
     pub fn subject(&self) -> EventSubject<'_> {

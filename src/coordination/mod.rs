@@ -125,6 +125,7 @@ mod views;
 mod waiters;
 
 pub use actor::*;
+pub use barrier_completion::PASSED_WITHOUT_EXCLUDED;
 pub use barrier_record::*;
 pub use command::*;
 pub use coordinator::Coordinator;

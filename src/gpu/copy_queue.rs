@@ -82,8 +82,8 @@ pub struct GpuRows {
     pub first: GpuCopy,
     /// The number of rows.
     pub count: usize,
-    /// The distances from one row to the next in bytes: where they are read, and where they are written. A distance is at least the
-    /// length of a row.
+    /// The distances from one row to the next in bytes: where they are read, and where they are written. Rows that are written do not
+    /// overlap. Distances below the length of a row make one copy of each row.
     pub pitches: [usize; 2],
 }
 

@@ -355,7 +355,8 @@ impl ToCsv for ExclusionsPage {
 
 impl ToCsv for EventsPage {
     fn to_csv(&self) -> CsvTable {
-        let mut table = CsvTable::new(&["number", "time", "run", "kind", "task", "barrier", "use", "reason"]);
+        let mut table =
+            CsvTable::new(&["number", "time", "run", "kind", "task", "barrier", "use", "reason", "tasks"]);
         for event in &self.events {
             let about = event.what.subject();
             table
@@ -367,7 +368,8 @@ impl ToCsv for EventsPage {
                 .optional(about.task)
                 .text(about.barrier.map_or("", |(id, _)| id))
                 .optional(about.barrier.map(|(_, counter)| counter))
-                .text(&event.reason);
+                .text(&event.reason)
+                .text(ranges_text(&event.what.tasks()));
         }
         table
     }

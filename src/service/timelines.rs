@@ -14,8 +14,8 @@ use serde::{Deserialize, Deserializer, Serialize};
 use super::records_by_run::{BoundedRecord, RecordBounds, RecordsByRun};
 use super::saved_contents;
 use crate::coordination::{
-    BarrierRecordWithArrivals, EventKind, FailureClass, JobEvent, JobId, RunNumber, RunOutcome, TaskId,
-    Timestamp, barrier_label,
+    BarrierRecordWithArrivals, EventKind, FailureClass, JobEvent, JobId, PASSED_WITHOUT_EXCLUDED, RunNumber,
+    RunOutcome, TaskId, Timestamp, barrier_label,
 };
 use crate::engine::{ContentsSerialiser, Observer, PersistentObserver};
 use crate::text::{escape_to_one_line, truncate_text};
@@ -32,6 +32,8 @@ const MERGED_TASKS_MAX: usize = 1_000_000;
 const ADDED_MAX: u64 = 1 << 62;
 /// The maximum number of characters of a barrier's name.
 const BARRIER_NAME_CHARS: usize = 120;
+/// The entries that are looked through for one that says the same.
+const KNOWN_MAX: usize = 64;
 /// Consecutive changes of many tasks are one entry if they are no further apart than this, in microseconds:
 /// the first is for normal changes, the second for trouble.
 const MERGE_WITHIN_US: u64 = 60_000_000;
@@ -116,7 +118,7 @@ impl TimelineEntry {
             },
             tone,
             is_trouble: tone == TimelineTone::Bad || matches!(event.what, EventKind::TaskSuspected { .. }),
-            tasks: event_tasks(&event.what),
+            tasks: event.what.tasks(),
             text: event_text(event),
             latest: None,
             merge_key: merge_key(event),
@@ -219,26 +221,6 @@ pub fn barrier_display_name(id: &str) -> String {
     truncate_text(&escape_to_one_line(barrier_label(id)), BARRIER_NAME_CHARS, "…")
 }
 
-fn event_tasks(what: &EventKind) -> Vec<TaskId> {
-    match what {
-        EventKind::TaskRegistering { task, .. }
-        | EventKind::RegistrationWithdrawn { task }
-        | EventKind::TaskConnected { task, .. }
-        | EventKind::TaskSuperseded { task, .. }
-        | EventKind::TaskSuspected { task }
-        | EventKind::TaskReturned { task }
-        | EventKind::TaskDisconnected { task }
-        | EventKind::TaskFailed { task, .. }
-        | EventKind::TransferFailed { task, .. }
-        | EventKind::RegistrationRefused { task, .. } => vec![*task],
-        EventKind::FirstCause { task } | EventKind::Fenced { task } => task.iter().copied().collect(),
-        EventKind::Excluded { tasks, .. } | EventKind::FindingOpened { tasks, .. } => tasks.clone(),
-        EventKind::TaskIdsAssigned { tasks } | EventKind::TaskOwnersForgotten { tasks, .. } => tasks.clone(),
-        EventKind::BarrierPassed { without, .. } => without.clone(),
-        _ => Vec::new(),
-    }
-}
-
 /// The timeline of one job, over its latest runs.
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobTimeline {
@@ -263,6 +245,9 @@ impl JobTimeline {
         } else if self.run_with_cause == Some(entry.run) && entry.is_trouble {
             entry.role = CausalRole::Consequence;
         }
+        if self.tells_what_is_known(&entry) {
+            return;
+        }
         let newest = self.entries.of_run(entry.run).and_then(|of_run| of_run.records.back());
         if newest.is_some_and(|newest| newest.can_be_merged_with(&entry)) {
             self.entries.change_newest(entry.run, |newest| Arc::make_mut(newest).merge(entry));
@@ -271,6 +256,20 @@ impl JobTimeline {
         self.added += 1;
         entry.number = self.added;
         self.entries.add(entry.run, Arc::new(entry));
+    }
+
+    /// Returns whether an entry says of a barrier that it passed without tasks that are excluded, and a recent one says so of the same
+    /// tasks. A job that goes on without a host has such a barrier with every step.
+    fn tells_what_is_known(&self, entry: &TimelineEntry) -> bool {
+        let is_known = |known: &Arc<TimelineEntry>| {
+            known.kind == entry.kind
+                && known.tasks == entry.tasks
+                && known.text.ends_with(PASSED_WITHOUT_EXCLUDED)
+        };
+        let recent = self.entries.of_run(entry.run).map(|of_run| of_run.records.iter().rev().take(KNOWN_MAX));
+        entry.kind == EntryKind("barrier-passed")
+            && entry.text.ends_with(PASSED_WITHOUT_EXCLUDED)
+            && recent.is_some_and(|mut recent| recent.any(is_known))
     }
 
     /// Marks failures at the very time of a first cause as its consequences, although their events came
@@ -382,6 +381,27 @@ mod tests {
         let what = EventKind::TaskFailed { task: TaskId(task), class };
         let (run, reason) = (RunNumber(1), reason.to_owned());
         timelines.on_event(&JobEvent { at: Timestamp(at), job: JobId(0), run, what, reason });
+    }
+
+    #[test]
+    fn a_job_that_goes_on_without_excluded_tasks_is_told_once() {
+        let timelines = Timelines::default();
+        let pass = |at: u64, tasks: &[i32], reason: &str| {
+            let barrier = "train/step".into();
+            let without = tasks.iter().copied().map(TaskId).collect();
+            let what = EventKind::BarrierPassed { barrier, counter: at as i64, without };
+            let (run, reason) = (RunNumber(1), reason.to_owned());
+            timelines.on_event(&JobEvent { at: Timestamp(at), job: JobId(0), run, what, reason });
+        };
+        let count = || timelines.timeline_of(JobId(0)).latest_first().count();
+        (1..40).for_each(|at| pass(at, &[4, 5], PASSED_WITHOUT_EXCLUDED));
+        assert_eq!(count(), 1);
+        // Others, and other reasons, are news.
+        pass(40, &[4, 5, 6], PASSED_WITHOUT_EXCLUDED);
+        pass(41, &[4, 5], "passed without members that restarted after it began; all others had arrived");
+        assert_eq!(count(), 3);
+        (42..50).for_each(|at| pass(at, &[4, 5, 6], PASSED_WITHOUT_EXCLUDED));
+        assert_eq!(count(), 3);
     }
 
     #[test]

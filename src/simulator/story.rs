@@ -345,7 +345,8 @@ impl Story {
     pub fn apply(&mut self, overrides: StoryOverrides) {
         if let Some(tasks) = overrides.tasks {
             let hosts = u64::from(tasks) * u64::from(self.hosts) / u64::from(self.tasks.max(1));
-            self.hosts = (hosts as u32).clamp(1, SIMULATED_HOSTS_MAX);
+            // Two at least, if there are as many tasks: one host alone is late after nobody.
+            self.hosts = (hosts as u32).clamp(tasks.clamp(1, 2), SIMULATED_HOSTS_MAX);
             self.tasks = tasks;
         }
         self.hosts = overrides.hosts.unwrap_or(self.hosts);

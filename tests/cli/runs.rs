@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::harness::{MusterServer, Process, muster, run, wait_until};
+use crate::harness::{MusterServer, Process, Signal, muster, run, wait_until};
 
 const JOB: &str = "/api/v1/jobs/default";
 
@@ -127,4 +127,35 @@ fn an_ended_run_keeps_its_pages_and_is_compared_with_the_next_one() {
     assert!(summary.starts_with("From run 1 to run 2"), "{summary}");
     assert!(told(&["2", "--before", "1"]).contains(summary));
     assert!(server.get("/jobs/default/runs/2/comparison").body.contains(summary));
+
+    // A worker is killed in the third run.
+    let service = server.grpc.to_string();
+    let start = |task: &str| {
+        Process::start(&mut muster([
+            "worker",
+            "--service",
+            &service,
+            "--task",
+            task,
+            "--program",
+            "exercise",
+        ]))
+    };
+    let workers = [start("0"), start("1")];
+    wait_until("the third run goes on", || json(&server, "/runs/3")["state"] == "running");
+    workers[1].signal(Signal::KILL);
+    wait_until("the third run fails", || json(&server, "/runs/3")["state"] == "failed");
+    let both: Value = serde_json::from_str(&told(&["3", "--before", "2", "--json"])).expect("JSON");
+    let summary = both["summary"].as_str().expect("a text");
+    assert!(summary.contains("run 3 failed, and run 2 has not"), "{summary}");
+    assert!(summary.contains("has failed tasks in the later run only"), "{summary}");
+    assert_eq!(
+        (&both["hosts"][0]["failed"], &both["hosts"][0]["failed_before"]),
+        (&1.into(), &0.into()),
+        "{both}"
+    );
+    assert_eq!((&both["tasks"][0]["task"], &both["tasks"][0]["failed"]), (&1.into(), &true.into()), "{both}");
+    let page = server.get("/jobs/default/runs/3/comparison").body;
+    assert!(page.contains("run 3 failed, and run 2 has not"), "{page}");
+    assert!(told(&["3", "--before", "2"]).contains("failed now"), "{}", told(&["3", "--before", "2"]));
 }

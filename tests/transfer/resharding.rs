@@ -452,7 +452,7 @@ fn a_plan_whose_other_side_does_not_come_ends_at_its_time() {
         "the other side lives and says at once that it rests"
     );
     assert!(
-        matches!(&late, ReshardError::Timeout { limit, open: 4, steps: 4, with } if *limit == time && *with == [TaskId(1)]),
+        matches!(&late, ReshardError::Timeout { limit, open: 4, steps: 4, with, .. } if *limit == time && *with == [TaskId(1)]),
         "{late:?}"
     );
     // The memory of a cancelled plan is free again.

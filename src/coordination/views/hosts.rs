@@ -2,6 +2,7 @@
 //!
 //! `host_assignment.rs` tells which tasks are on a host. Begin at [`HostView`], then `JobReader::hosts`.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
@@ -104,6 +105,13 @@ pub struct HostView {
 }
 
 impl HostView {
+    /// Returns the key by which hosts are listed: those in trouble first, then excluded ones, then the latest at barriers.
+    #[must_use]
+    pub fn urgency(&self) -> (HostState, Reverse<u64>, TaskId) {
+        let late = self.lateness.as_ref().map_or(0, |it| it.above_median_us);
+        (self.state, Reverse(late), self.first_task())
+    }
+
     /// Returns the first of its tasks.
     #[must_use]
     pub fn first_task(&self) -> TaskId {
@@ -208,7 +216,8 @@ impl Job {
         let mut all: Vec<Option<HostLateness>> = assigned.hosts().iter().map(mean).collect();
         let mut usual: Vec<u64> = all.iter().flatten().map(|lateness| lateness.lateness_us).collect();
         usual.sort_unstable();
-        let median_us = usual.get(usual.len() / 2).copied().unwrap_or_default();
+        // Of an even number, the lower one: of two hosts, one can be late.
+        let median_us = usual.get(usual.len().saturating_sub(1) / 2).copied().unwrap_or_default();
         for lateness in all.iter_mut().flatten() {
             lateness.above_median_us = lateness.lateness_us.saturating_sub(median_us);
         }

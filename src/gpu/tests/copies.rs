@@ -99,9 +99,17 @@ fn rows_are_copied_at_any_distances() {
                 }
             }
             let (tell, told) = channel();
+            let before = SimulatedGpu::load_if_wanted().map(|driver| driver.count(Counter::Copies));
             // SAFETY: the memory lives until the end of the test.
             unsafe { gpu.copy_rows(&request, move |outcome| tell.send(outcome).unwrap()) }.unwrap();
             assert_eq!(wait(&told), Ok(()));
+            if let (Some(driver), Some(before)) = (SimulatedGpu::load_if_wanted(), before) {
+                assert_eq!(
+                    driver.count(Counter::Copies) - before,
+                    request.len() as i64,
+                    "one call for all rows"
+                );
+            }
             copy_whole(&gpu, CopyDirection::ToHost, &to, &target).unwrap();
             assert!(bytes_of(&mut to) == wanted);
         }

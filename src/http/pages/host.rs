@@ -20,7 +20,8 @@ use super::task::render_devices_fragment;
 use super::timeline::{TimelineScope, render_timeline_fragment};
 use super::{amount, issues, links, times};
 use crate::coordination::{
-    BarrierOutcome, BarrierRecord, ExclusionView, HostIdSource, HostState, HostView, JobName, TaskId,
+    BarrierKind, BarrierOutcome, BarrierRecord, ExclusionView, HostIdSource, HostState, HostView, JobName,
+    TaskId,
 };
 use crate::http::extractors::{HostInPath, JobPath, ViewedRun};
 use crate::http::hosts::no_such_host;
@@ -130,11 +131,13 @@ pub(super) fn render_fragments(
         found,
         tasks: host_task_rows(snapshot, host),
     };
+    // As the statistics of arrivals count: processes start when they start.
+    let counted = run.recent_barriers.iter().filter(|record| record.kind == BarrierKind::Client);
     let arrived_last = |record: &&BarrierRecord| record.last.as_ref().is_some_and(is_here);
-    let delayed = run.recent_barriers.iter().filter(arrived_last);
+    let delayed = counted.clone().filter(arrived_last);
     let barriers = DelayedBarriersFragment {
         job: &snapshot.pages,
-        recent: run.recent_barriers.len(),
+        recent: counted.count(),
         count: delayed.clone().count(),
         delayed: delayed
             .take(BARRIERS_SHOWN)

@@ -2,8 +2,6 @@
 //!
 //! `host_map.rs` draws the picture, and `host.rs` is the page of one host. Begin at `show_hosts_page`.
 
-use std::cmp::Reverse;
-
 use askama::Template;
 use axum::extract::State;
 use axum::response::Response;
@@ -45,12 +43,6 @@ struct HostTableFragment<'a> {
     total: usize,
 }
 
-/// Returns the order in which a person should look at hosts: those in trouble first, then the latest at barriers.
-fn order_of_urgency(host: &HostView) -> (HostState, Reverse<u64>, i32) {
-    let late = host.lateness.as_ref().map_or(0, |it| it.above_median_us);
-    (host.state, Reverse(late), host.first_task().0)
-}
-
 /// Returns the fragments of the page.
 pub(super) fn render_fragments(
     snapshot: &JobSnapshot,
@@ -72,7 +64,7 @@ pub(super) fn render_fragments(
         .filter(|host| query.state.is_empty() || host.state.name() == query.state)
         .filter(|host| query.find.is_empty() || is_found(host, query.find.trim()))
         .collect();
-    rows.sort_by_key(|host| order_of_urgency(host));
+    rows.sort_by_key(|host| host.urgency());
     let found = rows.len();
     rows.truncate(ROWS_MAX);
     let table = HostTableFragment { job, rows, found, total: all.len() };

@@ -116,6 +116,9 @@ pub(super) struct TimelinePageQuery {
     /// The task to which the page is limited.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub task: String,
+    /// The kind of event to which the list is limited.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub kind: String,
     /// The rows of the picture: `task`, or else hosts.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub by: String,
@@ -214,6 +217,7 @@ mod tests {
             }
             LivePage::Hosts(_) => LivePage::Host { host: odd() },
             LivePage::Host { .. } => LivePage::Timeline(TimelinePageQuery {
+                kind: "task-failed".into(),
                 task: "7".into(),
                 by: "task".into(),
                 from: "1".into(),

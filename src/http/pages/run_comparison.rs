@@ -1,4 +1,4 @@
-//! Renders a run beside an earlier one: which tasks and hosts came late in which of them, and which have moved.
+//! Renders a run beside an earlier one: which tasks and hosts failed or came late in which of them, and which have moved.
 //!
 //! `coordination/views/run_comparison.rs` compares. Begin at `show_comparison_page`.
 
@@ -84,10 +84,6 @@ impl ComparisonPageTemplate {
         &comparison.hosts[..comparison.hosts.len().min(ROWS_MAX)]
     }
 
-    fn has_late_host(&self, comparison: &RunComparison) -> bool {
-        comparison.hosts.iter().any(|host| host.was_late().contains(&true))
-    }
-
     fn has_more_changed_devices(&self, comparison: &RunComparison) -> bool {
         comparison.changed_devices.is_some_and(|count| count > self.changed_devices.len())
     }
@@ -116,9 +112,9 @@ impl ComparisonPageTemplate {
         format_count_with_noun(*count, one, many)
     }
 
-    /// Returns in which of the runs something was late, in words.
-    fn late_text(&self, late: [bool; 2]) -> &'static str {
-        match late {
+    /// Returns in which of the runs something held, in words.
+    fn when_text(&self, held: [bool; 2]) -> &'static str {
+        match held {
             [true, true] => "in both",
             [true, false] => "before",
             [false, true] => "now",

@@ -11,6 +11,7 @@ use std::fmt::Write as _;
 use super::links::{host_page_path, short_host_name, task_page_path, task_ranges_text};
 use super::live_page::TimelinePageQuery;
 use super::picture_rows::{AREA_HEIGHT, ROW_HEIGHT};
+use super::run_moments::{RunMoment, with_texts_apart};
 use super::snapshot::JobSnapshot;
 use crate::coordination::{HostId, TaskId, TaskPhase, Timestamp};
 use crate::service::{RunStates, TaskMarkKind, TaskPeriods};
@@ -215,12 +216,6 @@ pub(super) struct StateRow {
     pub connected_thousandths: u64,
 }
 
-/// A moment of the run.
-pub(super) struct RunMoment {
-    pub x: usize,
-    pub text: String,
-}
-
 /// The picture.
 pub(super) struct StateChart {
     pub rows: Vec<StateRow>,
@@ -287,7 +282,7 @@ impl StateChart {
             total,
             skipped,
             marks: window.marks(),
-            moments: moments.collect(),
+            moments: with_texts_apart(moments.collect()),
             unknown_until: states.known_since.filter(|at| at.0 > window.from).map(|at| window.place_of(at.0)),
             window,
             query: query.clone(),

@@ -17,7 +17,7 @@ use super::picture_rows::ROW_HEIGHT;
 use super::snapshot::JobSnapshot;
 use super::state_chart::StateChart;
 use super::{amount, issues, links, status, times};
-use crate::coordination::{HostId, JobName, RunNumber, TaskId, TaskPhase, Timestamp};
+use crate::coordination::{EventKind, HostId, JobName, RunNumber, TaskId, TaskPhase, Timestamp};
 use crate::http::extractors::{JobPath, QueryParams, ViewedRun};
 use crate::http::{AppState, Problem};
 use crate::service::{CausalRole, TIMELINE_ENTRIES_MAX, TimelineEntry, TimelineTone};
@@ -165,15 +165,19 @@ pub(super) enum TimelineScope<'a> {
     Task(TaskId),
     /// The latest entries about tasks, ascending, for the page of their host.
     Tasks(&'a [TaskId]),
-    /// All entries that are kept, or all about one task, for the page of the timeline.
-    Whole(Option<TaskId>),
+    /// All entries that are kept, for the page of the timeline: of all tasks and kinds, or of one.
+    Whole { task: Option<TaskId>, kind: Option<&'a str> },
 }
 
 impl TimelineScope<'_> {
     fn includes(&self, entry: &TimelineEntry) -> bool {
         match self {
-            Self::Job | Self::Whole(None) => true,
-            Self::Task(task) | Self::Whole(Some(task)) => entry.tasks.contains(task),
+            Self::Job => true,
+            Self::Task(task) => entry.tasks.contains(task),
+            Self::Whole { task, kind } => {
+                task.is_none_or(|task| entry.tasks.contains(&task))
+                    && kind.is_none_or(|kind| entry.kind() == kind)
+            }
             Self::Tasks(tasks) => entry.tasks.iter().any(|task| tasks.binary_search(task).is_ok()),
         }
     }
@@ -185,7 +189,7 @@ pub(super) fn render_timeline_fragment(
     scope: TimelineScope<'_>,
 ) -> Result<Fragment, Problem> {
     let run = &snapshot.view.run;
-    let whole = matches!(scope, TimelineScope::Whole(_));
+    let whole = matches!(scope, TimelineScope::Whole { .. });
     let most = if whole { TIMELINE_ENTRIES_MAX } else { ENTRIES_SHORT };
     let about = |entry: &&TimelineEntry| scope.includes(entry);
     let following = |entry: &&TimelineEntry| entry.role == CausalRole::Consequence && entry.run == run.number;
@@ -211,7 +215,7 @@ pub(super) fn render_timeline_fragment(
     let told_above = match scope {
         TimelineScope::Job => issues::is_first_cause_listed(snapshot),
         TimelineScope::Task(task) => run.first_cause.as_ref().is_some_and(|cause| cause.task == Some(task)),
-        TimelineScope::Tasks(_) | TimelineScope::Whole(_) => false,
+        TimelineScope::Tasks(_) | TimelineScope::Whole { .. } => false,
     };
     let shown = snapshot.records.timeline.latest_first().filter(about);
     let more = !whole && shown.clone().nth(most).is_some();
@@ -241,11 +245,28 @@ struct TimelinePageTemplate {
     kept: [(&'static str, String); 3],
     task: Option<i32>,
     tasks: usize,
+    kind: Option<&'static str>,
+}
+
+impl TimelinePageTemplate {
+    /// Returns the kinds of events that have entries.
+    fn kinds(&self) -> impl Iterator<Item = &'static str> {
+        EventKind::NAMES.into_iter().filter(|name| *name != "barrier-started")
+    }
+
+    fn is_chosen(&self, kind: &str) -> bool {
+        self.kind == Some(kind)
+    }
 }
 
 impl TimelinePageQuery {
     pub fn task_filter(&self) -> Option<TaskId> {
         self.task.trim().parse().ok().map(TaskId)
+    }
+
+    /// Returns the kind of event to which the list is limited; none if the name is not known.
+    fn kind_filter(&self) -> Option<&'static str> {
+        EventKind::NAMES.into_iter().find(|name| *name == self.kind.trim())
     }
 }
 
@@ -254,7 +275,7 @@ pub(super) fn render_fragments(
     snapshot: &JobSnapshot,
     which: &TimelinePageQuery,
 ) -> Result<Vec<Fragment>, Problem> {
-    let scope = TimelineScope::Whole(which.task_filter());
+    let scope = TimelineScope::Whole { task: which.task_filter(), kind: which.kind_filter() };
     Ok(vec![
         render_head_fragment(snapshot)?,
         render_state_chart_fragment(snapshot, which)?,
@@ -295,7 +316,8 @@ pub(super) async fn show_timeline_page(
     let (parts, task) = (render_fragments(&snapshot, &which)?, which.task_filter().map(|task| task.0));
     let kept = [("by", which.by.clone()), ("from", which.from.clone()), ("until", which.until.clone())];
     let title = format!("Timeline of {}", job.name);
+    let kind = which.kind_filter();
     let live = LivePage::Timeline(which);
     let page = PageFrame::for_job_snapshot(user, NavEntry::Timeline, title, &snapshot, &live, parts);
-    render_page(&TimelinePageTemplate { page, job: snapshot.pages, kept, task, tasks }, clock)
+    render_page(&TimelinePageTemplate { page, job: snapshot.pages, kept, task, tasks, kind }, clock)
 }

@@ -120,7 +120,7 @@ fn evidence_of_habit(worst: &StragglerView) -> Vec<EvidenceRow> {
         ("score of the latest", worst.score, StragglerView::CHRONIC_SCORE),
         ("its usual lateness, in seconds", micros_to_seconds(worst.lateness_us), significant),
         ("more than at its best, in seconds", micros_to_seconds(worst.lateness_above_best_us()), significant),
-        ("recent barriers at which it was last, as a part", worst.recent_last_arrival_fraction(), 0.0),
+        ("share of the recent barriers at which it was last", worst.recent_last_arrival_fraction(), 0.0),
     ]
 }
 

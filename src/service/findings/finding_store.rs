@@ -139,12 +139,17 @@ impl FindingStore {
                 }
             }
         }
-        let gone: Vec<&'static str> = of_job
-            .open
-            .iter()
-            .filter(|(_, open)| now.since(open.seen_last) >= CLOSE_AFTER)
-            .map(|(id, _)| *id)
-            .collect();
+        // With the run, its findings end at once, so that their ends are among the events of the run.
+        let has_ended = |OpenFinding { finding, .. }: &OpenFinding| {
+            let is_of_run = !finding.tasks.is_empty() || finding.barrier.is_some();
+            is_of_run && (finding.run != seen.run || seen.ended_at.is_some())
+        };
+        let is_over = |open: &OpenFinding| {
+            let unseen = now.since(open.seen_last);
+            unseen >= CLOSE_AFTER || (has_ended(open) && open.seen_last < now)
+        };
+        let gone: Vec<&'static str> =
+            of_job.open.iter().filter(|(_, open)| is_over(open)).map(|(id, _)| *id).collect();
         for id in gone {
             let Some(OpenFinding { mut finding, seen_last }) = of_job.open.remove(id) else { continue };
             finding.closed_at = Some(seen_last);

@@ -183,10 +183,15 @@ pub fn run_detectors_on_all_jobs(
 
 /// Returns how a finding ended. A condition of a task does not hold any more once the task has failed, which is no recovery.
 fn finding_end_text(seen: &JobObservation, finding: &Finding) -> String {
+    let is_of_run = !finding.tasks.is_empty() || finding.barrier.is_some();
+    if is_of_run && (finding.run != seen.run || seen.ended_at.is_some()) {
+        return format!("ended with run {}", finding.run);
+    }
     let is_lost = |task: &TaskObservation| {
         let has_restarted = !task.past_registrations.is_empty()
             && finding.closed_at.is_some_and(|end| task.registered_at > end);
-        task.standing == TaskPhase::Failed || has_restarted
+        // Tasks that had failed before the finding opened did not end it.
+        (task.standing == TaskPhase::Failed && task.since >= finding.opened_at) || has_restarted
     };
     let lost = finding.tasks.iter().filter_map(|id| seen.task(*id)).filter(|task| is_lost(task)).count();
     // A finding lists only the first of its tasks.

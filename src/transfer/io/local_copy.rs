@@ -241,10 +241,11 @@ impl LocalCopy {
         // As sent; `record_arrived_bytes` adds them as received.
         launch.add_progress(len);
         let copied = self.copied.fetch_add(len, Ordering::AcqRel) + len;
-        launch.record_arrived_bytes(start, len);
+        // Before the receives: who learns that the bytes have arrived may write those that were sent.
         if copied == self.total {
             launch.complete_sends();
         }
+        launch.record_arrived_bytes(start, len);
         copied
     }
 

@@ -7,6 +7,7 @@
 #![allow(unsafe_code, reason = "makes views of bytes, which reservations say who uses")]
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use muster_gpu::{DeviceMemory, Gpu};
@@ -48,6 +49,8 @@ struct ReservedAccess {
     writes: Vec<(usize, usize)>,
     /// The number of [`BufferClaim`]s.
     claims: u32,
+    /// The number of claims that were abandoned.
+    abandoned: u32,
     /// The number of [`BufferExport`]s.
     exports: u32,
 }
@@ -55,7 +58,10 @@ struct ReservedAccess {
 /// A claim on a whole buffer: while it lives, only its holder and transfers access the contents, programs do
 /// not.
 #[derive(Debug)]
-pub struct BufferClaim(Buffer);
+pub struct BufferClaim {
+    buffer: Buffer,
+    is_abandoned: AtomicBool,
+}
 
 /// The address of a whole buffer in the hands of a program. It keeps the memory. While it lives, transfers may
 /// read the buffer, and nothing may write it through the engine. Any thread may drop it.
@@ -80,9 +86,21 @@ impl Drop for BufferExport {
     }
 }
 
+impl BufferClaim {
+    /// Gives the claim up while a device may still use the buffer: until the claim is dropped, nothing else may, transfers
+    /// neither.
+    pub(crate) fn abandon(&self) {
+        if !self.is_abandoned.swap(true, Ordering::AcqRel) {
+            self.buffer.lock_reserved_access().abandoned += 1;
+        }
+    }
+}
+
 impl Drop for BufferClaim {
     fn drop(&mut self) {
-        self.0.lock_reserved_access().claims -= 1;
+        let mut usage = self.buffer.lock_reserved_access();
+        usage.claims -= 1;
+        usage.abandoned -= u32::from(*self.is_abandoned.get_mut());
     }
 }
 
@@ -341,12 +359,15 @@ impl Buffer {
             self.check_not_read_only()?;
         }
         let mut usage = self.lock_reserved_access();
+        if usage.abandoned > 0 {
+            return Err(MemoryError::Busy { start: 0, end: self.len() });
+        }
         if how == AccessKind::Write {
             usage.check_not_exported()?;
         }
         usage.claims += 1;
         drop(usage);
-        Ok(BufferClaim(self.clone()))
+        Ok(BufferClaim { buffer: self.clone(), is_abandoned: AtomicBool::new(false) })
     }
 
     /// Checks that transfers may write the memory.
@@ -488,7 +509,8 @@ impl Span {
             if how == AccessKind::Write {
                 usage.check_not_exported()?;
             }
-            if usage.writes.iter().any(clashes)
+            if usage.abandoned > 0
+                || usage.writes.iter().any(clashes)
                 || (how == AccessKind::Write && usage.reads.iter().any(clashes))
             {
                 return Err(MemoryError::Busy { start, end });

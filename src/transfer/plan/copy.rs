@@ -68,7 +68,7 @@ pub fn unpack_runs(packed: &[u8], runs: &StridedRuns, buffer: &mut [u8]) -> Resu
 }
 
 /// Copies between two sides, each of one run: a nest of loops around it.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct RunCopies {
     /// The offsets of the first run, on both sides.
     at: [usize; 2],
@@ -78,7 +78,7 @@ pub(crate) struct RunCopies {
     run: usize,
 }
 
-/// Copies of one length at equal distances: a part of one of the loops of [`RunCopies`].
+/// Copies of one length at equal distances: a part of one of the loops of [`RunCopies`], or a part of a long run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RowBlock {
     /// The offsets of the first row, on both sides.
@@ -91,13 +91,16 @@ pub(crate) struct RowBlock {
     pub len: usize,
 }
 
-/// The copies of [`RunCopies`] as blocks of rows, in any order: the rows of a block are turns of the loop with the most turns.
+/// The copies of [`RunCopies`] as blocks of rows, in any order: the rows of a block are turns of the loop with the most turns. A long
+/// run is several blocks of one row.
 #[derive(Debug)]
 pub(crate) struct RowBlocks {
     at: [usize; 2],
     /// The loop whose turns are rows.
     rows: StridedLoop,
     others: Vec<StridedLoop>,
+    run: usize,
+    /// The bytes of a row: of a run, or of a part of it.
     row_len: usize,
     /// The rows of a block.
     rows_each: usize,
@@ -107,7 +110,7 @@ impl RowBlocks {
     /// Returns the number of blocks.
     pub(crate) fn count(&self) -> usize {
         let turns = self.others.iter().fold(1_usize, |turns, (count, _)| turns.saturating_mul(*count));
-        if self.row_len == 0 { 0 } else { turns.saturating_mul(self.blocks_of_a_turn()) }
+        turns.saturating_mul(self.blocks_of_a_turn()).saturating_mul(self.parts_of_a_run())
     }
 
     /// Returns the bytes of the greatest block.
@@ -115,34 +118,46 @@ impl RowBlocks {
         self.row_len.saturating_mul(self.rows_each)
     }
 
+    /// Returns the rows of the greatest block.
+    pub(crate) const fn block_rows(&self) -> usize {
+        self.rows_each
+    }
+
     const fn blocks_of_a_turn(&self) -> usize {
         self.rows.0.div_ceil(self.rows_each)
     }
 
+    const fn parts_of_a_run(&self) -> usize {
+        if self.run == 0 { 0 } else { self.run.div_ceil(self.row_len) }
+    }
+
     /// Returns the block with this number.
     pub(crate) fn block(&self, number: usize) -> RowBlock {
+        let (number, within) =
+            (number / self.parts_of_a_run(), number % self.parts_of_a_run() * self.row_len);
         let (mut turn, first) =
             (number / self.blocks_of_a_turn(), number % self.blocks_of_a_turn() * self.rows_each);
         let (rows, pitches) = self.rows;
-        let mut at = [0, 1].map(|side| self.at[side] + first * pitches[side]);
+        let mut at = [0, 1].map(|side| self.at[side] + within + first * pitches[side]);
         for (count, apart) in self.others.iter().rev() {
             (0..2).for_each(|side| at[side] += turn % count * apart[side]);
             turn /= count;
         }
-        RowBlock { at, count: self.rows_each.min(rows - first), pitches, len: self.row_len }
+        let len = self.row_len.min(self.run - within);
+        RowBlock { at, count: self.rows_each.min(rows - first), pitches, len }
     }
 }
 
 impl RunCopies {
-    /// Returns the copies as blocks of rows, each of `bytes` or of one row if that is longer, and of `rows` at most.
+    /// Returns the copies as blocks of rows, of `bytes` and of `rows` at most.
     pub(crate) fn row_blocks(&self, bytes: usize, rows: usize) -> RowBlocks {
         let mut others = self.loops.clone();
         let most = (0..others.len()).max_by_key(|at| others[*at].0);
         let rows_loop = most.map_or((1, [self.run; 2]), |at| others.remove(at));
-        let has_bytes = rows_loop.0 > 0 && others.iter().all(|(count, _)| *count > 0);
-        let row_len = if has_bytes { self.run } else { 0 };
-        let rows_each = (bytes / row_len.max(1)).clamp(1, rows);
-        RowBlocks { at: self.at, rows: rows_loop, others, row_len, rows_each }
+        let row_len = self.run.clamp(1, bytes.max(1));
+        let rows_each =
+            if row_len < self.run { 1 } else { (bytes / row_len).clamp(1, rows.min(rows_loop.0).max(1)) };
+        RowBlocks { at: self.at, rows: rows_loop, others, run: self.run, row_len, rows_each }
     }
 
     /// Returns the ends of the bytes that the copies use, on both sides.
@@ -352,6 +367,11 @@ fn saturating_usize(bytes: u64) -> usize {
 mod tests {
     use super::*;
 
+    /// Returns where each byte of a copy comes from and goes to.
+    fn single_bytes((from, to, len): (usize, usize, usize)) -> impl Iterator<Item = (usize, usize)> {
+        (0..len).map(move |byte| (from + byte, to + byte))
+    }
+
     #[test]
     fn blocks_of_rows_are_the_same_copies() {
         let mut random = fastrand::Rng::with_seed(5);
@@ -363,17 +383,22 @@ mod tests {
                 RunCopies { at: [random.usize(0..50), random.usize(0..50)], loops, run: random.usize(1..9) };
             let mut wanted = Vec::new();
             copies.for_each_copy(|from, to, len| wanted.push((from, to, len)));
-            let blocks = copies.row_blocks(random.usize(0..30), random.usize(1..4));
-            let mut found = Vec::new();
+            let (most, rows) = (random.usize(1..30), random.usize(1..4));
+            let blocks = copies.row_blocks(most, rows);
+            let (mut found, mut greatest) = (Vec::new(), 0);
             for number in 0..blocks.count() {
                 let RowBlock { at, count, pitches, len } = blocks.block(number);
-                assert!(count > 0 && count * len <= blocks.block_bytes());
-                found.extend((0..count).map(|row| (at[0] + row * pitches[0], at[1] + row * pitches[1], len)));
+                assert!(count > 0 && count <= blocks.block_rows() && count <= rows && count * len <= most);
+                greatest = greatest.max(count * len);
+                let row = |row| (at[0] + row * pitches[0], at[1] + row * pitches[1], len);
+                found.extend((0..count).map(row).flat_map(single_bytes));
             }
+            assert_eq!(greatest, blocks.block_bytes(), "{copies:?}");
             let ends = [0, 1].map(|side| {
                 wanted.iter().map(|copy| if side == 0 { copy.0 + copy.2 } else { copy.1 + copy.2 }).max()
             });
             assert_eq!(copies.ends().map(Some), ends);
+            let mut wanted: Vec<_> = wanted.into_iter().flat_map(single_bytes).collect();
             wanted.sort_unstable();
             found.sort_unstable();
             assert_eq!(found, wanted, "{copies:?}");

@@ -39,6 +39,8 @@ fn the_end_of_a_finding_whose_task_has_failed_is_no_recovery() {
     let [FindingTransition::Closed(finding)] = &closed[..] else { panic!("{closed:?}") };
     assert_eq!(finding_end_text(&seen, finding), "ended");
     seen.tasks[3].standing = TaskPhase::Failed;
+    assert_eq!(finding_end_text(&seen, finding), "ended", "it had failed before the finding opened");
+    seen.tasks[3].since = seen.seen_at;
     assert_eq!(finding_end_text(&seen, finding), "ended because its task has failed");
     // A finding lists the first of its tasks.
     let of_many = Finding { task_count: 9, ..finding.clone() };
@@ -50,6 +52,31 @@ fn the_end_of_a_finding_whose_task_has_failed_is_no_recovery() {
     seen.tasks[3].past_registrations = vec![seconds_ago(3000)];
     seen.tasks[3].registered_at = seen.seen_at;
     assert_eq!(finding_end_text(&seen, finding), "ended because its task has failed");
+}
+
+#[test]
+fn the_end_of_a_run_ends_the_findings_about_its_tasks_at_once() {
+    for next_run in [false, true] {
+        let board = FindingStore::default();
+        let mut seen = healthy_job();
+        seen.tasks[3].longest_gap_us = 76_000_000;
+        seen.bounds[0].used = Some(95);
+        assert_eq!(board.update_with_detections(&seen, run_detectors_without_clocks(&seen)).len(), 2);
+        seen.seen_at = Timestamp(NOW.0 + 1_000_000);
+        if next_run {
+            (seen.run, seen.state) = (RunNumber(5), RunState::Forming);
+        } else {
+            (seen.ended_at, seen.state) = (Some(seen.seen_at), RunState::Completed);
+        }
+        let closed = board.update_with_detections(&seen, run_detectors_without_clocks(&seen));
+        let [FindingTransition::Closed(finding)] = &closed[..] else { panic!("{closed:?}") };
+        assert_eq!(
+            (&*finding.id, &finding_end_text(&seen, finding)[..]),
+            ("heartbeat-gaps-widening", "ended with run 4")
+        );
+        // What concerns the job goes on.
+        assert!(board.is_finding_open(JobId(0), "nearly-full-bounds"));
+    }
 }
 
 #[test]

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use muster_clock as clock;
 
-use super::gpu_copy::CopyEnd;
+use super::gpu_copy::CopyOutcome;
 use super::groups::{StepGroup, step_groups};
 use super::inputs::ReshardArray;
 use super::local_step::{LocalStep, PackedBytes, StepRole};
@@ -73,9 +73,9 @@ impl ReshardExecutor<'_> {
                         self.finish_step(at);
                     }
                 }
-                StepEvent::Copied { at, stage, end } => {
-                    self.copier.note_end();
-                    self.check_copied(at, end)?;
+                StepEvent::Copied { at, stage, gpu, outcome } => {
+                    self.copier.note_end(gpu);
+                    self.check_copied(at, outcome)?;
                     if stage == StepStage::InPlace {
                         self.finish_step(at);
                     }
@@ -137,22 +137,38 @@ impl ReshardExecutor<'_> {
         ReshardError::Transfer { array, step: step.index, error }
     }
 
-    fn check_copied(&self, at: usize, end: CopyEnd) -> Result<(), ReshardError> {
-        let CopyEnd::Failed(gpu, error) = end else { return Ok(()) };
+    fn check_copied(&self, at: usize, outcome: CopyOutcome) -> Result<(), ReshardError> {
+        let CopyOutcome::Failed(gpu, error) = outcome else { return Ok(()) };
         let error = TransferError::Gpu { task: self.engine.here().peer_task(), gpu, error };
         Err(self.transfer_error(at, error))
     }
 
-    /// Waits for the next event of a step.
+    /// Waits for the next event of a step. Transfers have stall limits of their own; for copies by GPUs, it is kept here.
     fn wait_for_next_event(&self) -> Result<StepEvent, ReshardError> {
-        let event = match self.limit {
-            // The channel never closes, because the run has the sending end too.
-            None => self.events.recv().ok(),
-            Some((_, until)) => {
-                self.events.recv_timeout(until.saturating_duration_since(clock::monotonic())).ok()
+        loop {
+            let progress = self.copier.progress();
+            let stalls = self.copier.is_busy().then(|| clock::monotonic() + self.options.stall);
+            let until = self.limit.map(|(_, until)| until).into_iter().chain(stalls).min();
+            let event = match until {
+                // The channel never closes, because the run has the sending end too.
+                None => self.events.recv().ok(),
+                Some(until) => {
+                    self.events.recv_timeout(until.saturating_duration_since(clock::monotonic())).ok()
+                }
+            };
+            if let Some(event) = event {
+                return Ok(event);
             }
-        };
-        event.ok_or_else(|| self.timeout_error())
+            if self.limit.is_some_and(|(_, until)| until <= clock::monotonic()) {
+                return Err(self.timeout_error());
+            }
+            if self.copier.is_busy() && self.copier.progress() == progress {
+                return Err(ReshardError::GpuStalled {
+                    gpus: self.copier.busy_gpus(),
+                    idle: self.options.stall,
+                });
+            }
+        }
     }
 
     fn timeout_error(&self) -> ReshardError {
@@ -164,6 +180,7 @@ impl ReshardExecutor<'_> {
             open: open().count(),
             steps: crossing().count(),
             with: with.into_iter().collect(),
+            gpus: self.copier.busy_gpus(),
         }
     }
 
@@ -194,16 +211,19 @@ impl ReshardExecutor<'_> {
             "it did not say within {:?} that what was given up has come to rest there",
             self.options.stall / 4 * 3
         );
-        let mut with: BTreeSet<MemberId> =
+        let with: BTreeSet<MemberId> =
             self.transfers.iter().flat_map(|transfer| transfer.disconnect_unquiesced_peers(&why)).collect();
-        tracing::warn!(?with, why, "the connections with these were ended");
+        let here = self.engine.here();
+        let ended: Vec<_> = with.iter().filter(|member| **member != here).collect();
+        if !ended.is_empty() {
+            tracing::warn!(with = ?ended, why, "the connections with these were ended");
+        }
         if rested(4) {
             return error;
         }
-        if self.copier.is_busy() {
-            with.insert(self.engine.here());
-        }
-        ReshardError::Unproven { error: Box::new(error), with: with.into_iter().collect() }
+        self.copier.abandon_shards();
+        let gpus = self.copier.busy_gpus();
+        ReshardError::Unproven { error: Box::new(error), with: with.into_iter().collect(), gpus }
     }
 
     /// Returns the handshakes with a peer, with which the step `at` is: transfers without bytes that have the layouts

@@ -1,10 +1,10 @@
 //! Copies the runs of a step between memory of GPUs: blocks of rows, of which the GPU copies each in one call.
 //!
-//! A GPU has a few requests at a time, of bounded size: a copy that is given up is at rest when these have ended. Begin at
-//! [`GpuRunsCopy::start`].
+//! A copy has a few requests at a time, of bounded size: when it is given up, it is at rest once these have ended. `step_copier.rs`
+//! bounds the copies that a GPU has at a time. Begin at [`GpuRunsCopy::start`].
 #![allow(unsafe_code, reason = "copies between shards that a plan has claimed")]
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use muster_gpu::{DeviceMemory, Gpu, GpuCopy, GpuError, GpuRows};
@@ -15,19 +15,20 @@ use crate::io::gpu_copies::CopyFailure;
 use crate::memory::{BufferClaim, Span};
 use crate::plan::{RowBlocks, RunCopies};
 
-/// The most bytes of a block, unless one row is longer.
+/// The most bytes of a block.
 const BLOCK_BYTES: usize = 16 << 20;
 /// The most rows of a block: as many calls, if the driver refuses to copy them in one.
 const BLOCK_ROWS: usize = 1 << 16;
-/// The most bytes, and the most blocks, of a request.
+/// The most bytes, blocks and rows of a request.
 const REQUEST_BYTES: usize = 64 << 20;
 const REQUEST_BLOCKS: usize = 256;
-/// The requests that the GPU has at a time.
+const REQUEST_ROWS: usize = 1 << 16;
+/// The requests that a copy has at a time.
 const REQUESTS_IN_FLIGHT: usize = 2;
 
 /// How a copy ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum CopyEnd {
+pub enum CopyOutcome {
     /// All bytes are in place.
     Copied,
     /// The GPU with this number failed.
@@ -51,7 +52,16 @@ impl MemoryInUse {
     }
 }
 
-type EndListener = Box<dyn FnOnce(CopyEnd) + Send>;
+/// What all copies of the plans share.
+#[derive(Debug, Default)]
+pub struct CopyControl {
+    /// Whether no GPU is to begin anything any more.
+    pub is_given_up: AtomicBool,
+    /// The requests that GPUs have ended.
+    pub ended_requests: AtomicU64,
+}
+
+type EndListener = Box<dyn FnOnce(CopyOutcome) + Send>;
 
 /// A copy in progress.
 pub struct GpuRunsCopy {
@@ -68,7 +78,7 @@ pub struct GpuRunsCopy {
     /// The chains of requests that have not ended.
     chains: AtomicUsize,
     failure: OnceLock<CopyFailure>,
-    given_up: Arc<AtomicBool>,
+    control: Arc<CopyControl>,
     end: Mutex<Option<(MemoryInUse, EndListener)>>,
 }
 
@@ -78,20 +88,20 @@ impl GpuRunsCopy {
     pub fn start(
         runs: &RunCopies,
         memory: MemoryInUse,
-        given_up: &Arc<AtomicBool>,
-        then: impl FnOnce(CopyEnd) + Send + 'static,
+        control: &Arc<CopyControl>,
+        then: impl FnOnce(CopyOutcome) + Send + 'static,
     ) {
         let [from, to] = &memory.spans;
         let refused = |gpu, name| {
             let error = GpuError { call: "copy", code: 0, name };
-            CopyEnd::Failed(gpu, error)
+            CopyOutcome::Failed(gpu, error)
         };
         let Some(gpu) = to.device_memory().map(DeviceMemory::gpu).cloned() else {
             return then(refused(0, "the destination is in host memory".to_owned()));
         };
-        // `local_step.rs` has found that it can; the memory may have been lost since.
+        // `local_step.rs` has found that it can.
         let Some(source) = DeviceSource::of_span(from, &gpu) else {
-            return then(refused(gpu.ordinal(), "it cannot access the source any more".to_owned()));
+            return then(refused(gpu.ordinal(), "it cannot access the source".to_owned()));
         };
         let ends = runs.ends();
         if ends[0] > from.len() || ends[1] > to.len() {
@@ -106,12 +116,14 @@ impl GpuRunsCopy {
             to: to.address(),
             gpu,
             _source: source,
-            blocks_each: (REQUEST_BYTES / blocks.block_bytes().max(1)).clamp(1, REQUEST_BLOCKS),
+            blocks_each: (REQUEST_BYTES / blocks.block_bytes())
+                .min(REQUEST_ROWS / blocks.block_rows())
+                .clamp(1, REQUEST_BLOCKS),
             blocks,
             next: AtomicUsize::new(0),
             chains: AtomicUsize::new(REQUESTS_IN_FLIGHT),
             failure: OnceLock::new(),
-            given_up: Arc::clone(given_up),
+            control: Arc::clone(control),
             end: Mutex::new(Some((memory, Box::new(then)))),
         });
         (0..REQUESTS_IN_FLIGHT).for_each(|_| copy.request_next_blocks());
@@ -119,7 +131,7 @@ impl GpuRunsCopy {
 
     /// Asks the GPU for the next blocks, and at their end for those that follow.
     fn request_next_blocks(self: &Arc<Self>) {
-        if self.failure.get().is_some() || self.given_up.load(Ordering::Acquire) {
+        if self.failure.get().is_some() || self.control.is_given_up.load(Ordering::Acquire) {
             return self.end_chain();
         }
         let first = self.next.fetch_add(self.blocks_each, Ordering::Relaxed);
@@ -132,9 +144,12 @@ impl GpuRunsCopy {
         // SAFETY: `end` keeps both memories, which the plan has claimed, until the last chain has ended. No two steps write the same
         // bytes, and none reads bytes before the step that writes them is done.
         let asked = unsafe {
-            self.gpu.copy_rows(&rows, move |outcome| match outcome {
-                Ok(()) => copy.request_next_blocks(),
-                Err(error) => copy.fail_chain(error),
+            self.gpu.copy_rows(&rows, move |outcome| {
+                copy.control.ended_requests.fetch_add(1, Ordering::AcqRel);
+                match outcome {
+                    Ok(()) => copy.request_next_blocks(),
+                    Err(error) => copy.fail_chain(error),
+                }
             })
         };
         if let Err(error) = asked {
@@ -160,9 +175,9 @@ impl GpuRunsCopy {
         let Some((memory, then)) = lock(&self.end).take() else { return };
         drop(memory);
         then(match self.failure.get() {
-            Some((gpu, error)) => CopyEnd::Failed(*gpu, error.clone()),
-            None if self.next.load(Ordering::Relaxed) >= self.blocks.count() => CopyEnd::Copied,
-            None => CopyEnd::GivenUp,
+            Some((gpu, error)) => CopyOutcome::Failed(*gpu, error.clone()),
+            None if self.next.load(Ordering::Relaxed) >= self.blocks.count() => CopyOutcome::Copied,
+            None => CopyOutcome::GivenUp,
         });
     }
 }

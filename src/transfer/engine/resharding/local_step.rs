@@ -59,7 +59,7 @@ pub struct LocalStep {
     pub sent: Option<PackedBytes>,
     /// The contiguous memory into which its bytes are received; none for a send, and for a copy that is direct.
     pub received: Option<PackedBytes>,
-    /// The copies between two shards; none for a send and a receive.
+    /// The copies between two shards, for a direct copy.
     pub runs: Option<RunCopies>,
     /// The event of the arrival that the step passes on.
     pub arrival: Option<BufferDefinitionEvent>,
@@ -109,7 +109,8 @@ pub fn local_steps(
                     (arrived.map(|arrived| PackedBytes { span: arrived.span.clone(), runs: None }), None)
                 }
             };
-            let runs = (role == StepRole::Copy).then(|| plan.step_copies(&step));
+            let is_direct = role == StepRole::Copy && sent.is_none();
+            let runs = is_direct.then(|| plan.step_copies(&step));
             if role == StepRole::Copy
                 && let Some(before) = before
             {

@@ -17,13 +17,13 @@
 //!   into staging memory before it is sent, and unpacked from staging memory after it has arrived. Each region has
 //!   its own range of staging memory, so no step waits for memory of another step.
 //! - Regions in memory of a GPU are packed and unpacked by that GPU, in staging memory of its own, while the calling thread goes on: a
-//!   launch depends on the events of what it sends. A copy between shards that no GPU and not the host can do alone is a transfer
+//!   launch depends on the events of what it sends. A copy between shards that neither one GPU nor the host can do alone is a transfer
 //!   within this task.
 //! - If a plan fails, the call returns within one stall limit. For the first three quarters of this time, the call
 //!   waits until the peers confirm that nothing is in flight. After that, it ends the connections to the peers that
-//!   have not confirmed, and waits only for threads of this task. So the caller gets its buffers back within a known
-//!   time, even if a peer is stopped, and no byte can arrive in these buffers any more. If a thread of this task
-//!   needs more than the stall limit, the error is [`ReshardError::Unproven`].
+//!   have not confirmed, and waits only for threads and GPUs of this task. So the caller gets its buffers back within a known
+//!   time, even if a peer is stopped, and no byte can arrive in these buffers any more. If a thread or a GPU of this task
+//!   needs more than the stall limit, the error is [`ReshardError::Unproven`], and nothing can use the shards until it has ended.
 
 mod executor;
 mod gpu_copy;
@@ -70,7 +70,8 @@ impl TransferEngine {
     ///
     /// A shard is in host memory or in that of a GPU, whatever the shards of other devices and tasks are in. Regions that are not
     /// contiguous pass through staging memory of the same kind, which is allocated from one of the arenas `staging` and freed: an
-    /// arena for host memory, and one for each GPU, as far as there are such shards.
+    /// arena for host memory, and one for each GPU, as far as there are such shards. Each needs at most as many bytes as the shards in
+    /// that memory send and receive. Work that the program has given to streams, and that uses the shards, has ended before the call.
     ///
     /// Use a channel of its own ([`LaunchOptions::channel`]), so that its groups do not interleave with other
     /// launches.

@@ -61,6 +61,17 @@ pub enum ReshardError {
         /// The number of the GPU in whose memory the shard is; none for host memory.
         gpu: Option<u32>,
     },
+    /// GPUs of this task have ended no copy for longer than the stall limit.
+    #[error(
+        "{} has ended no copy of this task for {idle:?}: see whether it answers (`nvidia-smi`)",
+        list_gpus(gpus)
+    )]
+    GpuStalled {
+        /// The numbers of the GPUs.
+        gpus: Vec<u32>,
+        /// How long they have ended none.
+        idle: Duration,
+    },
     /// A transfer, or a copy by a GPU, failed, and all others were cancelled. If another task executes other plans, this is a step with
     /// that task, and the array is the first that differs, if both sides have one with its number.
     #[error("array {array}, step {step} of its plan: {error}")]
@@ -73,10 +84,7 @@ pub enum ReshardError {
         error: TransferError,
     },
     /// The time limit passed.
-    #[error(
-        "the plan was not carried out within {limit:?}: {open} of this task's {steps} steps with others were not done, those with {}; see whether they live and carry out the same plan",
-        list_tasks(with)
-    )]
+    #[error("the plan was not carried out within {limit:?}: {}", describe_open(*open, *steps, with, gpus))]
     Timeout {
         /// The limit.
         limit: Duration,
@@ -86,18 +94,22 @@ pub enum ReshardError {
         steps: usize,
         /// The tasks at the other end of the steps that were not done.
         with: Vec<TaskId>,
+        /// The numbers of this task's GPUs that had not ended their copies.
+        gpus: Vec<u32>,
     },
-    /// The plan failed with `error`, and transfers that were cancelled are not proven to have ended, although
-    /// the connections with these members were ended.
+    /// The plan failed with `error`, and what was cancelled is not proven to have ended: transfers with these members, although
+    /// the connections with them were ended, and copies by these GPUs.
     #[error(
         "{error}; {} may still be writing to the shards: use none of them for anything else as long as writing to it is refused because it is in use",
-        list_members(with)
+        list_unproven(with, gpus)
     )]
     Unproven {
         /// The failure of the plan.
         error: Box<Self>,
-        /// The peers of these transfers.
+        /// The peers of these transfers; this task itself, for transfers within it.
         with: Vec<MemberId>,
+        /// The numbers of this task's GPUs that have not ended their copies.
+        gpus: Vec<u32>,
     },
 }
 
@@ -110,7 +122,27 @@ fn list_tasks(all: &[TaskId]) -> String {
     named.join(", ")
 }
 
-fn list_members(all: &[MemberId]) -> String {
-    let named: Vec<_> = all.iter().map(|member| format!("transfers with {member}")).collect();
+fn list_gpus(gpus: &[u32]) -> String {
+    let named: Vec<_> = gpus.iter().map(|gpu| format!("GPU {gpu}")).collect();
     named.join(", ")
+}
+
+fn list_unproven(with: &[MemberId], gpus: &[u32]) -> String {
+    let transfers = with.iter().map(|member| format!("transfers with {member}"));
+    let copies = gpus.iter().map(|gpu| format!("copies by GPU {gpu}"));
+    transfers.chain(copies).collect::<Vec<_>>().join(", ")
+}
+
+/// Describes what of a plan was not done: steps with other tasks, copies by GPUs, or both.
+fn describe_open(open: usize, steps: usize, with: &[TaskId], gpus: &[u32]) -> String {
+    let steps = (open > 0).then(|| {
+        format!(
+            "{open} of this task's {steps} steps with others were not done, those with {}; see whether they live and carry out the same plan",
+            list_tasks(with)
+        )
+    });
+    let copies =
+        (!gpus.is_empty()).then(|| format!("{} had not ended the copies of this task", list_gpus(gpus)));
+    let what: Vec<_> = steps.into_iter().chain(copies).collect();
+    if what.is_empty() { "a copy within this task was not done".to_owned() } else { what.join("; ") }
 }

@@ -1,0 +1,108 @@
+//! The functions of libfabric, found once per process. The library stays loaded.
+#![allow(unsafe_code, reason = "looks up functions of a C library, and calls them")]
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::OnceLock;
+
+use crate::error::{FabricError, FabricUnavailable};
+use crate::layouts::Info;
+
+type GetInfo =
+    unsafe extern "C" fn(u32, *const c_char, *const c_char, u64, *const Info, *mut *mut Info) -> c_int;
+type OpenFabric = unsafe extern "C" fn(
+    *mut crate::layouts::FabricAttributes,
+    *mut *mut crate::layouts::FabricFid,
+    *mut c_void,
+) -> c_int;
+
+/// The functions of the library.
+pub struct Library {
+    pub get_info: GetInfo,
+    pub free_info: unsafe extern "C" fn(*mut Info),
+    /// Copies a description; makes an empty one of none.
+    pub duplicate_info: unsafe extern "C" fn(*const Info) -> *mut Info,
+    pub open_fabric: OpenFabric,
+    describe_error: unsafe extern "C" fn(c_int) -> *const c_char,
+    /// The version, as `FI_VERSION` makes it.
+    pub version: u32,
+}
+
+/// The oldest minor version of 1: its structs are those of `layouts.rs`.
+const MINOR_MIN: u32 = 9;
+
+impl Library {
+    /// Returns the library. It is loaded by the first call; the result never changes in a process.
+    pub fn get() -> Result<&'static Self, FabricUnavailable> {
+        static LOADED: OnceLock<Result<Library, FabricUnavailable>> = OnceLock::new();
+        LOADED.get_or_init(Self::load).as_ref().map_err(Clone::clone)
+    }
+
+    fn load() -> Result<Self, FabricUnavailable> {
+        // SAFETY: the name is a C string. The library's initialization has no requirements.
+        let handle = unsafe { libc::dlopen(c"libfabric.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+        if handle.is_null() {
+            // SAFETY: the text is one of this thread, until its next call.
+            let why = unsafe { libc::dlerror() };
+            let why = if why.is_null() {
+                "no reason is known".into()
+            } else {
+                // SAFETY: as above.
+                unsafe { CStr::from_ptr(why) }.to_string_lossy()
+            };
+            return Err(FabricUnavailable::Library(why.into_owned()));
+        }
+        let find = |name: &'static str, c_name: &CStr| {
+            // SAFETY: the handle is that of the library, and the name a C string.
+            let found = unsafe { libc::dlsym(handle, c_name.as_ptr()) };
+            if found.is_null() { Err(FabricUnavailable::Symbol(name)) } else { Ok(found) }
+        };
+        // SAFETY: the types are those of the library's headers, since its first version.
+        let library = unsafe {
+            let version: unsafe extern "C" fn() -> u32 =
+                std::mem::transmute(find("fi_version", c"fi_version")?);
+            Self {
+                get_info: std::mem::transmute::<*mut c_void, GetInfo>(find("fi_getinfo", c"fi_getinfo")?),
+                free_info: std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut Info)>(find(
+                    "fi_freeinfo",
+                    c"fi_freeinfo",
+                )?),
+                duplicate_info: std::mem::transmute::<
+                    *mut c_void,
+                    unsafe extern "C" fn(*const Info) -> *mut Info,
+                >(find("fi_dupinfo", c"fi_dupinfo")?),
+                open_fabric: std::mem::transmute::<*mut c_void, OpenFabric>(find("fi_fabric", c"fi_fabric")?),
+                describe_error: std::mem::transmute::<
+                    *mut c_void,
+                    unsafe extern "C" fn(c_int) -> *const c_char,
+                >(find("fi_strerror", c"fi_strerror")?),
+                version: version(),
+            }
+        };
+        let (major, minor) = library.version_pair();
+        if major < 1 || major == 1 && minor < MINOR_MIN {
+            return Err(FabricUnavailable::Version { major, minor });
+        }
+        Ok(library)
+    }
+
+    /// Returns the version: major and minor.
+    pub const fn version_pair(&self) -> (u32, u32) {
+        (self.version >> 16, self.version & 0xffff)
+    }
+
+    /// Checks the result of a call: negative numbers are errors.
+    pub fn check(&self, call: &'static str, result: isize) -> Result<(), FabricError> {
+        if result >= 0 {
+            Ok(())
+        } else {
+            Err(self.error(call, c_int::try_from(-result).unwrap_or(c_int::MAX)))
+        }
+    }
+
+    /// Returns the error with a positive number.
+    pub fn error(&self, call: &'static str, code: c_int) -> FabricError {
+        // SAFETY: the library returns a constant text for every number.
+        let name = unsafe { CStr::from_ptr((self.describe_error)(code)) };
+        FabricError { call, code, name: name.to_string_lossy().into_owned() }
+    }
+}
