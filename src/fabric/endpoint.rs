@@ -4,29 +4,21 @@
 //! [`FabricEndpoint::read`].
 #![allow(unsafe_code, reason = "calls libfabric")]
 
+use std::any::Any;
 use std::collections::VecDeque;
 use std::ffi::c_void;
 use std::ptr::{NonNull, null, null_mut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::domain::Domain;
 use crate::error::FabricError;
-use crate::fabric::FabricInner;
 use crate::layouts as fi;
-use crate::registered_memory::RegisteredMemory;
+use crate::registered_memory::{RegisteredMemory, RemoteBytes};
 
 /// The most ends of reads that one look takes.
 const ENTRIES: usize = 32;
 /// The most bytes of an endpoint's address.
 const ADDRESS_MAX: usize = 256;
-
-/// Bytes of a peer's registered memory: the first one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RemoteBytes {
-    /// The key of the memory.
-    pub key: u64,
-    /// The address, as the owner of the memory names it.
-    pub address: u64,
-}
 
 type EndListener = Box<dyn FnOnce(Result<(), FabricError>) + Send>;
 
@@ -68,16 +60,20 @@ struct OpenEndpoint {
 unsafe impl Send for EndpointState {}
 
 pub struct EndpointInner {
-    fabric: Arc<FabricInner>,
+    domain: Arc<Domain>,
     state: Mutex<EndpointState>,
 }
 
 /// An endpoint for the reads between this process and one life of one peer. It is closed when it is dropped.
-pub struct FabricEndpoint(Arc<EndpointInner>);
+pub struct FabricEndpoint {
+    inner: Arc<EndpointInner>,
+    /// Keeps the thread that polls the endpoint.
+    _driver: Arc<dyn Any + Send + Sync>,
+}
 
 impl std::fmt::Debug for FabricEndpoint {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("FabricEndpoint").field(&self.0.fabric).finish()
+        f.debug_tuple("FabricEndpoint").field(&self.inner.domain).finish()
     }
 }
 
@@ -85,8 +81,12 @@ impl std::fmt::Debug for FabricEndpoint {
 type Ended = Vec<(EndListener, Result<(), FabricError>)>;
 
 impl FabricEndpoint {
-    pub(crate) fn open(fabric: &Arc<FabricInner>) -> Result<Self, FabricError> {
-        let open = OpenEndpoint::open(fabric)?;
+    /// Opens one. `driver` keeps the thread that is to poll it.
+    pub(crate) fn open(
+        domain: &Arc<Domain>,
+        driver: Arc<dyn Any + Send + Sync>,
+    ) -> Result<Self, FabricError> {
+        let open = OpenEndpoint::open(domain)?;
         let state = EndpointState {
             open: Some(open),
             peer: fi::ADDRESS_UNSPECIFIED,
@@ -94,11 +94,12 @@ impl FabricEndpoint {
             under_way: Vec::new(),
             free: Vec::new(),
         };
-        Ok(Self(Arc::new(EndpointInner { fabric: Arc::clone(fabric), state: Mutex::new(state) })))
+        let inner = EndpointInner { domain: Arc::clone(domain), state: Mutex::new(state) };
+        Ok(Self { inner: Arc::new(inner), _driver: driver })
     }
 
     pub(crate) const fn inner(&self) -> &Arc<EndpointInner> {
-        &self.0
+        &self.inner
     }
 
     /// Returns the address that the peer passes to [`connect`](Self::connect).
@@ -106,7 +107,7 @@ impl FabricEndpoint {
     /// # Errors
     /// Returns the error of the library, or that the endpoint was closed.
     pub fn address(&self) -> Result<Vec<u8>, FabricError> {
-        let state = self.0.lock();
+        let state = self.inner.lock();
         let open = state.open.as_ref().ok_or_else(FabricError::closed)?;
         let (mut address, mut len) = (vec![0_u8; ADDRESS_MAX], ADDRESS_MAX);
         // SAFETY: the endpoint is open, and the call writes at most as many bytes.
@@ -114,7 +115,7 @@ impl FabricEndpoint {
             let endpoint = open.endpoint.as_ptr();
             ((*(*endpoint).cm).getname)(endpoint.cast(), address.as_mut_ptr().cast(), &raw mut len)
         };
-        self.0.fabric.library.check("fi_getname", result as isize)?;
+        self.inner.domain.library.check("fi_getname", result as isize)?;
         address.truncate(len);
         Ok(address)
     }
@@ -124,11 +125,11 @@ impl FabricEndpoint {
     /// # Errors
     /// Returns that the address is not one of the provider's, or that the endpoint was closed.
     pub fn connect(&self, peer: &[u8]) -> Result<(), FabricError> {
-        let library = self.0.fabric.library;
-        if !self.0.fabric.is_address(peer) {
+        let library = self.inner.domain.library;
+        if !self.inner.domain.is_address(peer) {
             return Err(library.error("fi_av_insert", libc::EINVAL));
         }
-        let mut state = self.0.lock();
+        let mut state = self.inner.lock();
         let open = state.open.as_ref().ok_or_else(FabricError::closed)?;
         let mut number = fi::ADDRESS_UNSPECIFIED;
         // SAFETY: the table is open, and the address has the form of the provider's.
@@ -163,17 +164,17 @@ impl FabricEndpoint {
         then: impl FnOnce(Result<(), FabricError>) + Send + 'static,
     ) -> Result<(), FabricError> {
         let mut ended = Ended::new();
-        let mut state = self.0.lock();
+        let mut state = self.inner.lock();
         if state.open.is_none() || state.peer == fi::ADDRESS_UNSPECIFIED {
             return Err(FabricError::closed());
         }
         let descriptor = local.map_or(null_mut(), RegisteredMemory::descriptor);
         let (into, then) = (into.as_ptr().cast(), Box::new(then));
         state.waiting.push_back(Box::new(Read { context: [0; 8], at: 0, into, len, descriptor, from, then }));
-        state.start_waiting(&self.0.fabric, &mut ended);
+        state.start_waiting(&self.inner.domain, &mut ended);
         drop(state);
         report(ended);
-        self.0.fabric.wake_progress();
+        self.inner.domain.sleep.wake();
         Ok(())
     }
 
@@ -181,13 +182,13 @@ impl FabricEndpoint {
     /// of each was told, or is just being told by the thread of the fabric. Returns false if the library refuses; then nothing is
     /// known of the reads whose end is not told, and their memory must not be used again.
     pub fn close(&self) -> bool {
-        self.0.close()
+        self.inner.close()
     }
 }
 
 impl Drop for FabricEndpoint {
     fn drop(&mut self) {
-        self.0.close();
+        self.inner.close();
     }
 }
 
@@ -200,8 +201,8 @@ impl EndpointInner {
     pub fn poll(&self) -> bool {
         let mut ended = Ended::new();
         let mut state = self.lock();
-        state.take_ended(&self.fabric, &mut ended);
-        state.start_waiting(&self.fabric, &mut ended);
+        state.take_ended(&self.domain, &mut ended);
+        state.start_waiting(&self.domain, &mut ended);
         drop(state);
         let moved = !ended.is_empty();
         report(ended);
@@ -214,11 +215,11 @@ impl EndpointInner {
         let Some(open) = state.open.take() else { return true };
         // Reads that have ended already count as such.
         state.open = Some(open);
-        state.take_ended(&self.fabric, &mut ended);
+        state.take_ended(&self.domain, &mut ended);
         let Some(open) = state.open.take() else { return true };
         // SAFETY: the endpoint is open, and nothing uses it any more: the state is empty.
         let is_closed =
-            unsafe { self.fabric.close_fid("fi_close of an endpoint", open.endpoint.as_ptr().cast()) };
+            unsafe { self.domain.close_fid("fi_close of an endpoint", open.endpoint.as_ptr().cast()) };
         let never_begun = std::mem::take(&mut state.waiting);
         ended.extend(never_begun.into_iter().map(|read| (read.then, Err(FabricError::closed()))));
         if is_closed {
@@ -227,8 +228,8 @@ impl EndpointInner {
             ended.extend(given_up.map(|read| (read.then, Err(FabricError::closed()))));
             // SAFETY: as above.
             unsafe {
-                self.fabric.close_fid("fi_close of a queue", open.queue.as_ptr().cast());
-                self.fabric.close_fid("fi_close of addresses", open.addresses.as_ptr().cast());
+                self.domain.close_fid("fi_close of a queue", open.queue.as_ptr().cast());
+                self.domain.close_fid("fi_close of addresses", open.addresses.as_ptr().cast());
             }
         } else {
             // What the library may still use is never freed.
@@ -242,7 +243,7 @@ impl EndpointInner {
 
 impl EndpointState {
     /// Offers the waiting reads to the library, in order, until it takes no more.
-    fn start_waiting(&mut self, fabric: &FabricInner, ended: &mut Ended) {
+    fn start_waiting(&mut self, domain: &Domain, ended: &mut Ended) {
         let Some(open) = &self.open else { return };
         while let Some(mut read) = self.waiting.pop_front() {
             read.at = self.free.pop().unwrap_or(self.under_way.len());
@@ -266,13 +267,13 @@ impl EndpointState {
             if result == -fi::EAGAIN {
                 return self.waiting.push_front(read);
             }
-            let error = fabric.library.check("fi_read", result);
+            let error = domain.library.check("fi_read", result);
             ended.push((read.then, error));
         }
     }
 
     /// Takes the reads that have ended.
-    fn take_ended(&mut self, fabric: &FabricInner, ended: &mut Ended) {
+    fn take_ended(&mut self, domain: &Domain, ended: &mut Ended) {
         let Some(open) = &self.open else { return };
         let queue = open.queue.as_ptr();
         let mut entries = [fi::QueueEntry { op_context: null_mut() }; ENTRIES];
@@ -284,7 +285,7 @@ impl EndpointState {
             // SAFETY: the queue is open, and the call writes one error.
             let found = unsafe { ((*(*queue).ops).readerr)(queue, &raw mut error, 0) };
             if found > 0 {
-                let outcome = Err(fabric.library.error("fi_read", error.err));
+                let outcome = Err(domain.library.error("fi_read", error.err));
                 self.end(error.op_context, outcome, ended);
             }
             return;
@@ -315,8 +316,8 @@ fn report(ended: Ended) {
 }
 
 impl OpenEndpoint {
-    fn open(fabric: &FabricInner) -> Result<Self, FabricError> {
-        let (library, domain) = (fabric.library, fabric.domain.as_ptr());
+    fn open(domain: &Domain) -> Result<Self, FabricError> {
+        let (library, handle) = (domain.library, domain.handle.as_ptr());
         let missing = |call| library.error(call, libc::EINVAL);
         // SAFETY: the domain is open; the calls read descriptions and write handles. What was opened before a failure is closed.
         unsafe {
@@ -330,10 +331,10 @@ impl OpenEndpoint {
                 wait_cond: 0,
                 wait_set: null_mut(),
             };
-            let opened = ((*(*domain).ops).cq_open)(domain, &raw mut attributes, &raw mut queue, null_mut());
+            let opened = ((*(*handle).ops).cq_open)(handle, &raw mut attributes, &raw mut queue, null_mut());
             library.check("fi_cq_open", opened as isize)?;
             let queue = NonNull::new(queue).ok_or_else(|| missing("fi_cq_open"))?;
-            let queue = Closing(fabric, queue.cast());
+            let queue = Closing(domain, queue.cast());
             let mut addresses = null_mut();
             let mut attributes = fi::AddressAttributes {
                 kind: 0,
@@ -345,16 +346,16 @@ impl OpenEndpoint {
                 flags: 0,
             };
             let opened =
-                ((*(*domain).ops).av_open)(domain, &raw mut attributes, &raw mut addresses, null_mut());
+                ((*(*handle).ops).av_open)(handle, &raw mut attributes, &raw mut addresses, null_mut());
             library.check("fi_av_open", opened as isize)?;
             let addresses = NonNull::new(addresses).ok_or_else(|| missing("fi_av_open"))?;
-            let addresses = Closing(fabric, addresses.cast());
+            let addresses = Closing(domain, addresses.cast());
             let mut endpoint = null_mut();
             let opened =
-                ((*(*domain).ops).endpoint)(domain, fabric.info.as_ptr(), &raw mut endpoint, null_mut());
+                ((*(*handle).ops).endpoint)(handle, domain.info.as_ptr(), &raw mut endpoint, null_mut());
             library.check("fi_endpoint", opened as isize)?;
             let endpoint = NonNull::new(endpoint).ok_or_else(|| missing("fi_endpoint"))?;
-            let endpoint = Closing(fabric, endpoint.cast());
+            let endpoint = Closing(domain, endpoint.cast());
             let fid: *mut fi::Fid = endpoint.1.as_ptr();
             let bind = (*(*fid).ops).bind;
             library.check("fi_ep_bind", bind(fid, addresses.1.as_ptr(), 0) as isize)?;
@@ -373,7 +374,7 @@ impl OpenEndpoint {
 }
 
 /// A handle that is closed unless it is kept.
-struct Closing<'a>(&'a FabricInner, NonNull<fi::Fid>);
+struct Closing<'a>(&'a Domain, NonNull<fi::Fid>);
 
 impl Closing<'_> {
     fn keep(self) -> NonNull<fi::Fid> {

@@ -9,9 +9,10 @@
 //! | `library.rs` | the functions of the library, found once per process |
 //! | `layouts.rs` | the structs of its interface, as far as this crate uses them |
 //! | `error.rs` | why there is no fabric, and what a call answered |
-//! | `fabric.rs` | a fabric that is open, the thread that drives it, and the fabrics that a host has |
+//! | `domain.rs` | the handles of the library that everything else needs |
 //! | `registered_memory.rs` | memory that peers may read, or into which reads go |
 //! | `endpoint.rs` | the end of the reads between this process and one peer |
+//! | `fabric.rs` | a fabric that is open, the thread that drives it, and the fabrics that a host has |
 //!
 //! Rules:
 //!
@@ -21,6 +22,7 @@
 //!    endpoints, and sleeps longer and longer while nothing moves.
 //! 4. Nothing here waits for a peer. Limits of time are the caller's: it closes the endpoint.
 
+mod domain;
 mod endpoint;
 mod error;
 mod fabric;
@@ -28,7 +30,8 @@ mod layouts;
 mod library;
 mod registered_memory;
 
-pub use endpoint::{FabricEndpoint, RemoteBytes};
+pub use domain::FabricProvider;
+pub use endpoint::FabricEndpoint;
 pub use error::{FabricError, FabricUnavailable};
-pub use fabric::{Fabric, FabricProvider, library_version, providers};
-pub use registered_memory::RegisteredMemory;
+pub use fabric::{Fabric, library_version, providers};
+pub use registered_memory::{RegisteredMemory, RemoteBytes};

@@ -4,17 +4,26 @@
 #![allow(unsafe_code, reason = "calls libfabric")]
 
 use std::ffi::c_void;
-use std::ptr::NonNull;
+use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 
-use crate::endpoint::RemoteBytes;
-use crate::fabric::FabricInner;
-use crate::layouts::MemoryFid;
+use crate::domain::Domain;
+use crate::error::FabricError;
+use crate::layouts as fi;
+
+/// Bytes of a peer's registered memory: the first one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RemoteBytes {
+    /// The key of the memory.
+    pub key: u64,
+    /// The address, as the owner of the memory names it.
+    pub address: u64,
+}
 
 /// Registered memory. It is withdrawn when this is dropped: reads of peers fail from then on.
 pub struct RegisteredMemory {
-    fabric: Arc<FabricInner>,
-    memory: NonNull<MemoryFid>,
+    domain: Arc<Domain>,
+    memory: NonNull<fi::MemoryFid>,
     base: u64,
     len: usize,
 }
@@ -25,14 +34,29 @@ unsafe impl Send for RegisteredMemory {}
 unsafe impl Sync for RegisteredMemory {}
 
 impl RegisteredMemory {
-    /// Takes over what the library has registered at this address.
-    pub(crate) const fn new(
-        fabric: Arc<FabricInner>,
-        memory: NonNull<MemoryFid>,
-        base: u64,
+    /// As [`Fabric::register`](crate::Fabric::register).
+    ///
+    /// # Safety
+    /// As of it.
+    pub(crate) unsafe fn register(
+        domain: &Arc<Domain>,
+        memory: NonNull<u8>,
         len: usize,
-    ) -> Self {
-        Self { fabric, memory, base, len }
+    ) -> Result<Self, FabricError> {
+        let (mut registered, access) = (null_mut(), fi::CAP_READ | fi::CAP_REMOTE_READ);
+        // SAFETY: the caller guarantees the memory, and the domain is open.
+        let result = unsafe {
+            let handle = domain.handle.as_ptr();
+            let register = (*(*handle).mr).reg;
+            let address = memory.as_ptr().cast::<c_void>();
+            let key = domain.new_key();
+            register(handle.cast(), address, len, access, 0, key, 0, &raw mut registered, null_mut())
+        };
+        domain.library.check("fi_mr_reg", result as isize)?;
+        let registered =
+            NonNull::new(registered).ok_or_else(|| domain.library.error("fi_mr_reg", libc::EINVAL))?;
+        let base = if domain.memory_mode() & fi::MR_VIRT_ADDR == 0 { 0 } else { memory.addr().get() as u64 };
+        Ok(Self { domain: Arc::clone(domain), memory: registered, base, len })
     }
 
     /// Returns how a peer names the first byte.
@@ -71,6 +95,6 @@ impl std::fmt::Debug for RegisteredMemory {
 impl Drop for RegisteredMemory {
     fn drop(&mut self) {
         // SAFETY: it was registered, and is used no more.
-        unsafe { self.fabric.close_fid("fi_close of memory", self.memory.as_ptr().cast()) };
+        unsafe { self.domain.close_fid("fi_close of memory", self.memory.as_ptr().cast()) };
     }
 }

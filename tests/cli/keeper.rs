@@ -4,6 +4,7 @@ use std::net::TcpStream;
 use std::thread;
 use std::time::Duration;
 
+use rustix::process::{Pid, kill_process};
 use serde_json::Value;
 
 use super::journal::{put_key, read, serve, start_worker};
@@ -164,8 +165,9 @@ fn a_service_that_dies_again_and_again_ends() {
     let server = serve(&folder.path("journal"), "127.0.0.1:0", &[]);
     // Each process is killed before it has served for long.
     while server.is_running() {
-        if let Some(core) = server.first_child() {
-            signal(core, Signal::KILL);
+        if let Some(core) = server.first_child().and_then(Pid::from_raw) {
+            // It may have ended since.
+            let _gone = kill_process(core, Signal::KILL);
         }
         thread::sleep(Duration::from_millis(2));
     }

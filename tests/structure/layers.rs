@@ -32,6 +32,7 @@ pub const CRATE_ROOTS: &[&str] = &[
     "src/capi",
     "src/clock",
     "src/collectives",
+    "src/fabric",
     "src/gpu",
     "src/journal",
     "src/nccl_profiler",

@@ -46,6 +46,8 @@ const ADVICE_FOR_FAILED_HOSTS: &str = "All tasks of a host that is named here ha
     register again; exclude a host that is bad.";
 const ADVICE_FOR_FAILED_TASKS: &str = "Read the end of the task's log, and the kernel's log of its host. The run continues without it until it \
     registers again: check whether its scheduler restarts it, and exclude it if its host is bad.";
+const ADVICE_FOR_THE_NEXT_RUN: &str = "The run is over. Before the next one, read the end of the tasks' logs, and the kernel's log of their hosts; \
+    exclude a host that is bad.";
 
 /// An issue: something that needs an operator.
 pub(super) struct Issue {
@@ -311,7 +313,14 @@ fn lost_tasks_issue(snapshot: &JobSnapshot, lost: &[TaskId]) -> Option<Issue> {
         (false, true) => ADVICE_FOR_FAILED_HOSTS,
         (false, false) => ADVICE_FOR_FAILED_TASKS,
     };
-    let issue = Issue::new(snapshot, "tasks-failed", "bad", title, text, first.since).with_client_error(told);
+    let (tone, title, advice) = match snapshot.view.run.state {
+        RunState::Completed => {
+            let them = if tasks.len() == 1 { "it" } else { "them" };
+            ("info", format!("{title}, and the run has completed without {them}"), ADVICE_FOR_THE_NEXT_RUN)
+        }
+        _ => ("bad", title, advice),
+    };
+    let issue = Issue::new(snapshot, "tasks-failed", tone, title, text, first.since).with_client_error(told);
     Some(issue.with_named_tasks(named).with_advice(advice, "/guide/states#failed"))
 }
 

@@ -237,7 +237,9 @@ fn finding_from_detection(seen: &JobObservation, detector: &Detector, mut found:
         HostOrTask::Host(host) => Some(host.name.clone()),
         HostOrTask::Task(_) => None,
     };
-    let groups = seen.hosts.group_by_host(&found.tasks);
+    // That all tasks of a job are on its only host says nothing of the host.
+    let groups =
+        if seen.hosts.hosts().len() > 1 { seen.hosts.group_by_host(&found.tasks) } else { Vec::new() };
     let hosts = groups.into_iter().filter_map(host_name).take(TASKS_NAMED).collect();
     found.tasks.truncate(TASKS_NAMED);
     let address = |id: &TaskId| Some(seen.task(*id)?.peer?.ip());
