@@ -19,6 +19,10 @@ use super::context::TransitionContext;
 use super::failure::{Code, Failure};
 use super::ids::TaskId;
 use super::run::Run;
+use crate::text::format_ranges;
+
+/// The most ranges of missing tasks in the reason of a barrier that failed.
+const RANGES_SHOWN: usize = 12;
 
 /// The reason of a barrier that passed although excluded members had not arrived.
 pub const PASSED_WITHOUT_EXCLUDED: &str = "passed without members that are excluded or have not registered since their exclusion; all others had arrived";
@@ -98,7 +102,15 @@ impl Run {
             instance.counter,
             self.describe_task(instance.first),
         );
-        let why = format!("timed out with {arrived} of {members} tasks at the barrier; missing: {missing}");
+        // For people, who see many tasks by their numbers sooner than by their addresses.
+        let named = match instance.missing_count() {
+            0..=2 => missing,
+            count => {
+                let numbers = instance.missing_tasks().map(|task| task.0);
+                format!("{count} tasks ({})", format_ranges(numbers, RANGES_SHOWN, "-", "…"))
+            }
+        };
+        let why = format!("timed out with {arrived} of {members} tasks at the barrier; missing: {named}");
         self.fail_barrier(cx, key, Code::DeadlineExceeded, text, &why);
     }
 
