@@ -106,9 +106,14 @@ impl ToCsv for TasksPage {
             "waits_for",
             "excluded",
             "error",
+            "heartbeat_interval_us",
+            "longest_gap_us",
+            "score",
+            "late_us",
+            "held_up_us",
         ]);
         for task in &self.tasks {
-            let life = task.lives.first();
+            let (life, late) = (task.lives.first(), task.straggling.as_ref());
             let keys: Vec<&str> = task.waits_for.iter().map(|wait| wait.key.as_str()).collect();
             table
                 .row()
@@ -123,7 +128,12 @@ impl ToCsv for TasksPage {
                 .text(task.waits_at.join(" "))
                 .text(keys.join(" "))
                 .text(task.excluded.as_ref().map_or_else(String::new, |it| it.reason.to_string()))
-                .text(task.why.as_deref().unwrap_or_default());
+                .text(task.why.as_deref().unwrap_or_default())
+                .optional(task.pulse.as_ref().map(|pulse| pulse.interval_us))
+                .optional(task.pulse.as_ref().map(|pulse| pulse.longest_recent_us))
+                .optional(late.map(|it| it.score))
+                .optional(late.map(|it| it.lateness_us))
+                .optional(late.map(|it| it.held_up_us));
         }
         table
     }

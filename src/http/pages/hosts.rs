@@ -18,6 +18,7 @@ use super::{amount, links, times};
 use crate::coordination::{HostState, HostView};
 use crate::http::extractors::{JobPath, QueryParams, ViewedRun};
 use crate::http::{AppState, Problem};
+use crate::service::findings::Finding;
 
 /// The maximum number of rows of the table.
 const ROWS_MAX: usize = 200;
@@ -41,6 +42,15 @@ struct HostTableFragment<'a> {
     rows: Vec<&'a HostView>,
     found: usize,
     total: usize,
+    findings: &'a [Finding],
+}
+
+impl HostTableFragment<'_> {
+    /// Returns the titles of the findings that are about a host.
+    fn findings_about(&self, host: &HostView) -> Vec<&str> {
+        let about = self.findings.iter().filter(|finding| finding.hosts.contains(&host.host));
+        about.map(|finding| finding.title.as_str()).collect()
+    }
 }
 
 /// Returns the fragments of the page.
@@ -67,7 +77,7 @@ pub(super) fn render_fragments(
     rows.sort_by_key(|host| host.urgency());
     let found = rows.len();
     rows.truncate(ROWS_MAX);
-    let table = HostTableFragment { job, rows, found, total: all.len() };
+    let table = HostTableFragment { job, rows, found, total: all.len(), findings: &snapshot.findings };
     Ok(vec![
         render_head_fragment(snapshot)?,
         Fragment::new("hosts", &hosts)?,
