@@ -419,9 +419,8 @@ impl EventKind {
         }
     }
 
-    /// Returns whether the event is about a task, alone or among others.
-    #[must_use]
-    pub fn is_about_task(&self, task: TaskId) -> bool {
+    /// Returns the list of tasks of an event that has one: for a barrier that passed, those that had not arrived.
+    fn listed_tasks(&self) -> Option<&[TaskId]> {
         match self {
             Self::BarrierPassed { without: tasks, .. }
             | Self::FindingOpened { tasks, .. }
@@ -431,23 +430,26 @@ impl EventKind {
                 target: ExclusionTarget::Host(_) | ExclusionTarget::NamedHost(_),
                 tasks,
                 ..
-            } => tasks.contains(&task),
-            Self::TransferFailed { task: one, with, .. } => [*one, *with].contains(&task),
-            other => other.subject().task == Some(task),
+            } => Some(tasks),
+            _ => None,
         }
     }
 
-    /// Returns the tasks of the change: for a barrier that passed, those that had not arrived.
+    /// Returns whether the event is about a task, alone or among others.
+    #[must_use]
+    pub fn is_about_task(&self, task: TaskId) -> bool {
+        match (self, self.listed_tasks()) {
+            (_, Some(tasks)) => tasks.contains(&task),
+            (Self::TransferFailed { task: one, with, .. }, None) => [*one, *with].contains(&task),
+            (other, None) => other.subject().task == Some(task),
+        }
+    }
+
+    /// Returns the tasks of the change, in the order of its list if it has one.
     #[must_use]
     pub fn tasks(&self) -> Vec<TaskId> {
-        match self {
-            Self::BarrierPassed { without: tasks, .. }
-            | Self::FindingOpened { tasks, .. }
-            | Self::TaskIdsAssigned { tasks }
-            | Self::TaskOwnersForgotten { tasks, .. }
-            | Self::Excluded { tasks, .. } => tasks.clone(),
-            other => other.subject().task.into_iter().collect(),
-        }
+        let alone = || self.subject().task.into_iter().collect();
+        self.listed_tasks().map_or_else(alone, <[TaskId]>::to_vec)
     }
 
     /// Returns the subject of the event.

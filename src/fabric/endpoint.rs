@@ -5,7 +5,7 @@
 #![allow(unsafe_code, reason = "calls libfabric")]
 
 use std::any::Any;
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::ffi::c_void;
 use std::ptr::{NonNull, null, null_mut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -27,8 +27,6 @@ type EndListener = Box<dyn FnOnce(Result<(), FabricError>) + Send>;
 struct Read {
     /// Memory of the provider (`struct fi_context2`).
     context: [u64; 8],
-    /// The index among the reads under way.
-    at: usize,
     into: *mut c_void,
     len: usize,
     descriptor: *mut c_void,
@@ -43,9 +41,8 @@ struct EndpointState {
     peer: u64,
     /// Reads that the library has not taken.
     waiting: VecDeque<Box<Read>>,
-    /// Reads that the library has taken, by their index. Each stays where it is.
-    under_way: Vec<Option<Box<Read>>>,
-    free: Vec<usize>,
+    /// Reads that the library has taken, by the context that it has of them: their address. Each stays where it is.
+    under_way: HashMap<*mut c_void, Box<Read>>,
 }
 
 /// The handles of the library.
@@ -91,8 +88,7 @@ impl FabricEndpoint {
             open: Some(open),
             peer: fi::ADDRESS_UNSPECIFIED,
             waiting: VecDeque::new(),
-            under_way: Vec::new(),
-            free: Vec::new(),
+            under_way: HashMap::new(),
         };
         let inner = EndpointInner { domain: Arc::clone(domain), state: Mutex::new(state) };
         Ok(Self { inner: Arc::new(inner), _driver: driver })
@@ -170,7 +166,7 @@ impl FabricEndpoint {
         }
         let descriptor = local.map_or(null_mut(), RegisteredMemory::descriptor);
         let (into, then) = (into.as_ptr().cast(), Box::new(then));
-        state.waiting.push_back(Box::new(Read { context: [0; 8], at: 0, into, len, descriptor, from, then }));
+        state.waiting.push_back(Box::new(Read { context: [0; 8], into, len, descriptor, from, then }));
         state.start_waiting(&self.inner.domain, &mut ended);
         drop(state);
         report(ended);
@@ -212,9 +208,7 @@ impl EndpointInner {
     fn close(&self) -> bool {
         let mut ended = Ended::new();
         let mut state = self.lock();
-        let Some(open) = state.open.take() else { return true };
         // Reads that have ended already count as such.
-        state.open = Some(open);
         state.take_ended(&self.domain, &mut ended);
         let Some(open) = state.open.take() else { return true };
         // SAFETY: the endpoint is open, and nothing uses it any more: the state is empty.
@@ -224,7 +218,7 @@ impl EndpointInner {
         ended.extend(never_begun.into_iter().map(|read| (read.then, Err(FabricError::closed()))));
         if is_closed {
             // A closed endpoint touches no memory of its reads any more. What it tells of them is not of interest.
-            let given_up = std::mem::take(&mut state.under_way).into_iter().flatten();
+            let given_up = std::mem::take(&mut state.under_way).into_values();
             ended.extend(given_up.map(|read| (read.then, Err(FabricError::closed()))));
             // SAFETY: as above.
             unsafe {
@@ -246,11 +240,6 @@ impl EndpointState {
     fn start_waiting(&mut self, domain: &Domain, ended: &mut Ended) {
         let Some(open) = &self.open else { return };
         while let Some(mut read) = self.waiting.pop_front() {
-            read.at = self.free.pop().unwrap_or(self.under_way.len());
-            if read.at == self.under_way.len() {
-                self.under_way.push(None);
-            }
-            let at = read.at;
             let (into, len, descriptor, from) = (read.into, read.len, read.descriptor, read.from);
             let context = (&raw mut *read).cast::<c_void>();
             // SAFETY: the endpoint is open, the caller guarantees the memory, and the read stays where it is until it has ended.
@@ -259,16 +248,11 @@ impl EndpointState {
                 let ask = (*(*endpoint).rma).read;
                 ask(endpoint, into, len, descriptor, self.peer, from.address, from.key, context)
             };
-            if result == 0 {
-                self.under_way[at] = Some(read);
-                continue;
+            match result {
+                0 => drop(self.under_way.insert(context, read)),
+                _ if result == -fi::EAGAIN => return self.waiting.push_front(read),
+                _ => ended.push((read.then, domain.library.check("fi_read", result))),
             }
-            self.free.push(at);
-            if result == -fi::EAGAIN {
-                return self.waiting.push_front(read);
-            }
-            let error = domain.library.check("fi_read", result);
-            ended.push((read.then, error));
         }
     }
 
@@ -297,13 +281,8 @@ impl EndpointState {
 
     /// Notes the end of a read, by its context.
     fn end(&mut self, context: *mut c_void, outcome: Result<(), FabricError>, ended: &mut Ended) {
-        let is_it = |read: &Option<Box<Read>>| {
-            read.as_ref().is_some_and(|read| std::ptr::eq((&raw const **read).cast::<c_void>(), context))
-        };
-        // SAFETY: the context is that of a read under way, if the provider keeps its rules; it is looked up before it is used.
-        let Some(at) = self.under_way.iter().position(is_it) else { return };
-        if let Some(read) = self.under_way[at].take() {
-            self.free.push(at);
+        // A context is looked up before it is used, whatever the provider passes.
+        if let Some(read) = self.under_way.remove(&context) {
             ended.push((read.then, outcome));
         }
     }

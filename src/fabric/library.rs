@@ -51,30 +51,15 @@ impl Library {
             };
             return Err(FabricUnavailable::Library(why.into_owned()));
         }
-        let find = |name: &'static str, c_name: &CStr| {
-            // SAFETY: the handle is that of the library, and the name a C string.
-            let found = unsafe { libc::dlsym(handle, c_name.as_ptr()) };
-            if found.is_null() { Err(FabricUnavailable::Symbol(name)) } else { Ok(found) }
-        };
         // SAFETY: the types are those of the library's headers, since its first version.
         let library = unsafe {
-            let version: unsafe extern "C" fn() -> u32 =
-                std::mem::transmute(find("fi_version", c"fi_version")?);
+            let version: unsafe extern "C" fn() -> u32 = find(handle, c"fi_version")?;
             Self {
-                get_info: std::mem::transmute::<*mut c_void, GetInfo>(find("fi_getinfo", c"fi_getinfo")?),
-                free_info: std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut Info)>(find(
-                    "fi_freeinfo",
-                    c"fi_freeinfo",
-                )?),
-                duplicate_info: std::mem::transmute::<
-                    *mut c_void,
-                    unsafe extern "C" fn(*const Info) -> *mut Info,
-                >(find("fi_dupinfo", c"fi_dupinfo")?),
-                open_fabric: std::mem::transmute::<*mut c_void, OpenFabric>(find("fi_fabric", c"fi_fabric")?),
-                describe_error: std::mem::transmute::<
-                    *mut c_void,
-                    unsafe extern "C" fn(c_int) -> *const c_char,
-                >(find("fi_strerror", c"fi_strerror")?),
+                get_info: find(handle, c"fi_getinfo")?,
+                free_info: find(handle, c"fi_freeinfo")?,
+                duplicate_info: find(handle, c"fi_dupinfo")?,
+                open_fabric: find(handle, c"fi_fabric")?,
+                describe_error: find(handle, c"fi_strerror")?,
                 version: version(),
             }
         };
@@ -105,4 +90,19 @@ impl Library {
         let name = unsafe { CStr::from_ptr((self.describe_error)(code)) };
         FabricError { call, code, name: name.to_string_lossy().into_owned() }
     }
+}
+
+/// Returns a function of the library.
+///
+/// # Safety
+/// The handle is that of the library, and `F` is a pointer to a function of the type that has this name.
+unsafe fn find<F>(handle: *mut c_void, name: &'static CStr) -> Result<F, FabricUnavailable> {
+    const { assert!(size_of::<F>() == size_of::<*mut c_void>(), "F is a pointer") };
+    // SAFETY: the handle is the library's, and the name a C string.
+    let found = unsafe { libc::dlsym(handle, name.as_ptr()) };
+    if found.is_null() {
+        return Err(FabricUnavailable::Symbol(name.to_str().unwrap_or_default()));
+    }
+    // SAFETY: the caller guarantees the type, and both are pointers.
+    Ok(unsafe { std::mem::transmute_copy(&found) })
 }

@@ -261,15 +261,15 @@ impl JobTimeline {
     /// Returns whether an entry says of a barrier that it passed without tasks that are excluded, and a recent one says so of the same
     /// tasks. A job that goes on without a host has such a barrier with every step.
     fn tells_what_is_known(&self, entry: &TimelineEntry) -> bool {
-        let is_known = |known: &Arc<TimelineEntry>| {
-            known.kind == entry.kind
-                && known.tasks == entry.tasks
-                && known.text.ends_with(PASSED_WITHOUT_EXCLUDED)
+        let tells_it = |entry: &TimelineEntry| {
+            entry.kind == EntryKind("barrier-passed") && entry.text.ends_with(PASSED_WITHOUT_EXCLUDED)
         };
-        let recent = self.entries.of_run(entry.run).map(|of_run| of_run.records.iter().rev().take(KNOWN_MAX));
-        entry.kind == EntryKind("barrier-passed")
-            && entry.text.ends_with(PASSED_WITHOUT_EXCLUDED)
-            && recent.is_some_and(|mut recent| recent.any(is_known))
+        let is_known = |known: &Arc<TimelineEntry>| known.tasks == entry.tasks && tells_it(known);
+        tells_it(entry)
+            && self
+                .entries
+                .of_run(entry.run)
+                .is_some_and(|of_run| of_run.records.iter().rev().take(KNOWN_MAX).any(is_known))
     }
 
     /// Marks failures at the very time of a first cause as its consequences, although their events came

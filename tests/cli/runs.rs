@@ -6,24 +6,19 @@ use crate::harness::{MusterServer, Process, Signal, muster, run, wait_until};
 
 const JOB: &str = "/api/v1/jobs/default";
 
+/// Starts two workers.
+fn start_workers(server: &MusterServer, more: &[&str]) -> [Process; 2] {
+    let service = server.grpc.to_string();
+    ["0", "1"].map(|task| {
+        let worker = ["worker", "--service", &service, "--task", task, "--program", "exercise"];
+        Process::start(muster(worker).args(more))
+    })
+}
+
 /// Runs two workers through one run, from their registration to their shutdown.
 #[track_caller]
 fn complete_run(server: &MusterServer) {
-    let service = server.grpc.to_string();
-    let start = |task: &str| {
-        Process::start(&mut muster([
-            "worker",
-            "--service",
-            &service,
-            "--task",
-            task,
-            "--program",
-            "exercise",
-            "--steps",
-            "2",
-        ]))
-    };
-    let workers = [start("0"), start("1")];
+    let workers = start_workers(server, &["--steps", "2"]);
     for worker in workers {
         let ended = worker.end();
         assert!(ended.status.success(), "{ended:?}");
@@ -129,19 +124,7 @@ fn an_ended_run_keeps_its_pages_and_is_compared_with_the_next_one() {
     assert!(server.get("/jobs/default/runs/2/comparison").body.contains(summary));
 
     // A worker is killed in the third run.
-    let service = server.grpc.to_string();
-    let start = |task: &str| {
-        Process::start(&mut muster([
-            "worker",
-            "--service",
-            &service,
-            "--task",
-            task,
-            "--program",
-            "exercise",
-        ]))
-    };
-    let workers = [start("0"), start("1")];
+    let workers = start_workers(&server, &[]);
     wait_until("the third run goes on", || json(&server, "/runs/3")["state"] == "running");
     workers[1].signal(Signal::KILL);
     wait_until("the third run fails", || json(&server, "/runs/3")["state"] == "failed");

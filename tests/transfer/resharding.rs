@@ -101,11 +101,16 @@ impl ReshardCase {
     }
 }
 
-pub fn plan(source: ArrayDescription, destination: ArrayDescription, hosts: u32, time: Duration) -> Plan {
+pub fn plan(
+    source: ArrayDescription,
+    destination: ArrayDescription,
+    hosts: u32,
+    timeout: impl Into<Option<Duration>>,
+) -> Plan {
     let devices = source.sharding.mesh.devices.iter().chain(&destination.sharding.mesh.devices).copied();
     let devices: BTreeSet<_> = devices.collect();
     let placement = Placement::blocks(devices, DEVICES_EACH, hosts);
-    let options = PlanOptions { timeout: Some(time), ..PlanOptions::default() };
+    let options = PlanOptions { timeout: timeout.into(), ..PlanOptions::default() };
     Plan::new(source, destination, &placement, options).unwrap()
 }
 

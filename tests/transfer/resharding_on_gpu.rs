@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use muster::transfer::plan::{ArrayDescription, BufferRole, Dtype, Placement, Plan, PlanOptions};
+use muster::transfer::plan::{ArrayDescription, BufferRole, Dtype};
 use muster::transfer::{
     Arena, DeviceId, LaunchOptions, MemoryError, ReshardError, TransferEngine, TransferError, TransportChoice,
 };
@@ -114,13 +114,7 @@ fn rows_to_columns(rows: u64, time: Option<Duration>) -> (Cluster, TaskArenas, R
     let line = &[("x", 2)];
     let (from, to) =
         (array(&[rows, 64], line, &[0, 1], &["x"]), array(&[rows, 64], line, &[0, 1], &["", "x"]));
-    (cluster, TaskArenas::new(0), ReshardCase::of(plan_within(from, to, time)))
-}
-
-/// A plan of one task, with this limit.
-fn plan_within(from: ArrayDescription, to: ArrayDescription, time: Option<Duration>) -> Plan {
-    let placement = Placement::blocks((0..2).map(DeviceId), DEVICES_EACH, 1);
-    Plan::new(from, to, &placement, PlanOptions { timeout: time, ..PlanOptions::default() }).unwrap()
+    (cluster, TaskArenas::new(0), ReshardCase::of(plan(from, to, 1, time)))
 }
 
 /// An array whose copies are several requests each: short runs in two loops.
@@ -129,7 +123,7 @@ fn many_requests(time: Option<Duration>) -> ReshardCase {
         let dtype = Dtype::Uint8;
         ArrayDescription { dtype, ..array(&[800, 1400, 8], &[("x", 2)], &[0, 1], spec) }
     };
-    ReshardCase::of(plan_within(describe(&["", "x"]), describe(&["", "", "x"]), time))
+    ReshardCase::of(plan(describe(&["", "x"]), describe(&["", "", "x"]), 1, time))
 }
 
 #[test]

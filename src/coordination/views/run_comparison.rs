@@ -204,30 +204,17 @@ fn summary_text(
         let other = if failed.run.number == before.run.number { now } else { before };
         told.push(format!("run {} failed, and run {} has not", failed.run.number, other.run.number));
     }
-    for (had_failed, words) in [
-        ([false, true], "in the later run only"),
-        ([true, false], "in the earlier run only"),
-        ([true, true], "in both"),
-    ] {
-        let of_hosts = hosts.iter().filter(|host| host.had_failed() == had_failed);
-        let of_tasks = tasks.iter().filter(|task| task.had_failed() == had_failed).count();
-        told.extend(told_of(
-            of_hosts,
-            of_tasks,
-            ["has failed tasks", "have failed tasks"],
-            ["has failed", "have failed"],
-            words,
-        ));
-    }
-    for (late, words) in [
-        ([false, true], "in the later run only"),
-        ([true, false], "in the earlier run only"),
-        ([true, true], "in both"),
-    ] {
-        let of_hosts = hosts.iter().filter(|host| host.was_late() == late);
-        let of_tasks = tasks.iter().filter(|task| task.was_late() == late).count();
-        told.extend(told_of(of_hosts, of_tasks, ["is late", "are late"], ["is late", "are late"], words));
-    }
+    let failed_hosts = hosts.iter().map(|host| (host, host.had_failed())).collect::<Vec<_>>();
+    let failed_tasks = tasks.iter().map(ComparedTask::had_failed).collect::<Vec<_>>();
+    let words = [["has failed tasks", "have failed tasks"], ["task has failed", "tasks have failed"]];
+    told.extend(told_by_run(&failed_hosts, &failed_tasks, words));
+    let late_hosts = hosts.iter().map(|host| (host, host.was_late())).collect::<Vec<_>>();
+    let late_tasks = tasks.iter().map(ComparedTask::was_late).collect::<Vec<_>>();
+    told.extend(told_by_run(
+        &late_hosts,
+        &late_tasks,
+        [["is late", "are late"], ["task is late", "tasks are late"]],
+    ));
     let since = format!("From run {} to run {}", before.run.number, now.run.number);
     match told.is_empty() {
         true => {
@@ -239,23 +226,31 @@ fn summary_text(
     }
 }
 
-/// Says of how many hosts, or else of how many tasks, something holds: what holds of a host holds of its tasks.
-fn told_of<'a>(
-    mut hosts: impl Iterator<Item = &'a ComparedHost>,
-    tasks: usize,
-    [of_one_host, of_hosts]: [&str; 2],
-    [of_one_task, of_tasks]: [&str; 2],
-    when: &str,
-) -> Option<String> {
-    match (hosts.next(), hosts.count()) {
-        (Some(one), 0) => Some(format!("host {} {of_one_host} {when}", one.host)),
-        (Some(_), others) => Some(format!("{} hosts {of_hosts} {when}", others + 1)),
-        (None, _) if tasks > 0 => {
-            let (one, many) = (format!("task {of_one_task}"), format!("tasks {of_tasks}"));
-            Some(format!("{} {when}", format_count_with_noun(tasks, &one, &many)))
+/// Says of how many hosts, or else of how many tasks, something holds in the later run only, in the earlier one only, and in both: what
+/// holds of a host holds of its tasks. Both lists tell in which of the runs it holds; the words are for one and for many.
+fn told_by_run(
+    hosts: &[(&ComparedHost, [bool; 2])],
+    tasks: &[[bool; 2]],
+    [[of_one_host, of_hosts], [of_one_task, of_tasks]]: [[&str; 2]; 2],
+) -> Vec<String> {
+    let runs = [
+        ([false, true], "in the later run only"),
+        ([true, false], "in the earlier run only"),
+        ([true, true], "in both"),
+    ];
+    let tell = |(held, when): ([bool; 2], &str)| {
+        let tasks = tasks.iter().filter(|task| **task == held).count();
+        let mut hosts = hosts.iter().filter(|(_, host)| *host == held).map(|(host, _)| host);
+        match (hosts.next(), hosts.count()) {
+            (Some(one), 0) => Some(format!("host {} {of_one_host} {when}", one.host)),
+            (Some(_), others) => Some(format!("{} hosts {of_hosts} {when}", others + 1)),
+            (None, _) if tasks > 0 => {
+                Some(format!("{} {when}", format_count_with_noun(tasks, of_one_task, of_tasks)))
+            }
+            (None, _) => None,
         }
-        (None, _) => None,
-    }
+    };
+    runs.into_iter().filter_map(tell).collect()
 }
 
 fn count_of_tasks(tasks: usize) -> String {

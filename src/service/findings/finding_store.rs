@@ -77,6 +77,14 @@ pub struct Finding {
     pub advice: String,
 }
 
+impl Finding {
+    /// Returns whether it is about tasks or a barrier of a run that is over.
+    pub(super) fn has_ended_with_run(&self, seen: &JobObservation) -> bool {
+        let is_of_run = !self.tasks.is_empty() || self.barrier.is_some();
+        is_of_run && (self.run != seen.run || seen.ended_at.is_some())
+    }
+}
+
 /// A change of a finding.
 #[derive(Debug, Clone, PartialEq)]
 pub enum FindingTransition {
@@ -140,13 +148,9 @@ impl FindingStore {
             }
         }
         // With the run, its findings end at once, so that their ends are among the events of the run.
-        let has_ended = |OpenFinding { finding, .. }: &OpenFinding| {
-            let is_of_run = !finding.tasks.is_empty() || finding.barrier.is_some();
-            is_of_run && (finding.run != seen.run || seen.ended_at.is_some())
-        };
         let is_over = |open: &OpenFinding| {
-            let unseen = now.since(open.seen_last);
-            unseen >= CLOSE_AFTER || (has_ended(open) && open.seen_last < now)
+            let has_ended = open.finding.has_ended_with_run(seen) && open.seen_last < now;
+            has_ended || now.since(open.seen_last) >= CLOSE_AFTER
         };
         let gone: Vec<&'static str> =
             of_job.open.iter().filter(|(_, open)| is_over(open)).map(|(id, _)| *id).collect();

@@ -183,8 +183,7 @@ pub fn run_detectors_on_all_jobs(
 
 /// Returns how a finding ended. A condition of a task does not hold any more once the task has failed, which is no recovery.
 fn finding_end_text(seen: &JobObservation, finding: &Finding) -> String {
-    let is_of_run = !finding.tasks.is_empty() || finding.barrier.is_some();
-    if is_of_run && (finding.run != seen.run || seen.ended_at.is_some()) {
+    if finding.has_ended_with_run(seen) {
         return format!("ended with run {}", finding.run);
     }
     let is_lost = |task: &TaskObservation| {
