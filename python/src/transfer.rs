@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use muster::agent::{
     AgentConfig, AgentError, AttachedEngine, EngineHost, PeerWait, PendingLaunch, TransferAccess,
+    fabric_of_environment,
 };
 use muster::clock;
 use muster::transfer::{
@@ -52,6 +53,7 @@ pub fn apply_network(py: Python<'_>, config: &mut AgentConfig, network: NetworkO
         };
         text.parse::<SocketAddr>().map_err(wrong)
     };
+    config.fabric = fabric_of_environment();
     config.listen = Some(address("listen", &listen)?);
     config.advertise = advertise.iter().map(|text| address("advertise", text)).collect::<PyResult<_>>()?;
     let read = |path: PathBuf| {

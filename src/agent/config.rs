@@ -26,6 +26,21 @@ pub const fn task_of_device_id(device: DeviceId) -> TaskId {
     TaskId(device.0 / DEVICES_MAX)
 }
 
+/// The variable that names the [fabric](AgentConfig::fabric) to programs in C and Python: a provider, or `auto`.
+const FABRIC_VARIABLE: &str = "MUSTER_FABRIC";
+
+/// Returns the fabric that the environment names.
+#[must_use]
+pub fn fabric_of_environment() -> Option<String> {
+    std::env::var(FABRIC_VARIABLE).ok().filter(|name| !name.is_empty()).map(|name| provider_of_fabric(&name))
+}
+
+/// Returns the provider that a setting names: none in particular, the empty name, for `auto`.
+#[must_use]
+pub fn provider_of_fabric(setting: &str) -> String {
+    if setting == "auto" { String::new() } else { setting.to_owned() }
+}
+
 /// The configuration of an agent.
 #[derive(Debug, Clone)]
 pub struct AgentConfig {
@@ -45,6 +60,9 @@ pub struct AgentConfig {
     pub devices: u32,
     /// The permitted transports.
     pub transport: TransportChoice,
+    /// The provider of libfabric over which the host memory of tasks on other hosts is read and this task's is offered; empty for the
+    /// library's first choice. `None`: TCP connections carry the bytes.
+    pub fabric: Option<String>,
     /// The time for which a waiter polls before it sleeps; `None` for the engine's default.
     pub spin: Option<Duration>,
     /// The TCP address on which the engine listens; `None` to listen on this host only.
@@ -93,6 +111,7 @@ impl AgentConfig {
             identity: None,
             devices: 1,
             transport: TransportChoice::Auto,
+            fabric: None,
             spin: None,
             listen: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
             advertise: Vec::new(),

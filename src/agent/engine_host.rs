@@ -301,6 +301,7 @@ fn start_engine(
     engine.token = config.token.clone();
     engine.tls = config.transfer_tls.clone();
     engine.transport = config.transport;
+    engine.fabric = config.fabric.clone();
     engine.spin = config.spin.unwrap_or(engine.spin);
     let engine = TransferEngine::start(engine).map_err(|error| engine_start_error(config, &error))?;
     // Peers dial the addresses in the record.

@@ -10,7 +10,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster::agent::cluster_env::{ClusterEnv, ClusterFlags, environment_variables};
-use muster::agent::{Agent, AgentConfig, AgentError, AgentTlsFiles, check_credentials_if_exposed};
+use muster::agent::{
+    Agent, AgentConfig, AgentError, AgentTlsFiles, check_credentials_if_exposed, fabric_of_environment,
+};
 use muster::transfer::{PemCertificates, TransportChoice};
 
 use super::agent::{AgentObject, MusterAgent};
@@ -239,6 +241,7 @@ unsafe fn options_to_config(
         tasks: place.tasks.map(|tasks| tasks.value),
         devices: given.devices,
         transport: parse_transport(given.transport)?,
+        fabric: fabric_of_environment(),
         listen,
         advertise: advertise.into_iter().collect(),
         token,

@@ -83,9 +83,21 @@ fn run_probes() -> ProbeResults {
         process_memory: moved(TransportChoice::Pvm, TransportKind::Pvm),
         gpu_memory: transfer::probe_gpu_memory()
             .map_err(|error| escape_to_one_line(&format!("{:#}", error.root_cause())).into_owned()),
+        fabric: probe_fabric(),
         gpu_health: health_of_all_gpus().map_err(|error| escape_to_one_line(&error).into_owned()),
         library_path: std::env::var("LD_LIBRARY_PATH").unwrap_or_default(),
     }
+}
+
+/// Returns the providers of libfabric, if the host has RDMA devices: the library of a provider may install signal handlers, so
+/// it is not loaded in vain.
+fn probe_fabric() -> Result<Vec<String>, String> {
+    if std::fs::read_dir("/sys/class/infiniband").is_ok_and(|devices| devices.count() > 0) {
+        let found = muster_fabric::providers()
+            .map_err(|error| escape_to_one_line(&error.to_string()).into_owned())?;
+        return Ok(found.into_iter().map(|provider| provider.provider).collect());
+    }
+    Ok(Vec::new())
 }
 
 fn probe_sealed_memfd() -> rustix::io::Result<()> {

@@ -32,6 +32,7 @@ mod self_command;
 mod serve;
 mod server;
 mod server_args;
+mod server_histories;
 mod server_journal;
 mod setting_flags;
 mod simulate;

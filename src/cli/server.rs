@@ -17,11 +17,12 @@ use tokio::task::JoinSet;
 use super::connection_limits::{self, ConnectionLimits};
 use super::keeper::{CoreStart, KeeperLink, KeeperMetrics};
 use super::listeners::{ENDING_PROCESS_WAIT, ListenAddress, ListenerSource};
+use super::server_histories::ServiceHistories;
 use super::server_journal::{ServerJournal, declare_configured_jobs};
 use crate::clock::Clock;
 use crate::config::{Config, JobConfig, TlsConfig};
 use crate::coordination::JobName;
-use crate::engine::{Engine, Observer, PersistentObserver};
+use crate::engine::{Engine, Observer};
 use crate::grpc::{self, ContinuedConnections, ListenerJobRule};
 use crate::http::api::{GrpcListenerInfo, ProductVersion, ServerInfo, machine_name};
 use crate::http::{
@@ -33,10 +34,7 @@ use crate::service::collectives::CollectiveMetrics;
 use crate::service::findings::{self, FindingMetrics, FindingStore, WorkerReports};
 use crate::service::reports::{self, TransferReportMetrics};
 use crate::service::stacks::StackMetrics;
-use crate::service::{
-    ActivityHistory, AuditLog, AuditedOperations, BarrierHistory, StateHistory, Timelines,
-    request_stacks_for_findings,
-};
+use crate::service::{AuditLog, AuditedOperations, request_stacks_for_findings};
 use crate::telemetry::event_log::log_events;
 use crate::telemetry::log::LogMetrics;
 use crate::telemetry::metrics::{EventCounters, MetricSource, MetricSources, Metrics};
@@ -166,27 +164,6 @@ impl BoundListeners {
     }
 }
 
-/// The observers whose contents are in the journal.
-struct ServiceHistories {
-    audit: Arc<AuditLog>,
-    timelines: Arc<Timelines>,
-    barriers: Arc<BarrierHistory>,
-    states: Arc<StateHistory>,
-    activity: Arc<ActivityHistory>,
-}
-
-impl ServiceHistories {
-    fn new(audit: Arc<AuditLog>) -> Self {
-        let (timelines, barriers) = (Arc::default(), Arc::default());
-        Self { audit, timelines, barriers, states: Arc::default(), activity: Arc::default() }
-    }
-
-    fn as_persistent_observers(&self) -> Vec<Arc<dyn PersistentObserver>> {
-        let Self { audit, timelines, barriers, states, activity } = self;
-        vec![audit.clone(), timelines.clone(), barriers.clone(), states.clone(), activity.clone()]
-    }
-}
-
 /// The observers of the engine.
 struct EngineObservers {
     counters: Arc<EventCounters>,
@@ -275,7 +252,8 @@ impl RunningServer {
         server.timers.spawn(Arc::clone(&server.engine).run_timers());
         let log_stop = server.log.stop.subscribe();
         server.log.tasks.spawn(log_events(Arc::clone(&server.engine), logged, log_stop));
-        let edge = server.build_grpc_server(grpc_tls, connections.grpc);
+        let transfers = Arc::clone(&observers.histories.transfers);
+        let edge = server.build_grpc_server(grpc_tls, connections.grpc).with_report_store(transfers);
         if let (Some(continued), Some(keeper)) = (&continued, connection_keeper) {
             edge.keep_connections(Arc::clone(continued.memory()), keeper);
         }

@@ -20,7 +20,9 @@ use clap::{Args, ValueEnum};
 use super::certificates::TransferCertificateArgs;
 use super::{connection_limits, doctor};
 use crate::agent::cluster_env::{ClusterEnv, ClusterFlags, DetectedProcessIdentity, environment_variables};
-use crate::agent::{AgentConfig, AgentTlsFiles, DEVICES_MAX, TransferAccess, claim_task, own_claimant_id};
+use crate::agent::{
+    AgentConfig, AgentTlsFiles, DEVICES_MAX, TransferAccess, claim_task, own_claimant_id, provider_of_fabric,
+};
 use crate::clock;
 use crate::coordination::JobName;
 use crate::telemetry::log::{self, LogFormat};
@@ -96,6 +98,17 @@ pub struct Arguments {
     /// The transport to other tasks on this host
     #[arg(long, value_enum, default_value_t = TransportArg::Auto, help_heading = "Transfers")]
     transport: TransportArg,
+
+    /// Read the memory of tasks on other hosts over a fabric (RDMA), through libfabric: the name of a provider, such as
+    /// verbs;ofi_rxm, or `auto` for the library's first choice. Tasks that do not name one, or are in another fabric, use TCP
+    #[arg(
+        long,
+        value_name = "PROVIDER",
+        env = "MUSTER_FABRIC",
+        hide_env_values = true,
+        help_heading = "Transfers"
+    )]
+    fabric: Option<String>,
 
     /// How long a thread that waits for a small message from this host polls before it sleeps; `0s` for
     /// never. The default is 50us, and 0s on a machine with one processor
@@ -320,6 +333,7 @@ impl Arguments {
                 TransportArg::Unix => TransportChoice::Unix,
                 TransportArg::Tcp => TransportChoice::Tcp,
             },
+            fabric: self.fabric.as_deref().map(provider_of_fabric),
             spin: self.spin,
             listen,
             advertise: self.advertise.clone(),

@@ -62,7 +62,11 @@ impl Run {
             Ok(()) => {
                 EventKind::BarrierPassed { barrier, counter, without: instance.not_arrived_tasks().collect() }
             }
-            Err(_) => EventKind::BarrierFailed { barrier, counter },
+            Err(_) => EventKind::BarrierFailed {
+                barrier,
+                counter,
+                without: instance.not_arrived_tasks().take(EventKind::LISTED_MAX).collect(),
+            },
         };
         cx.emit_event(change, reason);
         let passed = result.is_ok();

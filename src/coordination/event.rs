@@ -216,6 +216,9 @@ pub enum EventKind {
         barrier: Arc<str>,
         /// The counter of the instance.
         counter: i64,
+        /// The members that had not arrived: the first [`EventKind::LISTED_MAX`] of them. Empty in events that were recorded without the field.
+        #[serde(default)]
+        without: Vec<TaskId>,
     },
     /// The preemption notice is in the store: a coordinated save was requested.
     PreemptionNoticed,
@@ -312,6 +315,9 @@ pub enum EventKind {
         /// The name of the detector.
         #[schema(value_type = String)]
         finding: Arc<str>,
+        /// Some of the tasks that the finding named. Empty in events that were recorded without the field.
+        #[serde(default)]
+        tasks: Vec<TaskId>,
     },
     /// A worker reported failed transfers. Many failures with one reason are one event.
     TransferFailed {
@@ -346,6 +352,9 @@ pub struct EventSubject<'a> {
 }
 
 impl EventKind {
+    /// An event of a barrier that failed lists at most so many of the members that had not arrived.
+    pub const LISTED_MAX: usize = 64;
+
     /// The names of all kinds, as [`Self::kind`] returns them.
     pub const NAMES: [&'static str; 31] = [
         "job-declared",
@@ -419,11 +428,13 @@ impl EventKind {
         }
     }
 
-    /// Returns the list of tasks of an event that has one: for a barrier that passed, those that had not arrived.
+    /// Returns the list of tasks of an event that has one: for a barrier that ended, those that had not arrived.
     fn listed_tasks(&self) -> Option<&[TaskId]> {
         match self {
             Self::BarrierPassed { without: tasks, .. }
+            | Self::BarrierFailed { without: tasks, .. }
             | Self::FindingOpened { tasks, .. }
+            | Self::FindingClosed { tasks, .. }
             | Self::TaskIdsAssigned { tasks }
             | Self::TaskOwnersForgotten { tasks, .. }
             | Self::Excluded {
@@ -481,18 +492,17 @@ impl EventKind {
             }
             Self::BarrierStarted { barrier, counter }
             | Self::BarrierPassed { barrier, counter, .. }
-            | Self::BarrierFailed { barrier, counter } => {
+            | Self::BarrierFailed { barrier, counter, .. } => {
                 EventSubject { barrier: Some((barrier, *counter)), ..EventSubject::default() }
             }
             Self::RunEnded { outcome } => {
                 EventSubject { outcome: Some(outcome.name()), ..EventSubject::default() }
             }
-            Self::FindingOpened { tasks, .. } => {
+            Self::FindingOpened { tasks, .. } | Self::FindingClosed { tasks, .. } => {
                 EventSubject { task: tasks.first().copied(), ..EventSubject::default() }
             }
             Self::JobDeclared { .. }
             | Self::RunOpened
-            | Self::FindingClosed { .. }
             | Self::TaskIdsAssigned { .. }
             | Self::TaskOwnersForgotten { .. }
             | Self::DrainRequested { .. }
@@ -525,11 +535,11 @@ mod tests {
             EventKind::Fenced { task: None },
             EventKind::BarrierStarted { barrier: Arc::clone(&barrier), counter: 0 },
             EventKind::BarrierPassed { barrier: Arc::clone(&barrier), counter: 0, without: vec![] },
-            EventKind::BarrierFailed { barrier, counter: 0 },
+            EventKind::BarrierFailed { barrier, counter: 0, without: vec![task] },
             EventKind::PreemptionNoticed,
             EventKind::ServiceRestarted,
             EventKind::FindingOpened { finding: Arc::from("f"), tasks: vec![] },
-            EventKind::FindingClosed { finding: Arc::from("f") },
+            EventKind::FindingClosed { finding: Arc::from("f"), tasks: vec![task] },
             EventKind::TaskIdsAssigned { tasks: vec![task] },
             EventKind::TransferFailed { task, with: task, error: Arc::from("stalled"), count: 1 },
             EventKind::FirstCause { task: None },

@@ -63,7 +63,7 @@ impl Job {
                     EventKind::BarrierPassed { barrier, counter, .. } => {
                         Some(BarrierPreview { id: barrier.to_string(), counter, passes: true })
                     }
-                    EventKind::BarrierFailed { barrier, counter } => {
+                    EventKind::BarrierFailed { barrier, counter, .. } => {
                         Some(BarrierPreview { id: barrier.to_string(), counter, passes: false })
                     }
                     _ => None,

@@ -59,7 +59,7 @@ impl Job {
         let change = if open {
             EventKind::FindingOpened { finding, tasks }
         } else {
-            EventKind::FindingClosed { finding }
+            EventKind::FindingClosed { finding, tasks }
         };
         with_run!(self, now, effects, |_run, cx| cx.emit_event(change, reason));
     }

@@ -109,6 +109,7 @@ impl Domain {
     pub fn open(provider: &str, address: Option<IpAddr>) -> Result<Self, FabricUnavailable> {
         let library = Library::get()?;
         let info = describe(library, provider, address)?;
+        let calls = library.lock_calls();
         let (mut fabric, mut domain) = (null_mut(), null_mut());
         // SAFETY: the description is the library's, and the calls write handles.
         unsafe {
@@ -124,6 +125,7 @@ impl Domain {
                 return Err(error.into());
             }
         }
+        drop(calls);
         let (Some(fabric), Some(handle)) = (NonNull::new(fabric), NonNull::new(domain)) else {
             return Err(library.error("fi_domain", libc::EINVAL).into());
         };
@@ -164,7 +166,7 @@ impl Domain {
         if bytes >= 8 { key } else { key & ((1 << (8 * bytes)) - 1) }
     }
 
-    /// Closes a handle of the library.
+    /// Closes a handle of the library. The caller has [locked the calls](Library::lock_calls).
     ///
     /// # Safety
     /// It is open, and is used no more.
@@ -176,6 +178,7 @@ impl Domain {
 
 impl Drop for Domain {
     fn drop(&mut self) {
+        let _calls = self.library.lock_calls();
         // SAFETY: endpoints and memory keep the domain, so nothing of it is open any more.
         unsafe {
             self.close_fid("fi_close of a domain", self.handle.as_ptr().cast());
@@ -222,6 +225,7 @@ pub fn describe(
     }
     let (node, flags) = node.as_ref().map_or((null(), 0), |node| (node.as_ptr(), SOURCE));
     let mut found = null_mut();
+    let _calls = library.lock_calls();
     // SAFETY: the names are C strings, and the call writes a list.
     let result =
         unsafe { (library.get_info)(fi::API_VERSION, node, null(), flags, hints.as_ptr(), &raw mut found) };

@@ -1,6 +1,6 @@
 //! The end of the reads between this process and one peer.
 //!
-//! All calls of the library for an endpoint are made under its lock; listeners are called without it. Begin at
+//! All calls of the library for an endpoint are made under its lock and that of all calls; listeners are called without them. Begin at
 //! [`FabricEndpoint::read`].
 #![allow(unsafe_code, reason = "calls libfabric")]
 
@@ -83,7 +83,9 @@ impl FabricEndpoint {
         domain: &Arc<Domain>,
         driver: Arc<dyn Any + Send + Sync>,
     ) -> Result<Self, FabricError> {
+        let calls = domain.library.lock_calls();
         let open = OpenEndpoint::open(domain)?;
+        drop(calls);
         let state = EndpointState {
             open: Some(open),
             peer: fi::ADDRESS_UNSPECIFIED,
@@ -103,6 +105,7 @@ impl FabricEndpoint {
     /// # Errors
     /// Returns the error of the library, or that the endpoint was closed.
     pub fn address(&self) -> Result<Vec<u8>, FabricError> {
+        let _calls = self.inner.domain.library.lock_calls();
         let state = self.inner.lock();
         let open = state.open.as_ref().ok_or_else(FabricError::closed)?;
         let (mut address, mut len) = (vec![0_u8; ADDRESS_MAX], ADDRESS_MAX);
@@ -125,6 +128,7 @@ impl FabricEndpoint {
         if !self.inner.domain.is_address(peer) {
             return Err(library.error("fi_av_insert", libc::EINVAL));
         }
+        let _calls = library.lock_calls();
         let mut state = self.inner.lock();
         let open = state.open.as_ref().ok_or_else(FabricError::closed)?;
         let mut number = fi::ADDRESS_UNSPECIFIED;
@@ -160,6 +164,7 @@ impl FabricEndpoint {
         then: impl FnOnce(Result<(), FabricError>) + Send + 'static,
     ) -> Result<(), FabricError> {
         let mut ended = Ended::new();
+        let calls = self.inner.domain.library.lock_calls();
         let mut state = self.inner.lock();
         if state.open.is_none() || state.peer == fi::ADDRESS_UNSPECIFIED {
             return Err(FabricError::closed());
@@ -169,6 +174,7 @@ impl FabricEndpoint {
         state.waiting.push_back(Box::new(Read { context: [0; 8], into, len, descriptor, from, then }));
         state.start_waiting(&self.inner.domain, &mut ended);
         drop(state);
+        drop(calls);
         report(ended);
         self.inner.domain.sleep.wake();
         Ok(())
@@ -196,10 +202,12 @@ impl EndpointInner {
     /// Makes progress. Returns whether reads have ended.
     pub fn poll(&self) -> bool {
         let mut ended = Ended::new();
+        let calls = self.domain.library.lock_calls();
         let mut state = self.lock();
         state.take_ended(&self.domain, &mut ended);
         state.start_waiting(&self.domain, &mut ended);
         drop(state);
+        drop(calls);
         let moved = !ended.is_empty();
         report(ended);
         moved
@@ -207,6 +215,7 @@ impl EndpointInner {
 
     fn close(&self) -> bool {
         let mut ended = Ended::new();
+        let calls = self.domain.library.lock_calls();
         let mut state = self.lock();
         // Reads that have ended already count as such.
         state.take_ended(&self.domain, &mut ended);
@@ -230,6 +239,7 @@ impl EndpointInner {
             std::mem::forget(std::mem::take(&mut state.under_way));
         }
         drop(state);
+        drop(calls);
         report(ended);
         is_closed
     }

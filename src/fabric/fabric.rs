@@ -29,6 +29,14 @@ const PAUSE_MAX: Duration = Duration::from_millis(1);
 #[derive(Clone, Debug)]
 pub struct Fabric(Arc<FabricShared>);
 
+impl PartialEq for Fabric {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Fabric {}
+
 #[derive(Debug)]
 struct FabricShared {
     domain: Arc<Domain>,

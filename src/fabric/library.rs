@@ -2,7 +2,7 @@
 #![allow(unsafe_code, reason = "looks up functions of a C library, and calls them")]
 
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::sync::OnceLock;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::error::{FabricError, FabricUnavailable};
 use crate::layouts::Info;
@@ -25,6 +25,7 @@ pub struct Library {
     describe_error: unsafe extern "C" fn(c_int) -> *const c_char,
     /// The version, as `FI_VERSION` makes it.
     pub version: u32,
+    calls: Mutex<()>,
 }
 
 /// The oldest minor version of 1: its structs are those of `layouts.rs`.
@@ -61,6 +62,7 @@ impl Library {
                 open_fabric: find(handle, c"fi_fabric")?,
                 describe_error: find(handle, c"fi_strerror")?,
                 version: version(),
+                calls: Mutex::new(()),
             }
         };
         let (major, minor) = library.version_pair();
@@ -68,6 +70,14 @@ impl Library {
             return Err(FabricUnavailable::Version { major, minor });
         }
         Ok(library)
+    }
+
+    /// Lets this thread call the library. No two threads do at the same time, also not for different endpoints and domains:
+    /// providers of 1.17 crash otherwise when one of them opens or closes something, although each is opened for use by any thread.
+    /// A call takes a microsecond or less, but for the registration of memory. The guard is taken before the lock of an endpoint, and
+    /// nothing that takes it is dropped while it is held.
+    pub fn lock_calls(&self) -> MutexGuard<'_, ()> {
+        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the version: major and minor.

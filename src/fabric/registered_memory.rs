@@ -43,6 +43,7 @@ impl RegisteredMemory {
         memory: NonNull<u8>,
         len: usize,
     ) -> Result<Self, FabricError> {
+        let calls = domain.library.lock_calls();
         let (mut registered, access) = (null_mut(), fi::CAP_READ | fi::CAP_REMOTE_READ);
         // SAFETY: the caller guarantees the memory, and the domain is open.
         let result = unsafe {
@@ -52,6 +53,7 @@ impl RegisteredMemory {
             let key = domain.new_key();
             register(handle.cast(), address, len, access, 0, key, 0, &raw mut registered, null_mut())
         };
+        drop(calls);
         domain.library.check("fi_mr_reg", result as isize)?;
         let registered =
             NonNull::new(registered).ok_or_else(|| domain.library.error("fi_mr_reg", libc::EINVAL))?;
@@ -94,6 +96,7 @@ impl std::fmt::Debug for RegisteredMemory {
 
 impl Drop for RegisteredMemory {
     fn drop(&mut self) {
+        let _calls = self.domain.library.lock_calls();
         // SAFETY: it was registered, and is used no more.
         unsafe { self.domain.close_fid("fi_close of memory", self.memory.as_ptr().cast()) };
     }

@@ -101,6 +101,16 @@ impl GrpcServer {
         })
     }
 
+    /// Returns the same with a store of transfer reports that is also used elsewhere.
+    ///
+    /// # Panics
+    /// If others have this server already.
+    #[must_use]
+    pub fn with_report_store(mut self: Arc<Self>, transfers: Arc<TransferReportStore>) -> Arc<Self> {
+        Arc::get_mut(&mut self).expect("nobody else has the server yet").transfers = transfers;
+        self
+    }
+
     /// Makes plaintext connections go on when this process dies: their logs are in `memory`, and `keeper` holds their sockets.
     /// Only the first call has an effect. To be called before [`GrpcServer::serve`].
     pub fn keep_connections(self: &Arc<Self>, memory: Arc<KeptMemory>, keeper: Arc<dyn ConnectionKeeper>) {

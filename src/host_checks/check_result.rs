@@ -114,6 +114,8 @@ pub struct ProbeResults {
     pub process_memory: Result<(), String>,
     /// The GPUs, if bytes went from the memory of one process's GPU to that of another's.
     pub gpu_memory: Result<ProbedGpus, String>,
+    /// The providers of libfabric; it is not asked on a host without RDMA devices.
+    pub fabric: Result<Vec<String>, String>,
     /// The GPUs of the host with their health, as NVML reports it.
     pub gpu_health: Result<Vec<InstalledGpu>, String>,
     /// The folders that the loader searches first: `LD_LIBRARY_PATH` of this process.

@@ -422,6 +422,7 @@ mod tests {
             shared_memory: unknown(),
             process_memory: unknown(),
             gpu_memory: Ok(ProbedGpus { gpus: (0..8).map(gpu).collect(), page_locked: Ok(128 << 20) }),
+            fabric: Err("not probed".to_owned()),
             gpu_health: Ok(installed.collect()),
             library_path: String::new(),
         }

@@ -24,7 +24,7 @@ pub use host_root::HostRoot;
 pub fn check_host(root: &HostRoot, probed: &ProbeResults) -> Vec<HostCheck> {
     let mut checks = memory::run_checks(root, probed);
     checks.extend(memory_access::run_checks(root, probed));
-    checks.extend(network::run_checks(root));
+    checks.extend(network::run_checks(root, probed));
     checks.extend(processor::run_checks(root));
     checks.extend(gpu::run_checks(root, probed));
     checks.extend(gpu_health::run_checks(root, probed));
@@ -46,6 +46,7 @@ pub(super) mod tests {
             shared_memory: refused(),
             process_memory: refused(),
             gpu_memory: Err("there is no CUDA driver".to_owned()),
+            fabric: Err("libfabric.so.1 cannot be loaded".to_owned()),
             gpu_health: Err("NVML: a library is missing".to_owned()),
             library_path: String::new(),
         }

@@ -1,13 +1,13 @@
-//! Checks the limit on open files, the sizes of socket buffers, and the congestion control.
+//! Checks the limit on open files, the sizes of socket buffers, the congestion control, and RDMA.
 //!
 //! Begin at `run_checks`.
 
-use super::check_result::{CheckVerdict, HostCheck};
+use super::check_result::{CheckVerdict, HostCheck, ProbeResults};
 use super::host_root::HostRoot;
 use super::memory::read_process_limit;
-use crate::text::format_bytes;
+use crate::text::{escape_to_one_line, format_bytes};
 
-pub(super) fn run_checks(root: &HostRoot) -> Vec<HostCheck> {
+pub(super) fn run_checks(root: &HostRoot, probed: &ProbeResults) -> Vec<HostCheck> {
     vec![
         HostCheck::new(
             "descriptors",
@@ -34,7 +34,40 @@ pub(super) fn run_checks(root: &HostRoot) -> Vec<HostCheck> {
              takes processor time and, at high rates, a third of the rate. Within a host Muster does without it",
             check_congestion_control(root),
         ),
+        HostCheck::new(
+            "fabric",
+            "reads over RDMA",
+            "a network card that reads the memory of another host by itself leaves the processors of both to the program; name the \
+             provider in MUSTER_FABRIC",
+            check_fabric(root, &probed.fabric),
+        ),
     ]
+}
+
+/// The providers of libfabric that need a network card for RDMA, by the beginning of their names.
+const RDMA_PROVIDERS: [&str; 6] = ["verbs", "efa", "cxi", "opx", "psm", "mrail"];
+const INSTALL_FABRIC: &str = "apt-get install libfabric1 ibverbs-providers";
+
+fn check_fabric(root: &HostRoot, providers: &Result<Vec<String>, String>) -> CheckVerdict {
+    let devices = root.list_names("/sys/class/infiniband");
+    if devices.is_empty() {
+        return CheckVerdict::good("no RDMA device: TCP");
+    }
+    let devices = escape_to_one_line(&devices.join(", ")).into_owned();
+    match providers {
+        Err(why) => CheckVerdict::improvable(format!("{devices}; {why}"), INSTALL_FABRIC),
+        Ok(names) => {
+            let is_rdma = |name: &&String| RDMA_PROVIDERS.iter().any(|known| name.starts_with(known));
+            let usable: Vec<&str> = names.iter().filter(is_rdma).map(String::as_str).collect();
+            if usable.is_empty() {
+                return CheckVerdict::improvable(
+                    format!("{devices}, which no provider of libfabric can use"),
+                    INSTALL_FABRIC,
+                );
+            }
+            CheckVerdict::good(format!("{devices}; {}", usable.join(", ")))
+        }
+    }
 }
 
 fn check_open_file_limit(root: &HostRoot) -> CheckVerdict {
@@ -125,6 +158,26 @@ mod tests {
         }
         let low = FakeHost::new(&[("proc/self/limits", &table("1024", "4096"))]);
         assert!(check_open_file_limit(low.root()).fix.is_some_and(|fix| fix.contains("LimitNOFILE")));
+    }
+
+    #[test]
+    fn rdma_is_asked_for_where_there_is_a_card() {
+        let (none, card) =
+            (FakeHost::new(&[]), FakeHost::new(&[("sys/class/infiniband/mlx5_0/node_type", "1: CA\n")]));
+        let missing = || Err("libfabric.so.1 cannot be loaded".to_owned());
+        let names = |names: &[&str]| Ok(names.iter().map(|name| (*name).to_owned()).collect());
+        let verdict = |host: &FakeHost, providers| check_fabric(host.root(), &providers);
+        assert_eq!(verdict(&none, missing()).state, CheckState::Good);
+        for providers in [missing(), names(&["tcp;ofi_rxm", "shm"])] {
+            let verdict = verdict(&card, providers);
+            assert_eq!(
+                (verdict.state, verdict.fix.as_deref()),
+                (CheckState::CouldBeBetter, Some(INSTALL_FABRIC))
+            );
+            assert!(verdict.found.starts_with("mlx5_0"), "{}", verdict.found);
+        }
+        let good = verdict(&card, names(&["verbs;ofi_rxm", "tcp;ofi_rxm"]));
+        assert_eq!((good.state, good.found.as_str()), (CheckState::Good, "mlx5_0; verbs;ofi_rxm"));
     }
 
     #[test]

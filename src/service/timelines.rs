@@ -207,7 +207,8 @@ fn merge_key(event: &JobEvent) -> Option<String> {
 fn event_text(event: &JobEvent) -> String {
     let reason = escape_to_one_line(&event.reason);
     match &event.what {
-        EventKind::BarrierFailed { barrier, counter } | EventKind::BarrierPassed { barrier, counter, .. } => {
+        EventKind::BarrierFailed { barrier, counter, .. }
+        | EventKind::BarrierPassed { barrier, counter, .. } => {
             let used = if *counter > 0 { format!(" (use {counter})") } else { String::new() };
             format!("{}{used}: {reason}", barrier_display_name(barrier))
         }

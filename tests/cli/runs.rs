@@ -1,7 +1,11 @@
 //! Ended runs keep their pages, their REST resources, and their place in `muster runs`: with real workers.
 
+use std::fs;
+
 use serde_json::Value;
 
+use super::journal::serve;
+use crate::harness::temp_folder::TempFolder;
 use crate::harness::{MusterServer, Process, Signal, muster, run, wait_until};
 
 const JOB: &str = "/api/v1/jobs/default";
@@ -141,4 +145,34 @@ fn an_ended_run_keeps_its_pages_and_is_compared_with_the_next_one() {
     let page = server.get("/jobs/default/runs/3/comparison").body;
     assert!(page.contains("run 3 failed, and run 2 has not"), "{page}");
     assert!(told(&["3", "--before", "2"]).contains("failed now"), "{}", told(&["3", "--before", "2"]));
+}
+
+#[test]
+fn an_ended_run_keeps_its_transfers_when_the_server_is_killed() {
+    let folder = TempFolder::new("runs-kill");
+    let path = folder.path("journal");
+    let mut server = serve(&path, "127.0.0.1:0", &[]);
+    complete_run(&server);
+    wait_until("the run ends", || json(&server, "/runs/1")["state"] == "completed");
+    // Its note is JSON.
+    let has_note = || {
+        let segments = fs::read_dir(&path).expect("a folder").flatten();
+        let bytes = segments.filter_map(|file| fs::read(file.path()).ok()).flatten().collect::<Vec<u8>>();
+        bytes.windows(9).any(|text| text == b"\"reports\"")
+    };
+    wait_until("the transfers are in the journal", has_note);
+    let seen =
+        |server: &MusterServer| ["/transfers?run=1", "/transfers/tasks?run=1"].map(|path| json(server, path));
+    let before = seen(&server);
+    assert!(before[0]["totals"]["bytes"][0]["sent"].as_u64() > Some(0), "{}", before[0]);
+    for _ in 0..2 {
+        server.signal(Signal::KILL);
+        server.end();
+        server = serve(&path, "127.0.0.1:0", &[]);
+        assert_eq!(seen(&server), before);
+    }
+    // The snapshot of a server that is stopped has them, too.
+    server.signal(Signal::TERM);
+    server.end();
+    assert_eq!(seen(&serve(&path, "127.0.0.1:0", &[])), before);
 }

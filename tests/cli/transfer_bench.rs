@@ -51,6 +51,14 @@ fn a_benchmark_says_for_each_size_what_was_moved_and_that_it_was_right() {
 }
 
 #[test]
+fn memory_is_read_over_a_fabric() {
+    let lines = bench_json_lines(&["--transport", "tcp", "--fabric", "tcp;ofi_rxm", "--size", "1MiB"]);
+    assert_eq!((&lines[0]["verified"], &lines[0]["transport"]), (&Value::Bool(true), &"fabric".into()));
+    let unknown = run(&mut muster(["transfer", "bench", "--transport", "tcp", "--fabric", "carrier-pigeon"]));
+    assert!(unknown.code != Some(0) && unknown.err.contains("carrier-pigeon"), "{unknown:?}");
+}
+
+#[test]
 fn transfers_that_are_not_prepared_are_measured_too() {
     for transport in ["shm", "pvm", "tcp"] {
         let bench_json_lines = bench_json_lines(&[

@@ -220,7 +220,7 @@ fn only_restarted_tasks_were_left_behind(server: &Server) {
                     );
                 }
             }
-            EventKind::BarrierFailed { barrier, counter } => {
+            EventKind::BarrierFailed { barrier, counter, .. } => {
                 panic!("{barrier}::{counter} failed: {}", event.reason)
             }
             _ => {}

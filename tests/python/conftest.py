@@ -209,6 +209,10 @@ def scene():
         made.close()
 
 
+# For tests in which the releases differ little: the oldest and the latest one.
+outer_releases = pytest.mark.parametrize("release", [RELEASES[0], RELEASES[-1]], indirect=True)
+
+
 @pytest.fixture(params=RELEASES)
 def release(request) -> str:
     """Each JAX release for which there is an environment."""

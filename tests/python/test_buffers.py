@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from conftest import PATIENCE_S, TARGET, TOOLS, clean_environment
+from conftest import PATIENCE_S, TARGET, TOOLS, clean_environment, outer_releases
 
 import muster
 from muster import _native
@@ -591,6 +591,7 @@ EXITS = {
 }
 
 
+@outer_releases
 @pytest.mark.parametrize("how", EXITS)
 def test_a_program_ends_at_any_moment(scene, release, how):
     code = """

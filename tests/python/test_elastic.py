@@ -11,7 +11,7 @@ import signal
 
 import pytest
 
-from conftest import ROOT, TOOLS, interpreter
+from conftest import ROOT, TOOLS, interpreter, outer_releases
 
 # A regression whose global batch depends on the step alone, so that its losses are those of any number of processes.
 TRAIN = """
@@ -239,6 +239,7 @@ jax.distributed.shutdown()
 """
 
 
+@outer_releases
 @pytest.mark.parametrize("damage", ["sent", "received"])
 @pytest.mark.parametrize("parts", ["whole", "rows", "columns"])
 def test_what_arrives_damaged_is_not_kept(scene, release, parts, damage):
@@ -268,6 +269,7 @@ def children(pid: int) -> list[int]:
     return sorted(found)
 
 
+@outer_releases
 @pytest.mark.parametrize(
     ("page", "name", "result"), [("python/README.md", "elastic", "3.000"), ("README.md", "steps", "3.0")], ids=["package", "project"]
 )

@@ -8,7 +8,7 @@ import re
 import shlex
 import signal
 
-from conftest import ROOT, TOOLS, Program, Scene, interpreter
+from conftest import ROOT, TOOLS, Program, Scene, interpreter, outer_releases
 from test_elastic import children
 
 
@@ -54,11 +54,13 @@ def test_every_guide_has_its_test():
     assert names == {"arrays", "data", "live", "preemption", "resharding", "platforms"}
 
 
+@outer_releases
 def test_arrays_span_processes(scene, release, tmp_path):
     guide = Guide(scene, "arrays", release, tmp_path)
     guide.check_output(guide.start("muster launch").succeed())
 
 
+@outer_releases
 def test_the_data_of_a_step_does_not_depend_on_the_number_of_processes(scene, release, tmp_path):
     guide = Guide(scene, "data", release, tmp_path)
     guide.start("python3 -c").succeed()
@@ -70,6 +72,7 @@ def test_the_data_of_a_step_does_not_depend_on_the_number_of_processes(scene, re
     guide.check_output("\n".join(texts))
 
 
+@outer_releases
 def test_killed_processes_come_back_to_the_live_devices(scene, release, tmp_path):
     guide = Guide(scene, "live", release, tmp_path)
     # It says where it is, and is slow enough to be killed in the middle, and for the killed one to come back.
@@ -92,6 +95,7 @@ def test_killed_processes_come_back_to_the_live_devices(scene, release, tmp_path
     assert min(int(step) for step in re.findall(r"AT (\d+)", text)) == saved, text
 
 
+@outer_releases
 def test_a_drain_and_a_signal_make_all_save_at_one_step(scene, release, tmp_path):
     guide = Guide(scene, "preemption", release, tmp_path)
     serve = guide.commands[0].split()
@@ -125,11 +129,13 @@ def test_a_drain_and_a_signal_make_all_save_at_one_step(scene, release, tmp_path
     guide.check_output(program.succeed())
 
 
+@outer_releases
 def test_an_array_moves_to_other_processes(scene, release, tmp_path):
     guide = Guide(scene, "resharding", release, tmp_path)
     guide.check_output(guide.start("muster launch").succeed())
 
 
+@outer_releases
 def test_devices_are_as_the_guide_of_platforms_says(scene, release, tmp_path):
     guide = Guide(scene, "platforms", release, tmp_path)
     text = guide.start("muster launch").succeed()

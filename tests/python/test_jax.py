@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from conftest import PATIENCE_S, ROOT, TOOLS, Scene, clean_environment, interpreter, skip
+from conftest import PATIENCE_S, ROOT, TOOLS, Scene, clean_environment, interpreter, outer_releases, skip
 
 # A process does this once it has joined: a sum over all processes, and a farewell.
 WORK = """
@@ -106,6 +106,7 @@ def job_set(process: int, count: int) -> dict[str, str]:
 LAUNCHERS = {of.__name__: of for of in (slurm, open_mpi_4, open_mpi_5, indexed_job, job_set)}
 
 
+@outer_releases
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_the_numbers_of_the_processes_come_from_the_launcher(scene, release, launcher):
     server = scene.serve("--tasks", "2")
@@ -179,6 +180,7 @@ else: print("IMPORTED", muster.jax.initialize.__name__)
 SUPPORTED = "muster.jax supports JAX and jaxlib 0.6.2 to 0.12.0"
 
 
+@outer_releases
 @pytest.mark.parametrize(
     ("before", "says"),
     [

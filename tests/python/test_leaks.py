@@ -8,11 +8,12 @@ import time
 
 import pytest
 
-from conftest import PATIENCE_S
+from conftest import PATIENCE_S, outer_releases
 from leak_runs import run
 from test_transfer import engines, server  # noqa: F401
 
 
+@outer_releases
 def test_transfers_that_succeed_and_fail_leave_nothing_behind(scene, release):
     run(scene, release, 3400)
 

@@ -7,6 +7,7 @@ import re
 import signal
 import time
 
+from conftest import outer_releases
 import fault_runs
 import pytest
 
@@ -356,6 +357,7 @@ jax.distributed.shutdown()
 """
 
 
+@outer_releases
 @pytest.mark.parametrize("whose", ["muster", "jax", "jax alone"])
 @pytest.mark.parametrize(("first", "saves"), [(0, 1), (5000, 5000)])
 def test_a_notice_before_the_first_step_is_for_a_step_that_all_reach(scene, release, tmp_path, whose, first, saves):

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from conftest import RELEASES
+from conftest import outer_releases
 from test_transfer import JAX, TASK, TOOLS
 
 # How a program ends, and its exit code; minus the signal that ends it.
@@ -149,7 +149,7 @@ def test_a_program_without_jax_ends_as_python_does(scene, moment):
     assert stays.process.poll() is None, stays.text()
 
 
-@pytest.mark.parametrize("release", [RELEASES[0], RELEASES[-1]], indirect=True)
+@outer_releases
 def test_a_jax_program_ends_as_python_does(scene, release):
     # Each moment, and each way.
     ways = list(zip([*WAYS, "return"], JAX_MOMENTS, strict=True))

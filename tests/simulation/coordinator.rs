@@ -443,7 +443,7 @@ impl SimulatedCoordinator {
                             self.check_passed_barrier(barrier, *counter, without);
                             self.ended.push((barrier.to_string(), *counter, BarrierOutcome::Passed));
                         }
-                        EventKind::BarrierFailed { barrier, counter } => {
+                        EventKind::BarrierFailed { barrier, counter, .. } => {
                             self.ended.push((barrier.to_string(), *counter, BarrierOutcome::Failed));
                         }
                         _ => {}

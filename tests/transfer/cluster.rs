@@ -17,6 +17,14 @@ pub const PATIENCE: Duration = Duration::from_secs(20);
 /// Selects the memory of the buffers of most tests: `gpu` for the memory of GPUs.
 const MEMORY: &str = "MUSTER_TRANSFER_MEMORY";
 
+/// Names the fabric of engines over TCP: a provider of libfabric. Without it they use none.
+const FABRIC: &str = "MUSTER_TRANSFER_FABRIC";
+
+/// Returns the fabric of engines over TCP.
+pub fn fabric_under_test() -> Option<String> {
+    std::env::var(FABRIC).ok()
+}
+
 /// Returns whether the memory under test is that of GPUs.
 pub fn is_on_gpu() -> bool {
     std::env::var(MEMORY).as_deref() == Ok("gpu")
@@ -180,7 +188,11 @@ impl Cluster {
 
 pub fn start(task: usize, life: u64, setting: impl Fn(&mut EngineConfig)) -> TransferEngine {
     let mut config = EngineConfig::new(member(task, life), vec![device(task)]);
+    config.fabric = fabric_under_test();
     setting(&mut config);
+    if config.tls.is_some() {
+        config.fabric = None;
+    }
     TransferEngine::start(config).unwrap()
 }
 

@@ -9,6 +9,7 @@ mod cluster;
 mod contents;
 mod end_of_connection;
 mod events;
+mod fabric;
 mod gpu_cluster;
 #[path = "../support/gpu_driver.rs"]
 mod gpu_driver;

@@ -323,7 +323,7 @@ impl JobRenderer<'_> {
             TaskPhase::Missing if task.lives.is_empty() => "has not registered".into(),
             TaskPhase::Missing => format!("has not registered again, for {since}"),
             TaskPhase::Registering => format!("registering for {since}"),
-            TaskPhase::Disconnected => format!("left {since} ago"),
+            TaskPhase::Disconnected => format!("disconnected {since} ago"),
             TaskPhase::Failed => format!("failed {since} ago"),
             TaskPhase::Suspect => format!("its connection broke {since} ago"),
             TaskPhase::Connected => {
@@ -373,7 +373,7 @@ impl JobRenderer<'_> {
         }
         let tasks = &self.run.tasks;
         if tasks.len() > TASKS_LISTED {
-            let count = |state: TaskState| (self.run.counts.get(state), state.display_name());
+            let count = |state: TaskState| (self.run.counts.get(state), state.name());
             let present = TaskState::ALL.into_iter().map(count).filter(|(count, _)| *count > 0);
             let mut counts: Vec<String> = present.map(|(count, word)| format!("{count} {word}")).collect();
             let unsynced = tasks.iter().filter(|task| task.unsynced).count();
@@ -395,7 +395,7 @@ impl JobRenderer<'_> {
         for (task, peer) in tasks.iter().zip(&peers) {
             let heard = task.last_heartbeat.map_or_else(|| "-".into(), |at| self.elapsed_since_text(at));
             let state = task.state();
-            let word = format!("{:<14}", state.display_name());
+            let word = format!("{:<14}", state.name());
             let line = TerminalLine::from(format!("  {:<6}", task.task));
             let line = match state {
                 TaskState::Phase(TaskPhase::Failed) => line.push_styled(self.style, word, TextColour::Bad),

@@ -15,6 +15,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use clap::{Args, ValueEnum};
 
+use crate::agent::provider_of_fabric;
 use crate::cli::certificates::TransferCertificateArgs;
 use crate::cli::output::{TerminalText, print, print_json_line};
 use crate::host_checks::ProbedGpus;
@@ -42,6 +43,11 @@ pub struct Arguments {
     /// The transport
     #[arg(long, value_enum, default_value_t = TransportArg::Auto)]
     transport: TransportArg,
+
+    /// Read the other process's memory over a fabric: the name of a provider of libfabric, such as verbs;ofi_rxm or tcp;ofi_rxm, or
+    /// `auto` for the library's first choice. It is used with TCP
+    #[arg(long, value_name = "PROVIDER")]
+    fabric: Option<String>,
 
     /// Sizes of the buffers, such as 4KiB,1MiB
     #[arg(long, value_delimiter = ',', value_parser = parse_byte_count, value_name = "SIZE",
@@ -113,6 +119,7 @@ Examples:
   muster transfer bench --transport tcp --size 16MiB --checksums off --lanes 2
   muster transfer bench --transport tcp --transfer-cert server.pem --transfer-key server-key.pem --transfer-ca ca.pem
   muster transfer bench --memory gpu --transport tcp --size 16MiB
+  muster transfer bench --transport tcp --fabric 'tcp;ofi_rxm' --size 16MiB
   muster transfer bench --size 4KiB --latency --json | jq '{p50_us, p99_us}'";
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -181,6 +188,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
         arguments.size.iter().map(|size| choose_shape(arguments, *size)).collect::<Result<Vec<_>>>()?;
     let setup = BenchEngineSetup {
         transport: arguments.transport.into(),
+        fabric: arguments.fabric.as_deref().map(provider_of_fabric),
         lanes: arguments.lanes.map(|lanes| lanes as usize),
         spin: arguments.spin,
         checksums: arguments.checksums == OnOffArg::On,
@@ -223,6 +231,7 @@ fn start_probe(transport: TransportChoice, memory: BenchMemory) -> Result<BenchC
     let certificates = TransferCertificateArgs::default();
     let setup = BenchEngineSetup {
         transport,
+        fabric: None,
         lanes: None,
         spin: None,
         checksums: true,

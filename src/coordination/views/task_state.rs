@@ -66,7 +66,7 @@ impl TaskState {
         if excluded { Self::Excluded } else { Self::Phase(standing) }
     }
 
-    /// Returns the name of the state in JSON and in metrics.
+    /// Returns the name of the state, on pages, in JSON and in metrics.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -77,15 +77,6 @@ impl TaskState {
             Self::Phase(TaskPhase::Suspect) => "suspect",
             Self::Phase(TaskPhase::Disconnected) => "disconnected",
             Self::Phase(TaskPhase::Failed) => "failed",
-        }
-    }
-
-    /// Returns the word of the state for people.
-    #[must_use]
-    pub fn display_name(self) -> &'static str {
-        match self {
-            Self::Phase(TaskPhase::Disconnected) => "left",
-            other => other.name(),
         }
     }
 }

@@ -21,7 +21,7 @@ pub(super) enum TaskStatus {
     Missing,
     Registering,
     Excluded,
-    Left,
+    Disconnected,
     Connected,
 }
 
@@ -33,7 +33,7 @@ impl TaskStatus {
         Self::Missing,
         Self::Registering,
         Self::Excluded,
-        Self::Left,
+        Self::Disconnected,
         Self::Connected,
     ];
 
@@ -46,7 +46,7 @@ impl TaskStatus {
             TaskPhase::Missing => Self::Missing,
             TaskPhase::Registering => Self::Registering,
             TaskPhase::Suspect => Self::Suspect,
-            TaskPhase::Disconnected => Self::Left,
+            TaskPhase::Disconnected => Self::Disconnected,
             TaskPhase::Failed => Self::Failed,
             TaskPhase::Connected => match awaited {
                 Some(since) if now.since(since) >= AWAITED_AFTER => Self::Awaited,
@@ -64,7 +64,7 @@ impl TaskStatus {
             Self::Missing => "missing",
             Self::Registering => "registering",
             Self::Excluded => "excluded",
-            Self::Left => "left",
+            Self::Disconnected => "disconnected",
             Self::Connected => "connected",
         }
     }

@@ -124,7 +124,10 @@ fn block_length(tasks: usize) -> usize {
 fn blocks_with_trouble(statuses: &[TaskStatus], listing: &TaskTableQuery) -> Vec<TaskBlock> {
     let length = block_length(statuses.len());
     let in_trouble = |block: &[TaskStatus]| {
-        block.iter().filter(|status| !matches!(status, TaskStatus::Connected | TaskStatus::Left)).count()
+        block
+            .iter()
+            .filter(|status| !matches!(status, TaskStatus::Connected | TaskStatus::Disconnected))
+            .count()
     };
     let mut blocks: Vec<(usize, usize, usize)> = statuses
         .chunks(length)

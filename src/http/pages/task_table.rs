@@ -123,7 +123,7 @@ impl TaskTableQuery {
         let look = snapshot.status_of(task.task);
         let state = match self.state.as_str() {
             "" => true,
-            "trouble" => !matches!(look, TaskStatus::Connected | TaskStatus::Left),
+            "trouble" => !matches!(look, TaskStatus::Connected | TaskStatus::Disconnected),
             word => look.word() == word,
         };
         state && self.matches_search_text(task)

@@ -3,6 +3,8 @@
 //!
 //! Begin at [`ByteSeries::add_bytes_between`].
 
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
 use crate::coordination::Timestamp;
 
 /// The number of seconds that are kept.
@@ -34,6 +36,24 @@ pub struct ByteSeries<const COUNT: usize, const SECONDS: u64> {
 impl<const COUNT: usize, const SECONDS: u64> Default for ByteSeries<COUNT, SECONDS> {
     fn default() -> Self {
         Self { newest: 0, points: [0; COUNT] }
+    }
+}
+
+/// Serialised as its newest step and the steps in which bytes moved.
+impl<const COUNT: usize, const SECONDS: u64> Serialize for ByteSeries<COUNT, SECONDS> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let first = (self.newest + 1).saturating_sub(Self::COUNT);
+        let steps = (first..=self.newest).map(|step| (step, self.bytes_of_step(step)));
+        (self.newest, steps.filter(|(_, bytes)| *bytes > 0).collect::<Vec<_>>()).serialize(serializer)
+    }
+}
+
+impl<'de, const COUNT: usize, const SECONDS: u64> Deserialize<'de> for ByteSeries<COUNT, SECONDS> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let (newest, steps): (u64, Vec<(u64, u64)>) = Deserialize::deserialize(deserializer)?;
+        let mut series = Self { newest, points: [0; COUNT] };
+        steps.into_iter().for_each(|(step, bytes)| series.add_to_step(step, bytes));
+        Ok(series)
     }
 }
 

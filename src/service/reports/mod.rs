@@ -16,6 +16,9 @@
 //!   the last. It adds the counters of a new incarnation to those of the earlier ones.
 //! - The counts of a lost task are kept and marked as stale. A new run starts from zero. When a job is deleted, its
 //!   reports are dropped.
+//! - The journal has the reports of ended runs, and snapshots have those of all runs. So an ended run is shown as it was
+//!   after a restart of the service, too. What a run in progress had counted since the last snapshot comes back with the
+//!   next reports, except that of incarnations that have ended.
 //! - The difference between two reports is spread evenly over the time between them, as one point for each second.
 //!   The points of the last ten minutes are kept. The rates of a job, of its tasks and of its pairs of tasks are
 //!   means over the same ten seconds: the last ten seconds that all punctual tasks have reported. So the rates of the
@@ -26,14 +29,19 @@
 //! | `parse.rs` | a decoded report, in which every list is bounded and every name is in the vocabulary |
 //! | `vocabulary.rs` | the fixed vocabulary of reports: transports, outcomes, counters |
 //! | `byte_series.rs` | bytes over time |
+//! | `job_reports.rs` | the reports of one job in one run |
 //! | `report_store.rs` | the reports of all jobs, within bounds |
 //! | `view.rs`, `view/` | the views that pages, REST and metrics share |
 //! | `metrics.rs` | the reports as metrics |
+//! | `persistence.rs`, `serialised_forms.rs` | the reports in the journal |
 
 mod byte_series;
+mod job_reports;
 mod metrics;
 mod parse;
+mod persistence;
 mod report_store;
+mod serialised_forms;
 #[cfg(test)]
 mod tests;
 mod view;
@@ -47,15 +55,13 @@ use crate::coordination::JobId;
 use crate::engine::Engine;
 
 pub use byte_series::POINTS;
+pub use job_reports::{CONNECTIONS_KEPT, PAIRS_KEPT, REASON_FAILURES_KEPT, SERIES_KEPT, TASK_FAILURES_KEPT};
 pub use metrics::TransferReportMetrics;
 pub use parse::{
     BYTES_MAX, CONNECTIONS_MAX, ClockReading, FAILURES_MAX, HOST_CHECKS_MAX, HostCheckState, HostCheckView,
     HostChecksView, OUTCOMES_MAX, PAIRS_MAX, ReportError, STAGES_MAX,
 };
-pub use report_store::{
-    AcceptedReport, CONNECTIONS_KEPT, PAIRS_KEPT, REASON_FAILURES_KEPT, SERIES_KEPT, TASK_FAILURES_KEPT,
-    TransferReportStore, report_interval_ms,
-};
+pub use report_store::{AcceptedReport, TransferReportStore, report_interval_ms};
 pub use view::{
     AbortView, ConnectionView, DurationView, FailureView, LinksView, OutcomeView, PairSeries, PairView,
     PeerJobView, ReasonView, Series, StageView, TaskTransfers, Throughput, TotalsView, TransferBytes,
@@ -65,14 +71,15 @@ pub use vocabulary::{ReportedTransport, TransferCounter, TransferOutcome};
 
 pub(crate) use view::rate_window;
 
-/// The interval at which deleted jobs are dropped and suppressed failures are reported.
+/// The interval at which deleted jobs are dropped, suppressed failures are reported, and ended runs are recorded.
 const FLUSH_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Drops deleted jobs and reports suppressed failures, for as long as it is polled.
+/// Drops deleted jobs, reports suppressed failures and records ended runs, for as long as it is polled.
 pub async fn clean_up_reports_periodically(engine: Arc<Engine>, board: Arc<TransferReportStore>) {
     loop {
         tokio::time::sleep(FLUSH_INTERVAL).await;
         let jobs: BTreeSet<JobId> = engine.read(|core, _| core.jobs().map(|(job, _)| job).collect());
         board.retain_jobs_and_flush_failures(&engine, |job| jobs.contains(&job));
+        board.record_ended_runs(&engine);
     }
 }

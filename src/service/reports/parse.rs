@@ -98,19 +98,23 @@ impl From<ReportError> for Failure {
 }
 
 /// Counters: all since the start of one life, or the sums of earlier lives.
-#[derive(Debug, Default, Clone, PartialEq, Eq)]
+#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct ReportedTotals {
     /// By transport: sent, received.
+    #[serde(with = "super::serialised_forms::by_transport")]
     pub bytes: [[u64; 2]; ReportedTransport::ALL.len()],
     /// Ended launches, by outcome.
+    #[serde(with = "super::serialised_forms::by_outcome")]
     pub outcomes: [u64; TransferOutcome::COUNT],
     /// By [`TransferCounter`].
     pub counters: [u64; TransferCounter::COUNT],
     /// Durations of launches, by stage.
     pub stages: [TimeHistogram; LaunchStage::ALL.len()],
     /// Connections that ended while they were needed, by reason.
+    #[serde(with = "super::serialised_forms::by_outcome")]
     pub aborts: [u64; TransferOutcome::COUNT],
     /// Durations of complete launches, by transport and index of the size class. Most tasks have few entries.
+    #[serde(with = "super::serialised_forms::entries")]
     pub durations: BTreeMap<(ReportedTransport, u8), TimeHistogram>,
 }
 
@@ -286,7 +290,7 @@ impl From<wire::HostChecks> for HostChecksView {
 }
 
 /// A reported failure.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct ReportedFailure {
     /// The time by the worker's clock. The store moves it into the run if the clock is off.
     pub at: Timestamp,

@@ -13,7 +13,7 @@ use crate::coordination::{
     Actor, ActorOrigin, CallOutcome as Answer, Caller, CommandReason, ConnectionId, EventKind, JobSettings,
     OperatorCommand, Request, RunNumber, TaskId, TaskIncarnation, TaskIncarnations, Timestamp,
 };
-use crate::engine::AnswerInbox;
+use crate::engine::{AnswerInbox, PersistentObserver};
 use crate::proto::muster::v1 as wire;
 
 struct AnswerDiscardingInbox;
@@ -319,7 +319,7 @@ fn with_store_after_reports(
     look: impl FnOnce(&TransferReportStore, JobId, &TaskIncarnations),
 ) {
     let world = StoreFixture::with_registered_tasks(3);
-    let mut of_job = report_store::JobReports::new(RunNumber(1));
+    let mut of_job = job_reports::JobReports::new(RunNumber(1));
     for (place, (second, task, pairs)) in reports.iter().enumerate() {
         let report = world.encode_report(*task, 100 + u64::from(*task), |report| {
             report.pairs = pairs.clone();
@@ -517,4 +517,67 @@ fn a_job_that_is_deleted_is_forgotten() {
     );
     world.board.retain_jobs_and_flush_failures(&world.engine, |_| false);
     assert!(!world.board.has_reports(world.job));
+}
+
+/// Returns the views that pages and REST have of a run.
+fn views_of_run(board: &TransferReportStore, job: JobId, roster: &TaskIncarnations) -> String {
+    let summary = board.transfers_summary(job, roster, Timestamp(u64::MAX));
+    let tasks = board.task_transfers(job, roster);
+    let view =
+        (summary, tasks, board.throughput(job, roster, POINTS), board.pair_views(job, roster, None, None));
+    serde_json::to_string(&view).unwrap()
+}
+
+#[test]
+fn the_reports_of_runs_are_the_same_after_a_restart() {
+    let world = StoreFixture::with_registered_tasks(2);
+    for (sent, incarnation) in [(1000, 100), (5000, 100), (20, 777)] {
+        if incarnation == 777 {
+            world.register_task(0, incarnation);
+        }
+        let report = world.encode_report(0, incarnation, |report| {
+            report.pairs = vec![pair_totals_row(1, "shm", sent, 5), pair_totals_row(1, "tcp", 7, sent)];
+            report.outcomes = vec![wire::OutcomeTotals { outcome: "stalled".into(), launches: sent }];
+            let (transport, size_class, counts) = ("tcp".into(), "4KiB".into(), vec![1, 2]);
+            report.durations = vec![wire::DurationTimes { transport, size_class, counts, sum_us: sent }];
+            report.failures = vec![failure_row(1, "peer_dead", 0)];
+        });
+        world.accept_encoded_report(&report).unwrap();
+    }
+    // The tasks of a run that has ended have no present incarnations.
+    let roster = TaskIncarnations { run: world.task_incarnations().run, incarnations: Vec::new() };
+    let before = views_of_run(&world.board, world.job, &roster);
+    assert!(before.contains("5020") && before.contains("peer_dead"), "{before}");
+
+    let (saved, restored) = (world.board.save(), TransferReportStore::default());
+    restored.restore(&saved).unwrap();
+    assert_eq!(views_of_run(&restored, world.job, &roster), before);
+    assert_eq!(restored.save(), saved);
+    for cut in (0..saved.len()).step_by(37) {
+        assert!(restored.restore(&saved[..cut]).is_err());
+    }
+    assert_eq!(restored.save(), saved, "what is damaged changes nothing");
+    restored.restore(b"{}").unwrap();
+    assert!(!restored.has_reports(world.job));
+}
+
+#[test]
+fn notes_of_ended_runs_take_their_places_and_no_more_than_the_bound_are_kept() {
+    let (store, job) = (TransferReportStore::default(), JobId(3));
+    let note = |run: u64, taken: u64| {
+        let reports = job_reports::JobReports { taken, ..job_reports::JobReports::new(RunNumber(run)) };
+        serde_json::to_vec(&serde_json::json!({"job": 3, "reports": reports})).unwrap()
+    };
+    let taken = |run: u64| {
+        let roster = TaskIncarnations { run: RunNumber(run), incarnations: Vec::new() };
+        store.transfers_summary(job, &roster, Timestamp(0)).taken
+    };
+    // A snapshot may already have a run, or a later one.
+    for (run, count) in [(2, 20), (1, 10), (4, 40), (3, 30), (2, 21), (4, 41)] {
+        store.restore_note(&note(run, count)).unwrap();
+    }
+    assert_eq!([1, 2, 3, 4, 5].map(taken), [10, 21, 30, 41, 0]);
+    (5..=30).for_each(|run| store.restore_note(&note(run, run)).unwrap());
+    assert_eq!([4, 21, 22, 30].map(taken), [0, 0, 22, 30]);
+    assert!(store.restore_note(b"{\"job\":3}").is_err());
 }

@@ -13,8 +13,9 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::byte_series::STEP_SECONDS;
+use super::job_reports::{JobReports, StoredTransferFailure, TaskGauges, TaskReports};
 use super::parse::{ClockReading, HostChecksView, ReportedTotals, TransportConnectionCounts};
-use super::report_store::{self, JobReports, TaskGauges, TaskReports, TransferReportStore};
+use super::report_store::{TransferReportStore, report_interval_ms};
 use super::vocabulary::ReportedTransport;
 use crate::coordination::{JobId, RunNumber, TaskId, TaskIncarnations, Timestamp};
 
@@ -99,10 +100,7 @@ impl TaskTransfers {
             host_checks: gauges.and_then(|_| of_task.host_checks.clone()),
             failures: failures
                 .map(|failed| {
-                    FailureView::from_failure(&report_store::StoredTransferFailure {
-                        task,
-                        failed: failed.clone(),
-                    })
+                    FailureView::from_failure(&StoredTransferFailure { task, failed: failed.clone() })
                 })
                 .collect(),
         }
@@ -179,7 +177,7 @@ impl TransfersView {
             reporting: 0,
             stale: 0,
             reported_at: None,
-            interval_ms: report_store::report_interval_ms(roster.incarnations.len()),
+            interval_ms: report_interval_ms(roster.incarnations.len()),
             taken: 0,
             repeated: 0,
             refused: 0,

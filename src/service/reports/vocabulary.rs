@@ -22,6 +22,8 @@ pub enum ReportedTransport {
     Unix,
     /// TCP connections.
     Tcp,
+    /// The receiver reads the sender's memory over a fabric.
+    Fabric,
     /// The task copies between its own buffers.
     Local,
     /// A transport that this version does not know.
@@ -30,8 +32,8 @@ pub enum ReportedTransport {
 
 impl ReportedTransport {
     /// All transports.
-    pub const ALL: [Self; 7] =
-        [Self::Shm, Self::Pvm, Self::Gpu, Self::Unix, Self::Tcp, Self::Local, Self::Other];
+    pub const ALL: [Self; 8] =
+        [Self::Shm, Self::Pvm, Self::Gpu, Self::Unix, Self::Tcp, Self::Fabric, Self::Local, Self::Other];
 
     /// Returns its name on the wire.
     #[must_use]
@@ -42,6 +44,7 @@ impl ReportedTransport {
             Self::Gpu => "gpu",
             Self::Unix => "unix",
             Self::Tcp => "tcp",
+            Self::Fabric => "fabric",
             Self::Local => "local",
             Self::Other => "other",
         }

@@ -177,7 +177,7 @@ impl RandomJobs {
             20 => EventKind::Fenced { task: self.rng.bool().then_some(task) },
             21 => EventKind::BarrierStarted { barrier, counter },
             22..24 => EventKind::BarrierPassed { barrier, counter, without: self.draw_tasks() },
-            24..26 => EventKind::BarrierFailed { barrier, counter },
+            24..26 => EventKind::BarrierFailed { barrier, counter, without: vec![] },
             26 => EventKind::PreemptionNoticed,
             27..30 => EventKind::Excluded { exclusion, target, tasks: self.draw_tasks(), actor },
             30..32 => EventKind::Readmitted { exclusion, target, actor: None },

@@ -72,7 +72,7 @@ pub const TIMES_US: [u64; 13] =
     [10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000, 3_000_000, 10_000_000];
 
 /// A histogram of times.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 pub struct TimeHistogram {
     /// The number of times in each bucket of [`TIMES_US`]; the last bucket counts longer ones.
     pub counts: [u64; TIMES_US.len() + 1],

@@ -19,6 +19,8 @@ pub enum TransportKind {
     Unix,
     /// The sender writes to TCP connections.
     Tcp,
+    /// The receiver reads the sender's memory over a fabric, through libfabric.
+    Fabric,
     /// The sender writes to sockets that exist within one process only.
     Loopback,
     /// The task copies between its own buffers.
@@ -27,8 +29,8 @@ pub enum TransportKind {
 
 impl TransportKind {
     /// All transports.
-    pub const ALL: [Self; 7] =
-        [Self::Shm, Self::Pvm, Self::Gpu, Self::Unix, Self::Tcp, Self::Loopback, Self::Local];
+    pub const ALL: [Self; 8] =
+        [Self::Shm, Self::Pvm, Self::Gpu, Self::Unix, Self::Tcp, Self::Fabric, Self::Loopback, Self::Local];
 
     /// Returns the name as a metric's label.
     #[must_use]
@@ -39,6 +41,7 @@ impl TransportKind {
             Self::Gpu => "gpu",
             Self::Unix => "unix",
             Self::Tcp => "tcp",
+            Self::Fabric => "fabric",
             Self::Loopback => "loopback",
             Self::Local => "local",
         }

@@ -20,8 +20,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::clique_cache::CliqueKey;
 use super::connect::{
-    HELLO_TIMEOUT, add_lane, error_of_failed_connect, incarnation_word_address, is_peer_of_own_user,
-    open_connection, wrap_and_handshake,
+    HELLO_TIMEOUT, add_lane, error_of_failed_connect, fabric_for_wire, incarnation_word_address,
+    is_peer_of_own_user, open_connection, wrap_and_handshake,
 };
 use super::dial::dial_clique;
 use super::handshake_limits::HandshakeGuard;
@@ -136,8 +136,11 @@ fn accept_connection_or_lane(
         shared.counts.fenced.fetch_add(1, Ordering::Relaxed);
     }
     let heard = joined.as_ref().map_or(0, |connection| connection.last_received_control_number());
-    let answer =
-        HelloAnswer { verdict, heard, probe: incarnation_word_address(shared), checks: shared.config.checks };
+    if hello.fabric != fabric_for_wire(shared, &*wire) {
+        hello.fabric = 0;
+    }
+    let (probe, checks, fabric) = (incarnation_word_address(shared), shared.config.checks, hello.fabric != 0);
+    let answer = HelloAnswer { verdict, heard, probe, checks, fabric };
     dialler.send_answer(&mut blocking, &answer).inspect_err(|_| {
         if let Some((peer, making)) = expected {
             dial_after_peer_failed(shared, peer, making);

@@ -51,6 +51,10 @@ pub struct EngineConfig {
     /// within a host are not encrypted. Every engine of a cluster has some, or none has. A token may be used
     /// with them.
     pub tls: Option<PemCertificates>,
+    /// The provider of libfabric over which engines on TCP connections read each other's host memory, such as `verbs;ofi_rxm`; empty
+    /// for the library's first choice. None: all bytes go through the TCP connections. Two engines use it if both name a provider
+    /// and are in one fabric. The reads are neither encrypted nor do they carry checksums, so it cannot be used with `tls`.
+    pub fabric: Option<String>,
     /// How long a thread that waits for a small transfer within a host spins before it sleeps; zero for
     /// never. After several unsuccessful spins in a row it sleeps at once. The default is about the time that
     /// it takes to wake a thread of a virtual machine, and zero on a single processor, where the peer could
@@ -85,6 +89,7 @@ impl EngineConfig {
             cliques_max: 1024,
             dial_timeout: Duration::from_secs(10),
             tls: None,
+            fabric: None,
             spin: if cores > 1 { SPIN } else { Duration::ZERO },
             #[cfg(feature = "faults")]
             faults: None,

@@ -13,12 +13,13 @@ use crate::base::error::TransferError;
 use crate::base::membership::MemberId;
 use crate::base::sync::lock;
 use crate::base::transport::{TransportChoice, TransportKind};
+use crate::io::fabric_reads::FabricReads;
 use crate::io::lane::{Lane, LaneHost};
 use crate::io::sys;
 use crate::io::wire::{HandshakeRole, Wire, WireError};
 use crate::memory::WriteView;
 use crate::protocol::frame::CHUNK_MAX;
-use crate::protocol::hello::Hello;
+use crate::protocol::hello::{Hello, hash_of_fabric};
 use crate::protocol::link::LinkTerms;
 use crate::session::connection::{Connection, NewConnectionParts, SessionHost};
 use crate::session::handshake::HelloError;
@@ -65,6 +66,15 @@ pub fn incarnation_word_address(shared: &EngineShared) -> u64 {
     std::ptr::from_ref(&*shared.probe) as u64
 }
 
+/// Returns the hash of the fabric over which memory is read on a connection that a wire begins; 0 for none.
+pub fn fabric_for_wire(shared: &EngineShared, wire: &dyn Wire) -> u32 {
+    let fabric = shared.fabric.as_ref().filter(|_| wire.kind() == TransportKind::Tcp);
+    fabric.map_or(0, |fabric| {
+        let provider = fabric.provider();
+        hash_of_fabric(&provider.provider, &provider.fabric)
+    })
+}
+
 /// Creates the connection of a hello that was accepted, and adds it to the table.
 pub fn open_connection(
     shared: &Arc<EngineShared>,
@@ -76,13 +86,20 @@ pub fn open_connection(
 ) -> Arc<Connection> {
     let (kind, capabilities) = (wire.kind(), wire.capabilities());
     let pid = wire.peer().map(|peer| peer.pid).filter(|pid| can_read_peer_memory(*pid, probe, peer));
+    let is_over_fabric = hello.fabric != 0;
     let terms = LinkTerms {
         chunk: hello.chunk.clamp(4 << 10, CHUNK_MAX as u32),
-        fetch: hello.fetch && capabilities.shares_memory,
+        fetch: hello.fetch && capabilities.shares_memory || is_over_fabric,
         lasting: !capabilities.is_breakable,
     };
     // On the dialling side, `hello.checks` includes the acceptor's answer.
     let checks = (hello.checks || shared.config.checks) && capabilities.is_breakable;
+    // Without an endpoint the peer pushes, and so does this side: it announces no address.
+    let fabric = shared.fabric.as_ref().filter(|_| is_over_fabric).and_then(|fabric| {
+        FabricReads::open(fabric, shared.here().incarnation.get())
+            .inspect_err(|error| tracing::warn!(%peer, %error, "no endpoint of the fabric"))
+            .ok()
+    });
     let host: Arc<dyn SessionHost> = shared.clone();
     let connection = Connection::new(NewConnectionParts {
         host: Arc::downgrade(&host),
@@ -101,6 +118,7 @@ pub fn open_connection(
         terms,
         checks,
         pid,
+        fabric,
     });
     lock(&shared.connections).push(Arc::clone(&connection));
     shared.connected.notify_all();

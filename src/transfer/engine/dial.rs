@@ -12,8 +12,8 @@ use muster_clock as clock;
 
 use super::clique_cache::CliqueKey;
 use super::connect::{
-    HELLO_TIMEOUT, add_lane, error_of_failed_connect, incarnation_word_address, is_peer_of_own_user,
-    open_connection, wrap_and_handshake,
+    HELLO_TIMEOUT, add_lane, error_of_failed_connect, fabric_for_wire, incarnation_word_address,
+    is_peer_of_own_user, open_connection, wrap_and_handshake,
 };
 use super::shared::EngineShared;
 use crate::base::error::TransferError;
@@ -213,6 +213,7 @@ fn dial_and_exchange_hellos(
         checks: shared.config.checks,
         chunk: shared.config.chunk,
         heard: joining.as_ref().map_or(0, |joining| joining.connection.last_received_control_number()),
+        fabric: if joining.is_none() { fabric_for_wire(shared, &*wire) } else { 0 },
         probe: incarnation_word_address(shared),
     };
     let mut blocking = BlockingWire::new(&*wire, until);
@@ -222,7 +223,8 @@ fn dial_and_exchange_hellos(
         shared.key.as_ref(),
         &clock::random_bytes(),
     )?;
-    let hello = Hello { checks: hello.checks || answer.checks, ..hello };
+    let fabric = if answer.fabric { hello.fabric } else { 0 };
+    let hello = Hello { checks: hello.checks || answer.checks, fabric, ..hello };
     Ok(DialledWire { wire, hello, heard: answer.heard, probe: answer.probe })
 }
 

@@ -7,6 +7,7 @@
 //! frame launches all of them, and one system call reads many ranges of the peer's memory. One wake-up serves the
 //! waiter. Separate launches would need a frame, a system call and a wake-up each.
 
+use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,6 +15,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use muster_clock as clock;
+use muster_fabric::Fabric;
 
 use super::accept;
 use super::config::EngineConfig;
@@ -60,12 +62,24 @@ impl std::fmt::Debug for TransferEngine {
     }
 }
 
+/// Opens the fabric that a configuration names, at the address by which peers reach this host.
+fn open_fabric(config: &EngineConfig) -> std::io::Result<Option<Fabric>> {
+    let Some(provider) = &config.fabric else { return Ok(None) };
+    if config.tls.is_some() {
+        let why = "reads over a fabric are not encrypted: use either certificates or a fabric";
+        return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, why));
+    }
+    let addresses = config.advertise.iter().chain(&config.listen).map(SocketAddr::ip);
+    let address = addresses.filter(|address| !address.is_unspecified()).next();
+    Fabric::open(provider, address).map(Some).map_err(std::io::Error::other)
+}
+
 impl TransferEngine {
     /// Starts an engine: its threads and its listeners.
     ///
     /// # Errors
-    /// Returns an error if it cannot listen on its address, its certificates cannot be used, or the system
-    /// refuses a thread.
+    /// Returns an error if it cannot listen on its address, its certificates or its fabric cannot be used, or the
+    /// system refuses a thread.
     pub fn start(mut config: EngineConfig) -> std::io::Result<Self> {
         config.lanes = config.lanes.clamp(1, 64);
         config.chunk = config.chunk.clamp(4 << 10, CHUNK_MAX as u32);
@@ -76,6 +90,7 @@ impl TransferEngine {
             #[cfg(feature = "faults")]
             faults: config.faults.clone(),
         };
+        let fabric = open_fabric(&config)?;
         let (address, listeners) = wire::listen(&ListenSettings {
             here: config.here,
             transport: config.transport,
@@ -83,7 +98,7 @@ impl TransferEngine {
             advertise: &config.advertise,
         })?;
         let (io, threads) = IoThreads::start(config.reactors, config.copiers, config.staging_bytes)?;
-        let shared = EngineShared::new(config, address, wrapping, io);
+        let shared = EngineShared::new(config, address, wrapping, fabric, io);
         // If a thread is refused, those that have started are ended as the handle is dropped.
         let handle = EngineOwner { shared: Arc::clone(&shared), threads: Mutex::new(threads) };
         let mut threads = lock(&handle.threads);
@@ -325,6 +340,7 @@ impl TransferEngine {
                 kind: connection.kind,
                 lanes: connection.live_lane_count(),
                 launched: connection.in_flight_count(),
+                reads_over_fabric: connection.reads_over_fabric(),
                 bytes: TransportKind::ALL.map(|kind| (kind, connection.counters.sent_and_received(kind))),
             })
             .collect()
@@ -392,6 +408,8 @@ pub struct ConnectionStatus {
     pub lanes: usize,
     /// The number of launches in flight.
     pub launched: usize,
+    /// Whether the sides read each other's memory over a fabric.
+    pub reads_over_fabric: bool,
     /// The bytes moved.
     pub bytes: BytesByTransport,
 }

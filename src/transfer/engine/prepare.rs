@@ -154,12 +154,20 @@ fn define_transfers(
             continue;
         }
         let region = spec.span.buffer().region();
+        let connection = connections[&member].connection();
+        let mut source_in_region = || {
+            regions.entry(member).or_default().insert(region.id, Arc::clone(region));
+            FetchSource::Region(region.id, spec.span.region_offset() as u64)
+        };
         let source = match shared.config.transport {
             _ if !spec.outgoing || spec.span.is_empty() => FetchSource::None,
+            _ if connection.may_read_over_fabric() => match connection.can_offer_over_fabric(region) {
+                true => source_in_region(),
+                false => FetchSource::None,
+            },
             TransportChoice::Unix | TransportChoice::Tcp | TransportChoice::Loopback => FetchSource::None,
             TransportChoice::Auto | TransportChoice::Shm if region.shared_file().is_some() => {
-                regions.entry(member).or_default().insert(region.id, Arc::clone(region));
-                FetchSource::Region(region.id, spec.span.region_offset() as u64)
+                source_in_region()
             }
             // The kernel cannot read the memory of a GPU.
             _ if region.device().is_some() => FetchSource::None,

@@ -9,6 +9,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
 use muster_clock as clock;
+use muster_fabric::Fabric;
 
 use super::clique_cache::CliqueCache;
 use super::config::EngineConfig;
@@ -43,6 +44,8 @@ pub struct EngineShared {
     pub(super) address: EngineAddress,
     /// The wrappers of its wires.
     pub(super) wrapping: WireWrappers,
+    /// The fabric over which it reads memory of peers, if it is to.
+    pub(super) fabric: Option<Fabric>,
     /// A word that holds this incarnation: a process that can read it can read this process's memory.
     pub(super) probe: Box<AtomicU64>,
     pub(super) membership: RwLock<Membership>,
@@ -81,12 +84,14 @@ impl EngineShared {
         config: EngineConfig,
         address: EngineAddress,
         wrapping: WireWrappers,
+        fabric: Option<Fabric>,
         io: Arc<IoThreads>,
     ) -> Arc<Self> {
         Arc::new_cyclic(|this| Self {
             this: this.clone(),
             address,
             wrapping,
+            fabric,
             probe: Box::new(AtomicU64::new(config.here.incarnation.get())),
             membership: RwLock::default(),
             changed: (Mutex::new(()), Condvar::new()),

@@ -86,6 +86,10 @@ impl EngineShared {
                     }
                 }
             }
+            match connection.first_limit_of_fabric_reads() {
+                Some(at) if at <= now => connection.end_for_overdue_fabric_read(),
+                at => next = next.into_iter().chain(at).min(),
+            }
             if let Some(shortest) = shortest {
                 if silent >= shortest / LOOKS {
                     connection.ping();

@@ -4,7 +4,8 @@
 //! Fetches call their session only through [`FetchHost`]. The receiver makes the copy, so it can stop at any time,
 //! and the sender's arena can be sealed against writers. A source is a region that the peer shared (mapped
 //! read-only), or an address in the other process (`process_vm_readv`). If neither is allowed, the peer sends the
-//! bytes over a socket. Bytes for a GPU are fetched by the GPU (`device_fetch.rs`). Begin at [`FetchThreadPool::fetch_or_enqueue`].
+//! bytes over a socket. Bytes for a GPU are fetched by the GPU (`device_fetch.rs`), and those of a peer on another host over a fabric
+//! (`fabric_fetch.rs`). Begin at [`FetchThreadPool::fetch_or_enqueue`].
 //!
 //! Before a sender reuses a source buffer at the end of a connection, it marks the connection closed in shared
 //! memory. The receiver copies in steps, and checks the mark after each step
@@ -23,9 +24,10 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use muster_gpu::is_reporting_thread;
 use rustix::io::Errno;
 
+use super::contiguous_runs::{ContiguousBytes, contiguous_runs};
 use super::device_fetch::DeviceFetch;
+use super::fabric_fetch::FabricFetch;
 use super::fetch_host::FetchHost;
-use super::peer_memory::PeerMemory;
 use crate::base::sync::lock;
 use crate::base::transport::TransportKind;
 use crate::io::sys;
@@ -43,79 +45,6 @@ pub const AT_ONCE: u64 = 128 << 10;
 /// The bytes above which a fetch bypasses the caches: they hold no more of both sides beside the other work
 /// of the host.
 const PAST_CACHES: u64 = 8 << 20;
-
-/// Bytes that are contiguous in the memory of both sides.
-struct ContiguousBytes {
-    /// The offset in the inbound stream, and the length in bytes.
-    start: u64,
-    len: u64,
-    /// The index of the receive in which the run begins, at its first byte.
-    at: usize,
-    source: FetchSource,
-    /// The mapped memory, for a source within a region.
-    memory: Option<Arc<PeerMemory>>,
-}
-
-impl ContiguousBytes {
-    /// Returns whether `source` follows this run in the sender's memory.
-    fn is_followed_by(&self, source: FetchSource) -> bool {
-        match (self.source, source) {
-            (FetchSource::Region(region, offset), FetchSource::Region(other, next)) => {
-                region == other && offset.checked_add(self.len) == Some(next)
-            }
-            (FetchSource::Address(address), FetchSource::Address(next)) => {
-                address.checked_add(self.len) == Some(next)
-            }
-            _ => false,
-        }
-    }
-
-    /// Returns whether the whole run can be fetched.
-    fn is_available(&self, host: &dyn FetchHost) -> bool {
-        match self.source {
-            FetchSource::None => false,
-            FetchSource::Region(_, offset) => {
-                let memory = self.memory.as_ref();
-                memory.is_some_and(|memory| memory.view_of_peer_bytes(offset, 0, self.len as usize).is_some())
-            }
-            FetchSource::Address(_) => host.readable_peer_pid().is_some(),
-        }
-    }
-}
-
-/// Returns the inbound bytes of a launch as runs: small buffers that are contiguous on both sides make one
-/// run.
-fn contiguous_runs(
-    host: &dyn FetchHost,
-    launch: &PeerLaunch,
-    definition: &LaunchDefinition,
-) -> Vec<ContiguousBytes> {
-    let inbound = &launch.lists.inbound;
-    let mut runs: Vec<ContiguousBytes> = Vec::new();
-    for (at, span, source) in launch.lists.receives_with_sources(definition) {
-        let last = runs.last_mut();
-        let memory = match (&last, source) {
-            (
-                Some(ContiguousBytes { source: FetchSource::Region(last, _), memory, .. }),
-                FetchSource::Region(region, _),
-            ) if *last == region => memory.clone(),
-            _ => host.peer_memory(source),
-        };
-        match last {
-            Some(run) if inbound.continues_previous_span(at) && run.is_followed_by(source) => {
-                run.len += span.len() as u64;
-            }
-            _ => runs.push(ContiguousBytes {
-                start: inbound.span_start(at),
-                len: span.len() as u64,
-                at,
-                source,
-                memory,
-            }),
-        }
-    }
-    runs
-}
 
 /// A fetch of the inbound bytes of one launch.
 pub struct LaunchFetch {
@@ -170,6 +99,9 @@ impl FetchThreadPool {
     ) {
         if launch.lists.inbound.gpu().is_some() {
             return self.begin_between_gpus(host, launch, definition);
+        }
+        if host.fabric_reads().is_some() {
+            return FabricFetch::begin_or_request_push(&host, launch, definition);
         }
         let runs = contiguous_runs(&*host, launch, definition);
         let kind = if runs.iter().any(|run| matches!(run.source, FetchSource::Address(_))) {

@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
+use muster_fabric::FabricError;
 use rustix::io::Errno;
 
+use super::fabric_reads::FabricReads;
 use super::gpu_copies::CopyFailure;
 use super::peer_memory::PeerMemory;
 use crate::base::transport::TransportKind;
@@ -18,6 +20,9 @@ pub trait FetchHost: Send + Sync {
 
     /// Returns the mapped memory of the peer that contains a source.
     fn peer_memory(&self, source: FetchSource) -> Option<Arc<PeerMemory>>;
+
+    /// Returns the reads over a fabric, if that is how this session fetches.
+    fn fabric_reads(&self) -> Option<&FabricReads>;
 
     /// Asks the peer to push the bytes of a launch, of which none has been fetched.
     fn request_push(&self, launch: &Arc<PeerLaunch>);
@@ -39,6 +44,13 @@ pub trait FetchHost: Send + Sync {
 
     /// Reports that a GPU failed to copy bytes of a launch.
     fn on_device_fetch_failed(&self, launch: &Arc<PeerLaunch>, failure: CopyFailure);
+
+    /// Reports that a launch cannot be fetched over the fabric, and that no read of it is under way. With `nothing_yet` no byte has been
+    /// fetched, and the peer may push instead.
+    fn on_fabric_read_failed(&self, launch: &Arc<PeerLaunch>, error: &FabricError, nothing_yet: bool);
+
+    /// Reports that so many more inbound bytes of a group were fetched; others are missing.
+    fn on_group_fetched_in_part(&self, at: GroupId, bytes: u64);
 
     /// Reports that all inbound bytes of a group were fetched.
     fn on_group_fetched(&self, at: GroupId);

@@ -2,9 +2,12 @@
 //!
 //! Sessions decide which bytes are sent and where received bytes are written. Begin at [`lane`] and [`wire`].
 
+mod contiguous_runs;
 mod device_fetch;
 pub mod device_runs;
 pub(crate) mod exclusive_work;
+mod fabric_fetch;
+pub mod fabric_reads;
 pub mod fetch;
 pub mod fetch_host;
 pub mod gpu_copies;

@@ -1,10 +1,11 @@
-//! The memory of a peer on this host, as this side maps it: host memory, or memory of a GPU.
+//! The memory of a peer, as this side reaches it: host memory or memory of a GPU that it maps, or memory that it reads over a fabric.
 //!
 //! Begin at [`PeerMemory`].
 
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 
+use muster_fabric::RemoteBytes;
 use muster_gpu::{Gpu, ImportedMemory};
 
 use crate::memory::{DeviceMappings, Mapping, PeerView};
@@ -15,6 +16,15 @@ pub enum PeerMemory {
     Host(Mapping),
     /// Memory of a GPU.
     Device(PeerDeviceMemory),
+    /// Host memory that is read over a fabric.
+    Fabric(PeerFabricMemory),
+}
+
+/// The memory of a peer as a fabric knows it.
+pub struct PeerFabricMemory {
+    first: RemoteBytes,
+    /// The length that the peer announced.
+    len: u64,
 }
 
 /// The memory of a peer's GPU.
@@ -38,6 +48,13 @@ impl PeerMemory {
         Mapping::map_sealed_file(descriptor.as_fd(), usize::try_from(len).ok()?, false).map(Self::Host)
     }
 
+    /// Returns memory that a peer has registered with the fabric, from the payload of its announcement; none if that makes no sense.
+    pub fn from_fabric_announcement(payload: &[u8], len: u64) -> Option<Self> {
+        let (key, address) = payload.split_first_chunk::<8>()?;
+        let [key, address] = [*key, <[u8; 8]>::try_from(address).ok()?].map(u64::from_le_bytes);
+        Some(Self::Fabric(PeerFabricMemory { first: RemoteBytes { key, address }, len }))
+    }
+
     /// Returns whether it is memory of a GPU, which holds a descriptor.
     pub const fn is_device(&self) -> bool {
         matches!(self, Self::Device(_))
@@ -47,6 +64,14 @@ impl PeerMemory {
     pub fn view_of_peer_bytes(&self, offset: u64, from: usize, len: usize) -> Option<PeerView<'_>> {
         let Self::Host(mapping) = self else { return None };
         mapping.peer_view(usize::try_from(offset).ok()?.checked_add(from)?, len)
+    }
+}
+
+impl PeerFabricMemory {
+    /// Returns how the fabric names the bytes `start..start + len`, if the memory has them.
+    pub fn remote_bytes(&self, start: u64, len: u64) -> Option<RemoteBytes> {
+        let address = self.first.address.checked_add(start)?;
+        (start.checked_add(len)? <= self.len).then_some(RemoteBytes { address, ..self.first })
     }
 }
 

@@ -16,6 +16,7 @@ mod arena_pool;
 mod buffer;
 mod device_copy;
 mod device_mappings;
+mod fabric_registrations;
 mod free_ranges;
 mod mapping;
 mod region;

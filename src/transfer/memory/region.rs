@@ -1,14 +1,17 @@
 //! Regions: the memory that an engine knows, and the listeners that are called when a region is dropped.
 //!
 //! [`free_ranges`](super::free_ranges) tracks the free ranges of an arena. Begin at [`MemoryRegion`].
+#![allow(unsafe_code, reason = "registers memory that it keeps mapped")]
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+use muster_fabric::{Fabric, RegisteredMemory};
 use muster_gpu::{DeviceMemory, Gpu, ImportedMemory};
 
 use super::device_mappings::DeviceMappings;
+use super::fabric_registrations::FabricRegistrations;
 use super::mapping::{Mapping, OwnedMemory};
 use super::view::MemoryAddress;
 use crate::base::weak_list::WeakList;
@@ -30,6 +33,8 @@ pub fn registered_bytes() -> u64 {
 pub struct MemoryRegion {
     /// The number of the region, unique in the process.
     pub id: u32,
+    /// The memory as fabrics know it. Fields are dropped in their order: this one before the memory.
+    registrations: FabricRegistrations,
     memory: RegionMemory,
     /// Called when the region is gone. It may outlive many connections.
     gone: Mutex<WeakList<dyn RegionUnmapListener>>,
@@ -72,8 +77,9 @@ pub enum RegionMemory {
 impl MemoryRegion {
     /// Creates a region of this memory.
     pub fn new(memory: RegionMemory) -> Self {
-        let (gone, mappings) = (Mutex::default(), DeviceMappings::default());
-        let region = Self { id: NEXT.fetch_add(1, Ordering::Relaxed), memory, gone, mappings };
+        let (id, gone, mappings) =
+            (NEXT.fetch_add(1, Ordering::Relaxed), Mutex::default(), DeviceMappings::default());
+        let region = Self { id, registrations: FabricRegistrations::default(), memory, gone, mappings };
         REGISTERED.fetch_add(region.host_bytes(), Ordering::Relaxed);
         region
     }
@@ -110,6 +116,16 @@ impl MemoryRegion {
     pub fn mapped_for(&self, gpu: &Gpu) -> Option<Arc<ImportedMemory>> {
         let memory = self.device()?;
         self.mappings.mapped_for(gpu, memory.descriptor()?, memory.len())
+    }
+
+    /// Returns the registration of host memory with a fabric; none if the fabric refuses it, or for other memory. It must be dropped
+    /// before the region is. The first call for a fabric takes long: it locks the pages of the memory.
+    pub fn registered_with(&self, fabric: &Fabric) -> Option<Arc<RegisteredMemory>> {
+        if self.device().is_some() || self.len() == 0 {
+            return None;
+        }
+        // SAFETY: the memory stays mapped while the region lives, and with it the registrations; callers drop theirs before.
+        unsafe { self.registrations.registered_with(fabric, self.base().0, self.len()) }
     }
 
     /// Returns the address of the first byte of host memory.

@@ -121,6 +121,11 @@ impl<'a> WriteView<'a> {
         Self(libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() }, PhantomData)
     }
 
+    /// Returns the address of the first byte, for an operation that outlives the view: its caller keeps the guard of the bytes.
+    pub fn address(&self) -> *mut u8 {
+        self.0.iov_base.cast()
+    }
+
     /// Returns the length in bytes.
     pub const fn len(&self) -> usize {
         self.0.iov_len

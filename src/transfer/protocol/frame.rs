@@ -90,6 +90,17 @@ pub enum FrameKind {
     Gone = 24,
     /// Decides, after `Agree`, that the connection stays, because it was used meanwhile.
     Stay = 25,
+    /// The sender's endpoint of the fabric. The payload has the key and the address of a word of its memory that holds its incarnation,
+    /// 8 bytes each, and the address of the endpoint.
+    FabricAddress = 26,
+    /// Memory that the receiver may read over the fabric: the payload has its key and the address of its first byte, 8 bytes each.
+    /// `Unregion` withdraws it.
+    FabricRegion = 27,
+    /// The sender has fetched more bytes of the group: the payload has their number, 8 bytes. It is sent now and then while a fetch
+    /// takes long.
+    Progress = 28,
+    /// The sender, which dialled the connection, has read the receiver's incarnation over the fabric: both may use it.
+    FabricReady = 29,
 }
 
 impl FrameKind {
@@ -120,6 +131,10 @@ impl FrameKind {
             23 => Self::Refuse,
             24 => Self::Gone,
             25 => Self::Stay,
+            26 => Self::FabricAddress,
+            27 => Self::FabricRegion,
+            28 => Self::Progress,
+            29 => Self::FabricReady,
             _ => return None,
         })
     }

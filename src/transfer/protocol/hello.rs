@@ -74,6 +74,9 @@ pub struct Hello {
     pub chunk: u32,
     /// The number of the last control frame that the dialler has received.
     pub heard: u32,
+    /// The [hash](hash_of_fabric) of the fabric over which the dialler reads memory of peers, and lets them read its own; 0 for
+    /// none. An acceptor in the same fabric may agree.
+    pub fabric: u32,
     /// The address of a word of the dialler's memory that holds its incarnation. An acceptor that can read it
     /// there can fetch from the dialler.
     pub probe: u64,
@@ -90,6 +93,8 @@ pub struct HelloAnswer {
     pub probe: u64,
     /// Whether the acceptor wants checksums.
     pub checks: bool,
+    /// Whether the acceptor agrees to reads over the dialler's fabric.
+    pub fabric: bool,
 }
 
 /// The decision about a hello.
@@ -120,6 +125,11 @@ pub enum NonceError {
     Protocol,
     /// It has another version.
     Version(u8),
+}
+
+/// Returns the number by which two engines recognise that they are in one fabric, from the names that its provider has of both; not 0.
+pub fn hash_of_fabric(provider: &str, fabric: &str) -> u32 {
+    crc32c_of(&[provider.as_bytes(), fabric.as_bytes()].join(&0)).max(1)
 }
 
 /// Returns the text of a refusal.
@@ -200,6 +210,7 @@ impl Hello {
         bytes[34] = flags.iter().enumerate().fold(0, |bits, (at, set)| bits | u8::from(*set) << at);
         bytes[36..40].copy_from_slice(&self.chunk.to_le_bytes());
         bytes[40..44].copy_from_slice(&self.heard.to_le_bytes());
+        bytes[44..48].copy_from_slice(&self.fabric.to_le_bytes());
         bytes[48..56].copy_from_slice(&self.probe.to_le_bytes());
         bytes
     }
@@ -223,6 +234,7 @@ impl Hello {
             checks: flag(3),
             chunk: read_u32_at(bytes, 36),
             heard: read_u32_at(bytes, 40),
+            fabric: read_u32_at(bytes, 44),
             probe: read_u64_at(bytes, 48),
         };
         Some((hello, flag(4)))
@@ -231,7 +243,8 @@ impl Hello {
 
 impl HelloAnswer {
     /// The refusal of a dialler without a valid proof: the same for all of them.
-    pub const UNPROVEN: Self = Self { verdict: HelloVerdict::Token, heard: 0, probe: 0, checks: false };
+    pub const UNPROVEN: Self =
+        Self { verdict: HelloVerdict::Token, heard: 0, probe: 0, checks: false, fabric: false };
 
     pub fn encode_without_proof(&self) -> [u8; ANSWER_TERMS] {
         let (code, detail) = match self.verdict {
@@ -246,7 +259,7 @@ impl HelloAnswer {
         };
         let mut bytes = [0; ANSWER_TERMS];
         bytes[0] = code;
-        bytes[1] = u8::from(self.checks);
+        bytes[1] = u8::from(self.checks) | u8::from(self.fabric) << 1;
         bytes[4..8].copy_from_slice(&self.heard.to_le_bytes());
         bytes[8..16].copy_from_slice(&detail.to_le_bytes());
         bytes[16..24].copy_from_slice(&self.probe.to_le_bytes());
@@ -270,7 +283,8 @@ impl HelloAnswer {
             verdict,
             heard: read_u32_at(bytes, 4),
             probe: read_u64_at(bytes, 16),
-            checks: bytes[1] != 0,
+            checks: bytes[1] & 1 != 0,
+            fabric: bytes[1] & 2 != 0,
         })
     }
 }

@@ -19,6 +19,8 @@ use super::connection::Connection;
 use super::ring_session::RingSession;
 use crate::base::error::TransferError;
 use crate::base::sync::lock;
+use crate::base::transport::TransportKind;
+use crate::io::fabric_reads::FabricReads;
 use crate::launch::peer_launch::PeerLaunch;
 use crate::memory::{MemoryRegion, RegionUnmapListener};
 use crate::protocol::link::launch_definition::LaunchDefinition;
@@ -34,6 +36,9 @@ const LAUNCHES_AT_ONCE: usize = 4;
 /// later, and the launch occupies memory until then.
 const LAUNCHES_UNHEARD: usize = 64;
 const BYTES_UNHEARD: u64 = 64 << 10;
+
+/// The most regions that this side offers to be read over the fabric: the bytes of others are pushed.
+const FABRIC_REGIONS_MAX: usize = 2048;
 
 /// A lease on a connection, which prevents its end while a request is about to prepare something on it.
 pub struct ConnectionLease(Arc<Connection>);
@@ -114,15 +119,57 @@ impl Connection {
         }
     }
 
+    /// Returns whether both sides have agreed to reads over a fabric.
+    pub const fn may_read_over_fabric(&self) -> bool {
+        self.fabric.is_some()
+    }
+
+    /// Returns whether memory of the peer is read over a fabric now.
+    pub fn reads_over_fabric(&self) -> bool {
+        self.fabric.as_ref().is_some_and(FabricReads::is_usable)
+    }
+
+    /// Returns when the first of the reads over the fabric that are under way is overdue.
+    pub fn first_limit_of_fabric_reads(&self) -> Option<Instant> {
+        self.fabric.as_ref()?.first_limit()
+    }
+
+    /// Ends the connection because a read over the fabric has not ended in time.
+    pub fn end_for_overdue_fabric_read(&self) {
+        let why = "the fabric has not ended a read of the peer's memory in time".to_owned();
+        self.close(TransferError::Transport { transport: TransportKind::Fabric, member: self.peer, why });
+    }
+
+    /// Returns whether the peer may read a region over the fabric. The first call for a region takes long: it locks its pages.
+    pub fn can_offer_over_fabric(&self, region: &MemoryRegion) -> bool {
+        let Some(reads) = &self.fabric else { return false };
+        let has_room = || {
+            let offered = lock(&self.offered);
+            offered.len() < FABRIC_REGIONS_MAX || offered.contains_key(&region.id)
+        };
+        has_room() && region.registered_with(reads.fabric()).is_some()
+    }
+
     /// Sends a definition to the peer, with the regions that it may fetch from. Returns the number of the
     /// definition.
     pub fn send_definition(&self, definition: LaunchDefinition, regions: &[Arc<MemoryRegion>]) -> u32 {
         let mut offered = lock(&self.offered);
         let mut link = lock(&self.link);
         for region in regions {
-            if region.shared_file().is_some() && !offered.contains_key(&region.id) {
+            if !offered.contains_key(&region.id) {
+                // What is registered once is not registered again, so this takes no time.
+                match self.fabric.as_ref().map(|reads| region.registered_with(reads.fabric())) {
+                    Some(None) => continue,
+                    Some(Some(memory)) => {
+                        let first = memory.remote();
+                        link.share_fabric_region(region.id, region.len() as u64, first.key, first.address);
+                    }
+                    None if region.shared_file().is_some() => {
+                        link.share_region(region.id, region.len() as u64, region.device().is_some());
+                    }
+                    None => continue,
+                }
                 offered.insert(region.id, Arc::downgrade(region));
-                link.share_region(region.id, region.len() as u64, region.device().is_some());
                 let listener: Weak<dyn RegionUnmapListener> = self.weak();
                 region.add_unmap_listener(listener);
             }

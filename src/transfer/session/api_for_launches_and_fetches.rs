@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+use muster_fabric::FabricError;
 use rustix::io::Errno;
 
 use super::connection::Connection;
@@ -14,6 +15,7 @@ use super::ring_session::RingSession;
 use crate::base::error::TransferError;
 use crate::base::sync::lock;
 use crate::base::transport::TransportKind;
+use crate::io::fabric_reads::FabricReads;
 use crate::io::fetch_host::FetchHost;
 use crate::io::gpu_copies::CopyFailure;
 use crate::io::lane::LaneHost as _;
@@ -86,6 +88,10 @@ impl FetchHost for Connection {
         }
     }
 
+    fn fabric_reads(&self) -> Option<&FabricReads> {
+        self.fabric.as_ref()
+    }
+
     fn request_push(&self, launch: &Arc<PeerLaunch>) {
         let Some(at) = launch.group_id() else { return };
         lock(&self.link).request_push(at);
@@ -123,6 +129,25 @@ impl FetchHost for Connection {
 
     fn on_device_fetch_failed(&self, launch: &Arc<PeerLaunch>, failure: CopyFailure) {
         self.on_copy_failed(launch, failure);
+    }
+
+    fn on_fabric_read_failed(&self, launch: &Arc<PeerLaunch>, error: &FabricError, nothing_yet: bool) {
+        // The end of the connection fails the launch, with its own reason.
+        if self.fabric.as_ref().is_none_or(FabricReads::is_ending) {
+            return;
+        }
+        self.fabric.iter().for_each(|reads| reads.give_up(error));
+        if nothing_yet {
+            self.counts.fallbacks.fetch_add(1, Ordering::Relaxed);
+            return self.request_push(launch);
+        }
+        let (transport, why) = (TransportKind::Fabric, error.to_string());
+        fail_and_tell_peer(launch, TransferError::Transport { transport, member: self.peer, why });
+    }
+
+    fn on_group_fetched_in_part(&self, at: GroupId, bytes: u64) {
+        lock(&self.link).announce_fetch_progress(at, bytes);
+        self.flush_queued_output(0);
     }
 
     fn on_group_fetched(&self, at: GroupId) {

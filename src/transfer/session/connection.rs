@@ -20,6 +20,7 @@ use crate::base::error::TransferError;
 use crate::base::membership::MemberId;
 use crate::base::sync::{AtomicUsize, lock};
 use crate::base::transport::TransportKind;
+use crate::io::fabric_reads::FabricReads;
 use crate::io::lane::{Lane, LaneHost};
 use crate::io::peer_memory::PeerMemory;
 use crate::io::ring::{RingInbox, RingOutbox};
@@ -98,6 +99,8 @@ pub struct Connection {
     /// the kernel.
     pub(super) inlines: bool,
     pub(super) pid: Option<i32>,
+    /// The reads over a fabric, if both sides agreed to them.
+    pub(super) fabric: Option<FabricReads>,
     /// The regions that this side has announced to the peer.
     pub(super) offered: Mutex<HashMap<u32, Weak<MemoryRegion>>>,
     /// The regions that the peer has announced; none for a region that could not be mapped.
@@ -156,15 +159,20 @@ pub struct NewConnectionParts {
     pub checks: bool,
     /// The peer's process, if it is on this host and its memory can be read.
     pub pid: Option<i32>,
+    /// The reads over a fabric, if both sides agreed to them.
+    pub fabric: Option<FabricReads>,
 }
 
 impl Connection {
     /// Creates a connection without lanes.
     pub fn new(settings: NewConnectionParts) -> Arc<Self> {
-        let NewConnectionParts { host, io, counts, numbers, moved, inlines, spin, .. } = settings;
+        let NewConnectionParts { host, io, counts, numbers, moved, inlines, spin, fabric, .. } = settings;
         let NewConnectionParts { me, peer, nonce, dialled, kind, capabilities, terms, checks, pid, .. } =
             settings;
         let mut link = LinkSide::new(me, peer, terms, numbers.clone());
+        if let Some(announcement) = fabric.as_ref().and_then(|reads| reads.announcement().ok()) {
+            link.announce_fabric_address(announcement);
+        }
         // The lease with which the connection begins, until the cliques have it: see
         // `ConnectionLease::take_initial_lease`.
         link.try_lease();
@@ -191,6 +199,7 @@ impl Connection {
             is_loss_told: AtomicBool::new(false),
             inlines,
             pid,
+            fabric,
             offered: Mutex::default(),
             shared: Mutex::default(),
             inbox: if capabilities.shares_memory { RingInbox::new().ok() } else { None },
@@ -320,6 +329,11 @@ impl Connection {
 
     /// Ends the connection: every launch in flight fails with this error.
     pub fn close(&self, error: TransferError) {
+        // Before the connection is over, for the reason below; and without the lock of the link, because the ends of reads are
+        // told on this thread.
+        if let Some(reads) = &self.fabric {
+            reads.end();
+        }
         let launches = {
             let mut link = lock(&self.link);
             // This comes first: once another thread sees that the connection is over, it may reuse buffers

@@ -184,12 +184,13 @@ mod tests {
             checks: true,
             chunk: 5,
             heard: 6,
+            fabric: 8,
             probe: 7,
         }
     }
 
     fn answer(verdict: HelloVerdict) -> HelloAnswer {
-        HelloAnswer { verdict, heard: 10, probe: 11, checks: true }
+        HelloAnswer { verdict, heard: 10, probe: 11, checks: true, fabric: true }
     }
 
     fn run_handshake(

@@ -89,6 +89,15 @@ impl Connection {
         Ok(())
     }
 
+    /// Records whether the fabric works, and tells the peer if it does.
+    fn on_fabric_probed(&self, works: bool) {
+        self.fabric.iter().for_each(|reads| reads.record_proof(works));
+        if works {
+            lock(&self.link).announce_fabric_ready();
+            self.flush_queued_output(0);
+        }
+    }
+
     /// Records a damaged frame. Returns whether it is the first since a control frame last arrived in order.
     fn record_damaged_frame(&self) -> bool {
         let heard = lock(&self.link).last_received_control_number();
@@ -211,6 +220,24 @@ impl LaneHost for Connection {
                 if lock(&self.awaited).take_if(|awaited| *awaited == header.index).is_some() {
                     self.serve_ring()?;
                 }
+            }
+            FrameKind::FabricAddress => {
+                if let Some(reads) = &self.fabric {
+                    let this = self.weak();
+                    let then =
+                        move |works| this.upgrade().iter().for_each(|this| this.on_fabric_probed(works));
+                    reads.connect(&payload, self.dialled, self.peer.incarnation.get(), then);
+                }
+            }
+            FrameKind::FabricReady => self.fabric.iter().for_each(|reads| reads.record_proof(true)),
+            FrameKind::FabricRegion => {
+                let memory = PeerMemory::from_fabric_announcement(&payload, header.sequence)
+                    .ok_or(ProtocolViolation("memory was announced without its key"))?;
+                let mut all = lock(&self.shared);
+                if all.len() >= REGIONS_MAX {
+                    return Err(ProtocolViolation("too much memory is shared"));
+                }
+                all.insert(header.index, Some(Arc::new(memory)).filter(|_| self.fabric.is_some()));
             }
             FrameKind::Ring => {
                 // A side without a ring of its own could not tell the peer that its ring has room again.

@@ -102,12 +102,14 @@ impl Connection {
                     self.io.fetchers.fetch_or_enqueue(host, &launch, &definition);
                 }
             }
+            LinkOutput::Progress(launch, bytes) => launch.add_progress(bytes),
             LinkOutput::Sent(launch, fetched) => {
                 if fetched
                     && let Some(span) = launch.lists.outbound.spans.iter().find(|span| !span.is_empty())
                 {
                     let region = span.buffer().region();
                     let kind = match (region.device(), region.shared_file()) {
+                        _ if self.fabric.is_some() => TransportKind::Fabric,
                         (Some(_), _) => TransportKind::Gpu,
                         (None, Some(_)) => TransportKind::Shm,
                         (None, None) => TransportKind::Pvm,

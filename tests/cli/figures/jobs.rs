@@ -76,7 +76,6 @@ pub fn compare_job_figures(
             false => state == "excluded",
         };
         let counted = tasks.iter().filter(is).count() as u64;
-        let word = if state == "disconnected" { "left" } else { state };
         let shown = |word: &str| {
             let entry = texts_between(legend, &format!("state={word}#tasks"), "</a>").next()?.to_owned();
             number_after(&entry, "<b>")
@@ -87,16 +86,16 @@ pub fn compare_job_figures(
             ("REST tasks", counted),
             ("REST counts", count(&run["counts"][state])),
             ("metrics", metric("muster_tasks", &[("standing", state)])),
-            ("job page", shown(word).unwrap_or(0) + awaited),
+            ("job page", shown(state).unwrap_or(0) + awaited),
         ];
         if let Some(line) = seen.status.lines().find_map(|line| line.strip_prefix("  TASKS  ")) {
-            let part = line.split(", ").find_map(|part| part.strip_suffix(&format!(" {word}")));
+            let part = line.split(", ").find_map(|part| part.strip_suffix(&format!(" {state}")));
             said.push(("status", part.map_or(0, |part| part.parse().expect("a number"))));
         } else if let Some((_, table)) = seen.status.split_once("  TASK  STATE") {
             let rows = table.lines().skip(1).take(tasks.len());
             said.push((
                 "status",
-                rows.filter(|row| row.split_whitespace().nth(1) == Some(word)).count() as u64,
+                rows.filter(|row| row.split_whitespace().nth(1) == Some(state)).count() as u64,
             ));
         }
         ledger.assert_same(state, &said, why);

@@ -140,7 +140,6 @@ fn number(value: &Value) -> u64 {
 fn state_word(task: &Value) -> &str {
     match (task["excluded"].is_null(), task["standing"].as_str().unwrap_or_default()) {
         (false, _) => "excluded",
-        (true, "disconnected") => "left",
         (true, standing) => standing,
     }
 }

@@ -182,6 +182,7 @@ impl PeerState {
         let (near, far) = (DeviceId(here.task.0), DeviceId(there.task.0));
         let mut config = EngineConfig::new(here, vec![near]);
         config.transport = setup.transport;
+        config.fabric.clone_from(&setup.fabric);
         config.checks = setup.checksums;
         config.lanes = setup.lanes.unwrap_or(config.lanes);
         config.spin = setup.spin.unwrap_or(config.spin);

@@ -45,6 +45,8 @@ impl BenchShape {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct BenchEngineSetup {
     pub transport: TransportChoice,
+    /// The provider of the fabric, if one is to be used.
+    pub fabric: Option<String>,
     pub lanes: Option<usize>,
     pub spin: Option<Duration>,
     pub checksums: bool,

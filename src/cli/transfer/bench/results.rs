@@ -308,6 +308,7 @@ mod tests {
         let certificates = crate::cli::certificates::TransferCertificateArgs::default();
         let setup = BenchEngineSetup {
             transport: TransportChoice::Tcp,
+            fabric: None,
             lanes: None,
             spin: None,
             checksums: true,

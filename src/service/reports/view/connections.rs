@@ -7,8 +7,9 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::coordination::{JobId, TaskId, TaskIncarnations};
+use crate::service::reports::job_reports::{JobReports, TaskGauges};
 use crate::service::reports::parse::{ReportedConnection, TransportConnectionCounts};
-use crate::service::reports::report_store::{JobReports, TaskGauges, TransferReportStore};
+use crate::service::reports::report_store::TransferReportStore;
 use crate::service::reports::vocabulary::ReportedTransport;
 
 /// The present connections of one kind.

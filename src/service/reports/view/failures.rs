@@ -9,7 +9,7 @@ use utoipa::ToSchema;
 
 use super::totals::TotalsView;
 use crate::coordination::{JobName, TaskId, Timestamp};
-use crate::service::reports::report_store::{JobReports, StoredTransferFailure};
+use crate::service::reports::job_reports::{JobReports, StoredTransferFailure};
 use crate::service::reports::vocabulary::TransferOutcome;
 
 /// A failed launch.

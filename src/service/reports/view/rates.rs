@@ -5,7 +5,8 @@
 
 use crate::coordination::{TaskIncarnations, Timestamp};
 use crate::service::reports::byte_series::{STEP_SECONDS, TenSecondSeries};
-use crate::service::reports::report_store::{JobReports, report_interval_ms};
+use crate::service::reports::job_reports::JobReports;
+use crate::service::reports::report_store::report_interval_ms;
 
 /// Returns the last second that every punctual task has reported.
 pub(super) fn last_second_reported_by_all(of_job: &JobReports, roster: &TaskIncarnations) -> u64 {

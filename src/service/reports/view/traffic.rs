@@ -10,7 +10,8 @@ use utoipa::ToSchema;
 use super::rates::{RateWindow, last_second_reported_by_all};
 use crate::coordination::{JobId, JobName, TaskId, TaskIncarnations, Timestamp};
 use crate::service::reports::POINTS;
-use crate::service::reports::report_store::{JobReports, TransferReportStore};
+use crate::service::reports::job_reports::JobReports;
+use crate::service::reports::report_store::TransferReportStore;
 use crate::service::reports::vocabulary::ReportedTransport;
 
 /// Bytes sent, second by second.

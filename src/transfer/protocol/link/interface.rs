@@ -24,6 +24,8 @@ pub enum LinkOutput<T> {
     /// The inbound bytes may be fetched from the sources that the definition names; then call
     /// `LinkSide::announce_received`, or `LinkSide::request_push`.
     Fetch(T, Arc<LaunchDefinition>),
+    /// The peer has fetched so many more of the bytes to be sent.
+    Progress(T, u64),
     /// The peer has all bytes that were sent; the flag says whether it fetched them.
     Sent(T, bool),
     /// The peer cancelled the group, for this reason, and no byte can land there any more. Stop all landing

@@ -214,6 +214,22 @@ impl<T: Clone> LinkSide<T> {
         );
     }
 
+    /// Announces this side's endpoint of the fabric.
+    pub fn announce_fabric_address(&mut self, announcement: Vec<u8>) {
+        self.queue_control_frame(self.new_header(FrameKind::FabricAddress), announcement);
+    }
+
+    /// Announces that the fabric works.
+    pub fn announce_fabric_ready(&mut self) {
+        self.queue_control_frame(self.new_header(FrameKind::FabricReady), Vec::new());
+    }
+
+    /// Announces memory that the peer may read over the fabric, by its key and the address of its first byte.
+    pub fn share_fabric_region(&mut self, region: u32, len: u64, key: u64, address: u64) {
+        let header = Header { index: region, sequence: len, ..self.new_header(FrameKind::FabricRegion) };
+        self.queue_control_frame(header, [key.to_le_bytes(), address.to_le_bytes()].concat());
+    }
+
     /// Withdraws memory from the peer.
     pub fn unshare_region(&mut self, region: u32) {
         self.queue_control_frame(
@@ -327,6 +343,12 @@ impl<T: Clone> LinkSide<T> {
             self.forget_if_complete(at);
         }
         counts
+    }
+
+    /// Tells the peer that more bytes of a group were fetched.
+    pub fn announce_fetch_progress(&mut self, (channel, sequence): GroupId, bytes: u64) {
+        let header = Header { channel, sequence, ..self.new_header(FrameKind::Progress) };
+        self.queue_control_frame(header, bytes.to_le_bytes().to_vec());
     }
 
     /// Asks the peer to push bytes that could not be fetched. None of them has been fetched.

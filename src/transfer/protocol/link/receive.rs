@@ -57,6 +57,7 @@ impl<T: Clone> LinkSide<T> {
                     self.advance_group(at);
                 }
             }
+            FrameKind::Progress => self.on_fetch_progress(at, &payload),
             FrameKind::Damaged => self.on_resend_request(at, header.index),
             FrameKind::Lost => self.outputs.push(LinkOutput::CloseLane(header.lane)),
             FrameKind::Have => self.on_chunk_report(at, header.lane, header.index, &payload),
@@ -68,12 +69,15 @@ impl<T: Clone> LinkSide<T> {
             FrameKind::Refuse => self.on_leave_refused()?,
             FrameKind::Gone => self.on_peer_left()?,
             FrameKind::Stay => self.on_leave_withdrawn()?,
-            // The connection processes the memory and descriptors that these frames carry.
+            // The connection processes the memory, descriptors and addresses that these frames carry.
             FrameKind::Ack
             | FrameKind::Pong
             | FrameKind::Ring
             | FrameKind::Region
-            | FrameKind::Descriptor => {}
+            | FrameKind::Descriptor
+            | FrameKind::FabricAddress
+            | FrameKind::FabricRegion
+            | FrameKind::FabricReady => {}
             FrameKind::Data => return Err(ProtocolViolation("data among control frames")),
         }
         Ok(())
@@ -198,6 +202,17 @@ impl<T: Clone> LinkSide<T> {
                 self.forget_group(at);
             }
         }
+    }
+
+    fn on_fetch_progress(&mut self, at: GroupId, payload: &[u8]) {
+        let Ok(bytes) = <[u8; 8]>::try_from(payload).map(u64::from_le_bytes) else { return };
+        let Some(group) = self.groups.get(&at) else { return };
+        // Only what may be fetched progresses without this side's help.
+        let Some(local) = group.local.as_ref().filter(|_| self.terms.fetch && group.stop.is_none()) else {
+            return;
+        };
+        let bytes = bytes.min(local.definition.sent);
+        self.outputs.push(LinkOutput::Progress(local.token.clone(), bytes));
     }
 
     fn on_receipt_confirmed(&mut self, at: GroupId) -> Result<(), ProtocolViolation> {

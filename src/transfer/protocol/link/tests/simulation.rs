@@ -54,6 +54,10 @@ impl LinkSimulation {
                     self.sides[side].fetches.push(token);
                 }
             }
+            LinkOutput::Progress(token, bytes) => {
+                let launched = &self.sides[side].launched[token];
+                assert!(launched.matched && bytes <= launched.sends);
+            }
             LinkOutput::Sent(token, _) => self.check_sent(side, token),
             LinkOutput::StoppedByPeer(token, why) => {
                 assert!(["enough", NEVER, FAILED_EARLIER].contains(&why.as_str()), "{why}");
@@ -240,12 +244,17 @@ impl LinkSimulation {
         let token = here.fetches.swap_remove(self.random.usize(0..here.fetches.len()));
         let launched = &mut here.launched[token];
         launched.fetching = false;
-        let (at, on) = (launched.at, launched.on);
-        if launched.failed {
+        let (at, on, failed) = (launched.at, launched.on, launched.failed);
+        if !failed && self.random.u8(0..3) == 0 {
+            let bytes = self.random.u64(..);
+            self.link_of_launch(side, token).announce_fetch_progress(at, bytes);
+        }
+        if failed {
             self.announce_quiescence_if_possible(side, token);
         } else if self.random.u8(0..3) == 0 {
             self.link_of_launch(side, token).request_push(at);
         } else {
+            let launched = &mut self.sides[side].launched[token];
             launched.arrived = launched.receives;
             self.link_of_launch(side, token).announce_received(at);
         }
