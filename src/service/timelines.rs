@@ -131,6 +131,13 @@ impl TimelineEntry {
         self.kind.0
     }
 
+    /// Returns the tasks to which the change happened: a barrier fails for all, and its entry has the tasks that had not arrived, which
+    /// its text names.
+    #[must_use]
+    pub fn tasks_it_happened_to(&self) -> &[TaskId] {
+        if self.kind.0 == "barrier-failed" { &[] } else { &self.tasks }
+    }
+
     /// Returns whether a later change is of the same kind, soon enough after this one, to be merged with it.
     fn can_be_merged_with(&self, later: &Self) -> bool {
         let Some(shared) = &later.merge_key else { return false };
@@ -277,7 +284,7 @@ impl JobTimeline {
     /// before it.
     fn mark_consequences_of(&mut self, cause: &TimelineEntry) {
         for entry in self.entries.newest_records_mut(cause.run).take_while(|entry| entry.at == cause.at) {
-            if entry.is_trouble && entry.tasks != cause.tasks {
+            if entry.is_trouble && entry.tasks_it_happened_to() != cause.tasks {
                 Arc::make_mut(entry).role = CausalRole::Consequence;
             }
         }

@@ -82,7 +82,7 @@ impl<'a> TimelineRow<'a> {
 
     /// Returns the tasks as ranges.
     fn tasks_text(&self) -> String {
-        match &self.entry.tasks[..] {
+        match self.entry.tasks_it_happened_to() {
             [] => String::new(),
             [one] => format!("task {one}"),
             many => {
@@ -115,7 +115,7 @@ impl<'a> TimelineRow<'a> {
 
     /// Returns the task, if the entry has exactly one.
     fn single_task(&self) -> Option<&TaskId> {
-        if let [one] = &self.entry.tasks[..] { Some(one) } else { None }
+        if let [one] = self.entry.tasks_it_happened_to() { Some(one) } else { None }
     }
 }
 
