@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use muster_journal::{AppendError, JournalStatus, JournalWriter, RecordKind};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 use utoipa::ToSchema;
 
 use super::packed_heartbeats::PackedHeartbeats;
@@ -275,7 +275,7 @@ impl InputRecorder {
 
     /// Records what a persistent observer added by itself.
     pub fn record_note(&mut self, observer: &str, contents: &[u8]) {
-        append_or_lose(&mut self.writer, kind::NOTE, &(observer, contents));
+        append_or_lose(&mut self.writer, kind::NOTE, &(observer, NoteContents(contents)));
     }
 
     /// Records the heartbeats that were packed, and does what ends a trouble of the journal, if that is possible now.
@@ -355,6 +355,15 @@ fn append_input(
 fn append_or_lose(writer: &mut JournalWriter, kind: RecordKind, value: &impl Serialize) {
     if let Err(error) = append(writer, kind, value) {
         writer.record_lost(&error);
+    }
+}
+
+/// The contents of a note: encoded as a list of bytes is, but copied at once.
+struct NoteContents<'a>(&'a [u8]);
+
+impl Serialize for NoteContents<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_bytes(self.0)
     }
 }
 

@@ -17,6 +17,11 @@ use crate::library::Library;
 /// `FI_SOURCE`: the node is one's own address.
 const SOURCE: u64 = 1 << 57;
 
+/// A provider that dereferences a null pointer when it flushes what a connection that ends has not sent (`rxm_handle_comp_error`), and
+/// the first version without that: from then on the provider below it is another one.
+const CRASHING_PROVIDER: &str = "tcp;ofi_rxm";
+const CRASHES_BEFORE: (u32, u32) = (1, 18);
+
 /// A provider of the library, with the fabric that it reaches from this host.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FabricProvider {
@@ -109,6 +114,11 @@ impl Domain {
     pub fn open(provider: &str, address: Option<IpAddr>) -> Result<Self, FabricUnavailable> {
         let library = Library::get()?;
         let info = describe(library, provider, address)?;
+        let found = provider_of(info.get());
+        if found.provider == CRASHING_PROVIDER && library.version_pair() < CRASHES_BEFORE {
+            let why = "before libfabric 1.18 it crashes when a connection with traffic in both directions ends; use the provider net";
+            return Err(FabricUnavailable::Provider { provider: found.provider, why: why.to_owned() });
+        }
         let calls = library.lock_calls();
         let (mut fabric, mut domain) = (null_mut(), null_mut());
         // SAFETY: the description is the library's, and the calls write handles.
@@ -133,7 +143,7 @@ impl Domain {
         getrandom::fill(&mut first).map_err(|_| library.error("getrandom", libc::EIO))?;
         Ok(Self {
             library,
-            provider: provider_of(info.get()),
+            provider: found,
             info,
             fabric,
             handle,

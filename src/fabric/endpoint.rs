@@ -37,6 +37,8 @@ struct Read {
 struct EndpointState {
     /// None once it was closed.
     open: Option<OpenEndpoint>,
+    /// Whether the library has refused to close it.
+    is_close_refused: bool,
     /// The address by which the library knows the peer.
     peer: u64,
     /// Reads that the library has not taken.
@@ -88,6 +90,7 @@ impl FabricEndpoint {
         drop(calls);
         let state = EndpointState {
             open: Some(open),
+            is_close_refused: false,
             peer: fi::ADDRESS_UNSPECIFIED,
             waiting: VecDeque::new(),
             under_way: HashMap::new(),
@@ -219,7 +222,7 @@ impl EndpointInner {
         let mut state = self.lock();
         // Reads that have ended already count as such.
         state.take_ended(&self.domain, &mut ended);
-        let Some(open) = state.open.take() else { return true };
+        let Some(open) = state.open.take() else { return !state.is_close_refused };
         // SAFETY: the endpoint is open, and nothing uses it any more: the state is empty.
         let is_closed =
             unsafe { self.domain.close_fid("fi_close of an endpoint", open.endpoint.as_ptr().cast()) };
@@ -235,6 +238,7 @@ impl EndpointInner {
                 self.domain.close_fid("fi_close of addresses", open.addresses.as_ptr().cast());
             }
         } else {
+            state.is_close_refused = true;
             // What the library may still use is never freed.
             std::mem::forget(std::mem::take(&mut state.under_way));
         }

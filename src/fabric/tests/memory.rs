@@ -7,16 +7,18 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use muster_fabric::{Fabric, FabricEndpoint, FabricError, RegisteredMemory, RemoteBytes};
+use muster_fabric::{Fabric, FabricEndpoint, FabricError, RegisteredMemory, RemoteBytes, library_version};
 
-/// The provider under test.
+/// The provider under test: by default the one that reads over TCP by itself, which has had two names.
 pub fn provider() -> String {
-    std::env::var("MUSTER_FABRIC").unwrap_or_else(|_| "tcp;ofi_rxm".to_owned())
+    let over_tcp = if library_version().unwrap() < (1, 18) { "net" } else { "tcp" };
+    std::env::var("MUSTER_FABRIC").unwrap_or_else(|_| over_tcp.to_owned())
 }
 
 /// Opens the fabric under test, as a process of its own does.
 pub fn open() -> Fabric {
-    let address = provider().starts_with("tcp").then_some(IpAddr::V4(Ipv4Addr::LOCALHOST));
+    let address = ["tcp", "net"].iter().any(|over_ip| provider().starts_with(over_ip));
+    let address = address.then_some(IpAddr::V4(Ipv4Addr::LOCALHOST));
     Fabric::open(&provider(), address).unwrap()
 }
 

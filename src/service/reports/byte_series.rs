@@ -26,7 +26,7 @@ pub type SecondSeries = ByteSeries<POINTS, 1>;
 pub type TenSecondSeries = ByteSeries<STEPS, STEP_SECONDS>;
 
 /// Bytes per step of `SECONDS` seconds, for the last `COUNT` steps.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ByteSeries<const COUNT: usize, const SECONDS: u64> {
     /// The newest step with a point; steps are counted from the Unix epoch.
     newest: u64,

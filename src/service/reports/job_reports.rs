@@ -235,6 +235,9 @@ pub(super) struct JobReports {
     pub taken: u64,
     pub repeated: u64,
     pub rejected: u64,
+    /// Whether the journal has all of it.
+    #[serde(skip)]
+    pub is_in_journal: bool,
 }
 
 impl JobReports {
@@ -251,6 +254,7 @@ impl JobReports {
             taken: 0,
             repeated: 0,
             rejected: 0,
+            is_in_journal: false,
         }
     }
 
@@ -277,6 +281,7 @@ impl JobReports {
         self.at = now;
         self.since = self.since.min(now);
         self.taken += 1;
+        self.is_in_journal = false;
         if let Some(before) = before {
             for (ring, (new, old)) in
                 self.series.iter_mut().zip(report.totals.bytes.iter().zip(&of_task.life.bytes))

@@ -80,6 +80,10 @@ pub async fn clean_up_reports_periodically(engine: Arc<Engine>, board: Arc<Trans
         tokio::time::sleep(FLUSH_INTERVAL).await;
         let jobs: BTreeSet<JobId> = engine.read(|core, _| core.jobs().map(|(job, _)| job).collect());
         board.retain_jobs_and_flush_failures(&engine, |job| jobs.contains(&job));
-        board.record_ended_runs(&engine);
+        let (engine, board) = (Arc::clone(&engine), Arc::clone(&board));
+        let recorded = tokio::task::spawn_blocking(move || board.record_ended_runs(&engine)).await;
+        if let Err(error) = recorded {
+            tracing::warn!(%error, "the transfers of ended runs were not recorded");
+        }
     }
 }

@@ -99,6 +99,7 @@ impl From<ReportError> for Failure {
 
 /// Counters: all since the start of one life, or the sums of earlier lives.
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub(super) struct ReportedTotals {
     /// By transport: sent, received.
     #[serde(with = "super::serialised_forms::by_transport")]
@@ -107,8 +108,10 @@ pub(super) struct ReportedTotals {
     #[serde(with = "super::serialised_forms::by_outcome")]
     pub outcomes: [u64; TransferOutcome::COUNT],
     /// By [`TransferCounter`].
+    #[serde(with = "super::serialised_forms::growing_array")]
     pub counters: [u64; TransferCounter::COUNT],
     /// Durations of launches, by stage.
+    #[serde(with = "super::serialised_forms::growing_array")]
     pub stages: [TimeHistogram; LaunchStage::ALL.len()],
     /// Connections that ended while they were needed, by reason.
     #[serde(with = "super::serialised_forms::by_outcome")]

@@ -1,12 +1,13 @@
 //! Keeps the reports over a restart of the service: snapshots have the reports of all runs, and the reports of a run that
 //! ended are a note in the engine's journal.
 //!
-//! Both are JSON with the names of transports and outcomes, so that a version with more of them reads what another one
-//! wrote. The present state of tasks is not kept: workers report it again within seconds. Begin at the implementation of
+//! Both are JSON with the names of transports and outcomes, and lists of counters and stages that may get longer, so that a
+//! version with more of them reads what another one wrote. The present state of tasks is not kept: workers report it again within seconds. Begin at the implementation of
 //! [`PersistentObserver`].
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -17,6 +18,9 @@ use crate::engine::{ContentsSerialiser, Engine, Observer, PersistentObserver};
 
 /// A longer note of an ended run is not recorded: only snapshots have it. A run of 10,000 tasks takes about a third.
 const NOTE_BYTES_MAX: usize = 32 << 20;
+
+/// A run that has ended is recorded once nobody has reported for so long.
+const QUIET_TIME: Duration = Duration::from_secs(2);
 
 /// The note of a run that ended.
 #[derive(Serialize, Deserialize)]
@@ -30,8 +34,9 @@ fn lock(of_job: &Mutex<ReportsByRun>) -> MutexGuard<'_, ReportsByRun> {
 }
 
 impl ReportsByRun {
-    /// Puts the reports of a run in the place of those that are there.
+    /// Puts the reports of a run, which the journal has, in the place of those that are there.
     fn put(&mut self, reports: JobReports) {
+        let reports = JobReports { is_in_journal: true, ..reports };
         if reports.run > self.latest.run {
             self.begin_run(reports.run);
         }
@@ -59,22 +64,29 @@ impl ReportsByRun {
 }
 
 impl TransferReportStore {
-    /// Records the reports of runs that have ended in the journal, if there is one.
+    /// Records the reports of runs that have ended in the journal, if there is one: of each job at most one run in a call. Serialising
+    /// may take long.
     pub fn record_ended_runs(&self, engine: &Engine) {
         if engine.journal_state().is_none() {
             return;
         }
         let jobs: Vec<_> = self.lock_jobs().iter().map(|(job, of_job)| (*job, Arc::clone(of_job))).collect();
+        let now = engine.clock().now();
         for (job, of_job) in jobs {
             let present = engine.read_under_lock(|core| core.job(job).map(|job| job.run_interval()));
             let Some((run, _, end)) = present else { continue };
+            // The tasks of a run that has ended may report once more.
+            let is_over =
+                |of_run: &JobReports| of_run.run < run || end.is_some() && now.since(of_run.at) >= QUIET_TIME;
             let note = {
                 let mut of_job = lock(&of_job);
-                let has_ended = of_job.latest.run < run || end.is_some();
-                if !has_ended || std::mem::replace(&mut of_job.is_latest_in_journal, true) {
+                let ReportsByRun { latest, earlier } = &mut *of_job;
+                let mut runs = std::iter::once(latest).chain(earlier);
+                let Some(reports) = runs.find(|of_run| !of_run.is_in_journal && is_over(of_run)) else {
                     continue;
-                }
-                serde_json::to_vec(&EndedRun { job, reports: &of_job.latest })
+                };
+                reports.is_in_journal = true;
+                serde_json::to_vec(&EndedRun { job, reports: &*reports })
             };
             match note {
                 Ok(note) if note.len() <= NOTE_BYTES_MAX => engine.record_note(self.name(), &note),
@@ -122,7 +134,11 @@ impl PersistentObserver for TransferReportStore {
         if let Some((job, _)) = jobs.iter().find(|(_, of_job)| !of_job.is_within_bounds()) {
             return Err(format!("The contents of the job with number {} are not valid.", job.0));
         }
-        let with_lock = |(job, of_job)| (job, Arc::new(Mutex::new(of_job)));
+        let with_lock = |(job, mut of_job): (JobId, ReportsByRun)| {
+            let ReportsByRun { latest, earlier } = &mut of_job;
+            std::iter::once(latest).chain(earlier).for_each(|of_run| of_run.is_in_journal = true);
+            (job, Arc::new(Mutex::new(of_job)))
+        };
         *self.lock_jobs() = jobs.into_iter().map(with_lock).collect();
         Ok(())
     }

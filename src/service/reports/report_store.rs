@@ -63,14 +63,11 @@ pub(super) struct ReportsByRun {
     pub latest: JobReports,
     /// The reports of earlier runs, the newest first.
     pub earlier: VecDeque<JobReports>,
-    /// Whether the journal has the latest run, which has ended.
-    #[serde(skip)]
-    pub is_latest_in_journal: bool,
 }
 
 impl ReportsByRun {
     pub fn new(latest: JobReports) -> Self {
-        Self { latest, earlier: VecDeque::new(), is_latest_in_journal: false }
+        Self { latest, earlier: VecDeque::new() }
     }
 
     fn find(&self, run: RunNumber) -> Option<&JobReports> {
@@ -85,7 +82,6 @@ impl ReportsByRun {
             task.drop_present_state();
         }
         self.earlier.push_front(ended);
-        self.is_latest_in_journal = false;
         self.drop_excess_runs();
     }
 

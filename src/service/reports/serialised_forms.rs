@@ -41,16 +41,40 @@ pub(super) mod by_transport {
 
     pub fn deserialize<'de, T, D>(deserializer: D) -> Result<[T; COUNT], D::Error>
     where
-        T: Deserialize<'de> + Default,
+        T: Deserialize<'de> + Default + PartialEq,
         D: Deserializer<'de>,
     {
         let mut values: [T; COUNT] = Default::default();
         for (name, value) in Vec::<(String, T)>::deserialize(deserializer)? {
             let transport = ReportedTransport::from_name(&name);
             let place = ReportedTransport::ALL.iter().position(|known| *known == transport);
-            values[place.unwrap_or(COUNT - 1)] = value;
+            // A transport that this version does not know is another one, and does not give way to a zero.
+            if value != T::default() {
+                values[place.unwrap_or(COUNT - 1)] = value;
+            }
         }
         Ok(values)
+    }
+}
+
+/// Serialises an array that may get longer: a shorter one is filled with defaults, and what a longer one has beyond is left out.
+pub(super) mod growing_array {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub fn serialize<T: Serialize, S: Serializer, const N: usize>(
+        values: &[T; N],
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(values)
+    }
+
+    pub fn deserialize<'de, T, D, const N: usize>(deserializer: D) -> Result<[T; N], D::Error>
+    where
+        T: Deserialize<'de> + Default,
+        D: Deserializer<'de>,
+    {
+        let mut given = Vec::<T>::deserialize(deserializer)?.into_iter();
+        Ok(std::array::from_fn(|_| given.next().unwrap_or_default()))
     }
 }
 

@@ -62,15 +62,17 @@ impl std::fmt::Debug for TransferEngine {
     }
 }
 
-/// Opens the fabric that a configuration names, at the address by which peers reach this host.
+/// Opens the fabric that a configuration names; over IP at the address by which peers reach this host.
 fn open_fabric(config: &EngineConfig) -> std::io::Result<Option<Fabric>> {
     let Some(provider) = &config.fabric else { return Ok(None) };
     if config.tls.is_some() {
         let why = "reads over a fabric are not encrypted: use either certificates or a fabric";
         return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, why));
     }
+    // Providers of network cards choose the card themselves.
+    let is_over_ip = ["tcp", "net", "udp", "sockets"].iter().any(|name| provider.starts_with(name));
     let addresses = config.advertise.iter().chain(&config.listen).map(SocketAddr::ip);
-    let address = addresses.filter(|address| !address.is_unspecified()).next();
+    let address = addresses.filter(|_| is_over_ip).find(|address| !address.is_unspecified());
     Fabric::open(provider, address).map(Some).map_err(std::io::Error::other)
 }
 
@@ -85,12 +87,12 @@ impl TransferEngine {
         config.chunk = config.chunk.clamp(4 << 10, CHUNK_MAX as u32);
         config.devices.sort_unstable();
         config.devices.dedup();
+        let fabric = open_fabric(&config)?;
         let wrapping = WireWrappers {
             identity: config.tls.as_ref().map(EngineTlsConfigs::new).transpose()?,
             #[cfg(feature = "faults")]
             faults: config.faults.clone(),
         };
-        let fabric = open_fabric(&config)?;
         let (address, listeners) = wire::listen(&ListenSettings {
             here: config.here,
             transport: config.transport,

@@ -155,6 +155,9 @@ fn define_transfers(
         }
         let region = spec.span.buffer().region();
         let connection = connections[&member].connection();
+        if !spec.outgoing {
+            connection.register_for_reads(region);
+        }
         let mut source_in_region = || {
             regions.entry(member).or_default().insert(region.id, Arc::clone(region));
             FetchSource::Region(region.id, spec.span.region_offset() as u64)

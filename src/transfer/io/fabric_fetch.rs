@@ -15,6 +15,7 @@ use muster_clock as clock;
 use muster_fabric::{FabricError, RemoteBytes};
 
 use super::contiguous_runs::{ContiguousBytes, contiguous_runs};
+use super::fabric_reads::FabricReads;
 use super::fetch_host::FetchHost;
 use crate::base::sync::lock;
 use crate::base::transport::TransportKind;
@@ -26,7 +27,8 @@ use crate::protocol::link::launch_definition::LaunchDefinition;
 const READ_MAX: u64 = 1 << 20;
 /// The most reads of a launch that are under way.
 const READS_UNDER_WAY: usize = 16;
-/// How often the sender is told how far a fetch has come, so that its launch is not taken for stalled.
+/// How often the sender is told how far a fetch has come, so that its launch is not taken for stalled; more often if the receiver's own
+/// stall limit is short, because the sender's is likely to be the same.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(250);
 
 /// A fetch of the inbound bytes of one launch.
@@ -66,8 +68,15 @@ impl FabricFetch {
     ) {
         let runs = contiguous_runs(&**host, launch, definition);
         let total = launch.lists.inbound.total();
-        let is_usable = host.fabric_reads().is_some_and(|reads| reads.is_usable())
-            && runs.iter().all(|run| run.remote_bytes(0, run.len).is_some())
+        // The memory of receives was registered when they were prepared, unless the fabric refused it.
+        let can_receive = |run: &ContiguousBytes| {
+            let region = launch.lists.inbound.spans[run.at].buffer().region();
+            host.fabric_reads().is_some_and(|reads| {
+                !reads.fabric().needs_local_registration() || region.registered_with(reads.fabric()).is_some()
+            })
+        };
+        let is_usable = host.fabric_reads().is_some_and(FabricReads::is_usable)
+            && runs.iter().all(|run| run.remote_bytes(0, run.len).is_some() && can_receive(run))
             && runs.iter().map(|run| run.len).sum::<u64>() == total;
         if !is_usable {
             return host.request_push(launch);
@@ -109,17 +118,9 @@ impl FabricFetch {
         let (Some(reads), Some(guard)) = (host.fabric_reads(), self.launch.access_owned()) else { return };
         let Some(piece) = self.take_piece() else { return };
         let span = &self.launch.lists.inbound.spans[piece.at];
-        let local = if reads.fabric().needs_local_registration() {
-            let local = span.buffer().region().registered_with(reads.fabric());
-            if local.is_none() {
-                let name = "the memory of the receive cannot be registered".to_owned();
-                let _first = self.failure.set(FabricError { call: "fi_mr_reg", code: libc::ENOMEM, name });
-                return;
-            }
-            local
-        } else {
-            None
-        };
+        let is_local_needed = reads.fabric().needs_local_registration();
+        let local =
+            if is_local_needed { span.buffer().region().registered_with(reads.fabric()) } else { None };
         let len = piece.len as usize;
         let Some(into) =
             NonNull::new(guard.bytes().inbound_span(piece.at, piece.from as usize, len).address())
@@ -185,7 +186,7 @@ impl FabricFetch {
     fn progress_to_tell(&self, fetched: u64) -> Option<u64> {
         let mut told = self.told.try_lock().ok()?;
         let now = clock::monotonic();
-        if now.saturating_duration_since(told.0) < PROGRESS_INTERVAL {
+        if now.saturating_duration_since(told.0) < PROGRESS_INTERVAL.min(self.launch.limits.stall / 4) {
             return None;
         }
         let bytes = fetched.saturating_sub(told.1);
@@ -193,8 +194,8 @@ impl FabricFetch {
         Some(bytes)
     }
 
-    /// Records the end of a read, or of a loop that began some. The last one says how a fetch ended that failed: from then on nothing
-    /// of it is under way, so the peer may push the bytes.
+    /// Records the end of a read, or of a loop that began some. If the fetch has failed, the last one reports it: from then on nothing of
+    /// it is under way, so the peer may push the bytes.
     fn leave(&self, host: &dyn FetchHost) {
         if self.under_way.fetch_sub(1, Ordering::AcqRel) == 1
             && let Some(error) = self.failure.get()

@@ -6,7 +6,7 @@
 //! libfabric 1.17 lose reads if both begin at once.
 //!
 //! Closing the endpoint proves that no read of either side through it is under way: a side that ends the
-//! connection does that before it uses its memory again. A fabric that has failed once is not used any more on this connection.
+//! connection does that before it uses its memory again. A side whose read has failed once reads no more on this connection.
 //! Begin at [`FabricReads::open`].
 #![allow(unsafe_code, reason = "registers and reads into memory that it keeps")]
 
@@ -36,9 +36,17 @@ pub struct FabricReads {
     is_proven: AtomicBool,
     has_failed: AtomicBool,
     is_ending: AtomicBool,
-    /// When each read under way is overdue.
-    limits: Mutex<BTreeMap<u64, Instant>>,
+    under_way: Mutex<ReadsUnderWay>,
     next_read: AtomicU64,
+}
+
+/// The reads under way.
+#[derive(Debug, Default)]
+struct ReadsUnderWay {
+    /// When each read began, and the time after which it is overdue, by its number.
+    begun: BTreeMap<u64, (Instant, Duration)>,
+    /// When a read last ended. A read waits for those before it, so until then none was overdue.
+    last_end: Option<Instant>,
 }
 
 /// Two registered words: this side's incarnation, which the peer reads, and the place for the peer's.
@@ -73,7 +81,7 @@ impl FabricReads {
             is_proven: AtomicBool::new(false),
             has_failed: AtomicBool::new(false),
             is_ending: AtomicBool::new(false),
-            limits: Mutex::default(),
+            under_way: Mutex::default(),
             next_read: AtomicU64::new(0),
         })
     }
@@ -106,17 +114,21 @@ impl FabricReads {
         peer: u64,
         then: impl FnOnce(bool) + Send + 'static,
     ) {
-        let Some((word, address)) = announcement.split_first_chunk::<16>() else { return };
-        if self.is_connected.swap(true, Ordering::AcqRel) {
+        let Some((word, address)) = announcement.split_first_chunk::<16>() else {
+            return tracing::warn!("the peer's announcement of its endpoint of the fabric is too short");
+        };
+        if self.is_connected.load(Ordering::Acquire) {
             return;
         }
         let begun = self.endpoint.connect(address).and_then(|()| {
+            self.is_connected.store(true, Ordering::Release);
             let number = |at: usize| word[at..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
             let from = RemoteBytes { key: number(0), address: number(8) };
             if dialled { self.begin_probe(from, peer, then) } else { Ok(()) }
         });
         if let Err(error) = begun {
-            self.give_up(&error);
+            self.has_failed.store(true, Ordering::Release);
+            tracing::warn!(%error, "the peer cannot be reached over the fabric: bytes go through sockets");
         }
     }
 
@@ -164,19 +176,25 @@ impl FabricReads {
     /// Records a read that begins, of a launch with this stall limit. Returns its number, for [`Self::record_end`].
     pub fn record_begin(&self, stall: Duration) -> u64 {
         let number = self.next_read.fetch_add(1, Ordering::Relaxed);
-        lock(&self.limits).insert(number, clock::monotonic() + stall + stall / GRACE);
+        lock(&self.under_way).begun.insert(number, (clock::monotonic(), stall + stall / GRACE));
         number
     }
 
     /// Records that a read has ended.
     pub fn record_end(&self, number: u64) {
-        lock(&self.limits).remove(&number);
+        let mut under_way = lock(&self.under_way);
+        under_way.begun.remove(&number);
+        under_way.last_end = Some(clock::monotonic());
     }
 
-    /// Returns when the first of the reads under way is overdue. Only the end of the connection ends it then, and with it the wait of
-    /// a launch that was cancelled.
+    /// Returns when the first of the reads under way is overdue, if no other one ends before. Only the end of the connection ends it
+    /// then, and with it the wait of a launch that was cancelled.
     pub fn first_limit(&self) -> Option<Instant> {
-        lock(&self.limits).values().min().copied()
+        let under_way = lock(&self.under_way);
+        let limit = |(began, allowed): &(Instant, Duration)| {
+            under_way.last_end.map_or(*began, |end| end.max(*began)) + *allowed
+        };
+        under_way.begun.values().map(limit).min()
     }
 
     /// Returns whether the connection is ending: the failures of reads are its consequences.
@@ -184,11 +202,17 @@ impl FabricReads {
         self.is_ending.load(Ordering::Acquire)
     }
 
-    /// Ends all reads of both sides. When it returns, none is under way. The caller holds no lock that the end of a read may take.
-    pub fn end(&self) {
+    /// Ends all reads of both sides. When it returns true, none is under way; otherwise the library did not close the endpoint, and
+    /// memory of this side may still be read and written. The caller holds no lock that the end of a read may take.
+    #[must_use]
+    pub fn end(&self) -> bool {
         self.is_ending.store(true, Ordering::Release);
-        if !self.endpoint.close() {
-            tracing::error!("the fabric did not close an endpoint: what is being read into stays reserved");
+        let is_closed = self.endpoint.close();
+        if !is_closed {
+            tracing::error!(
+                "the fabric did not close an endpoint: the memory of its launches stays reserved"
+            );
         }
+        is_closed
     }
 }

@@ -140,6 +140,14 @@ impl Connection {
         self.close(TransferError::Transport { transport: TransportKind::Fabric, member: self.peer, why });
     }
 
+    /// Registers a region into which bytes are to be read over the fabric, if that needs it. The first call for a region takes long: it
+    /// locks its pages. What is not registered is pushed.
+    pub fn register_for_reads(&self, region: &MemoryRegion) {
+        if let Some(reads) = self.fabric.as_ref().filter(|reads| reads.fabric().needs_local_registration()) {
+            let _registered = region.registered_with(reads.fabric());
+        }
+    }
+
     /// Returns whether the peer may read a region over the fabric. The first call for a region takes long: it locks its pages.
     pub fn can_offer_over_fabric(&self, region: &MemoryRegion) -> bool {
         let Some(reads) = &self.fabric else { return false };
@@ -157,6 +165,10 @@ impl Connection {
         let mut link = lock(&self.link);
         for region in regions {
             if !offered.contains_key(&region.id) {
+                // The peer asks for a push of what it does not know.
+                if self.fabric.is_some() && offered.len() >= FABRIC_REGIONS_MAX {
+                    continue;
+                }
                 // What is registered once is not registered again, so this takes no time.
                 match self.fabric.as_ref().map(|reads| region.registered_with(reads.fabric())) {
                     Some(None) => continue,

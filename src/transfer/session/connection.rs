@@ -331,9 +331,7 @@ impl Connection {
     pub fn close(&self, error: TransferError) {
         // Before the connection is over, for the reason below; and without the lock of the link, because the ends of reads are
         // told on this thread.
-        if let Some(reads) = &self.fabric {
-            reads.end();
-        }
+        let is_unread = self.fabric.as_ref().is_none_or(FabricReads::end);
         let launches = {
             let mut link = lock(&self.link);
             // This comes first: once another thread sees that the connection is over, it may reuse buffers
@@ -353,7 +351,12 @@ impl Connection {
         }
         for launch in launches {
             launch.fail_locally(error.clone());
-            launch.mark_peer_quiescent();
+            if is_unread {
+                launch.mark_peer_quiescent();
+            } else {
+                // Its buffers must never be free again.
+                std::mem::forget(Arc::clone(&launch));
+            }
         }
         // Dropped without the lock: the driver unmaps the memory of a GPU.
         let shared = std::mem::take(&mut *lock(&self.shared));

@@ -237,7 +237,11 @@ impl LaneHost for Connection {
                 if all.len() >= REGIONS_MAX {
                     return Err(ProtocolViolation("too much memory is shared"));
                 }
-                all.insert(header.index, Some(Arc::new(memory)).filter(|_| self.fabric.is_some()));
+                let before =
+                    all.insert(header.index, Some(Arc::new(memory)).filter(|_| self.fabric.is_some()));
+                drop(all);
+                // Dropped without the lock, as above.
+                drop(before);
             }
             FrameKind::Ring => {
                 // A side without a ring of its own could not tell the peer that its ring has room again.
