@@ -116,7 +116,7 @@ impl Domain {
         let info = describe(library, provider, address)?;
         let found = provider_of(info.get());
         if found.provider == CRASHING_PROVIDER && library.version_pair() < CRASHES_BEFORE {
-            let why = "before libfabric 1.18 it crashes when a connection with traffic in both directions ends; use the provider net";
+            let why = "before libfabric 1.18 it crashes when a connection with traffic in both directions ends; use the provider sockets";
             return Err(FabricUnavailable::Provider { provider: found.provider, why: why.to_owned() });
         }
         let calls = library.lock_calls();

@@ -73,7 +73,7 @@ impl Library {
     }
 
     /// Lets this thread call the library. No two threads do at the same time, also not for different endpoints and domains:
-    /// providers of 1.17 crash otherwise when one of them opens or closes something, although each is opened for use by any thread.
+    /// some providers of 1.17 crash otherwise when one of them opens or closes something, although each is opened for use by any thread.
     /// A call takes a microsecond or less, but for the registration of memory. The guard is taken before the lock of an endpoint, and
     /// nothing that takes it is dropped while it is held.
     pub fn lock_calls(&self) -> MutexGuard<'_, ()> {

@@ -52,7 +52,7 @@ fn a_benchmark_says_for_each_size_what_was_moved_and_that_it_was_right() {
 
 #[test]
 fn memory_is_read_over_a_fabric() {
-    let provider = if muster_fabric::library_version().unwrap() < (1, 18) { "net" } else { "tcp" };
+    let provider = if muster_fabric::library_version().unwrap() < (1, 18) { "sockets" } else { "tcp" };
     let lines = bench_json_lines(&["--transport", "tcp", "--fabric", provider, "--size", "1MiB"]);
     assert_eq!((&lines[0]["verified"], &lines[0]["transport"]), (&Value::Bool(true), &"fabric".into()));
     let unknown = run(&mut muster(["transfer", "bench", "--transport", "tcp", "--fabric", "carrier-pigeon"]));

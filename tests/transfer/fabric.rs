@@ -13,10 +13,9 @@ use crate::cluster::{
     member, options_on_channel, outgoing,
 };
 
-/// Returns the provider that reads over TCP by itself. The older `tcp;ofi_rxm` crashes in libfabric 1.17 if a connection with traffic in
-/// both directions ends.
+/// Returns the provider over TCP that stands up to connections that end in traffic: in libfabric 1.17 `tcp;ofi_rxm` and `net` crash then.
 fn provider_over_tcp() -> &'static str {
-    if muster_fabric::library_version().unwrap() < (1, 18) { "net" } else { "tcp" }
+    if muster_fabric::library_version().unwrap() < (1, 18) { "sockets" } else { "tcp" }
 }
 
 fn over_fabric(config: &mut EngineConfig) {

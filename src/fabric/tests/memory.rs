@@ -9,15 +9,15 @@ use std::time::Duration;
 
 use muster_fabric::{Fabric, FabricEndpoint, FabricError, RegisteredMemory, RemoteBytes, library_version};
 
-/// The provider under test: by default the one that reads over TCP by itself, which has had two names.
+/// The provider under test: by default the one over TCP that stands up to connections that end in traffic.
 pub fn provider() -> String {
-    let over_tcp = if library_version().unwrap() < (1, 18) { "net" } else { "tcp" };
+    let over_tcp = if library_version().unwrap() < (1, 18) { "sockets" } else { "tcp" };
     std::env::var("MUSTER_FABRIC").unwrap_or_else(|_| over_tcp.to_owned())
 }
 
 /// Opens the fabric under test, as a process of its own does.
 pub fn open() -> Fabric {
-    let address = ["tcp", "net"].iter().any(|over_ip| provider().starts_with(over_ip));
+    let address = ["tcp", "net", "sockets"].iter().any(|over_ip| provider().starts_with(over_ip));
     let address = address.then_some(IpAddr::V4(Ipv4Addr::LOCALHOST));
     Fabric::open(&provider(), address).unwrap()
 }
