@@ -4,6 +4,8 @@ mod auto_exclude;
 mod clients;
 mod commands;
 mod configuration;
+#[path = "../support/fabric_provider.rs"]
+mod fabric_provider;
 mod figures;
 #[path = "../harness/mod.rs"]
 mod harness;

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 use simulated_gpu::SimulatedGpu;
 
+use crate::fabric_provider::fabric_over_tcp;
 use crate::harness::{Process, Signal, TempFolder, is_alive, muster, run, signal, wait_until};
 
 /// Returns the lines of a short benchmark.
@@ -52,8 +53,7 @@ fn a_benchmark_says_for_each_size_what_was_moved_and_that_it_was_right() {
 
 #[test]
 fn memory_is_read_over_a_fabric() {
-    let provider = if muster_fabric::library_version().unwrap() < (1, 18) { "sockets" } else { "tcp" };
-    let lines = bench_json_lines(&["--transport", "tcp", "--fabric", provider, "--size", "1MiB"]);
+    let lines = bench_json_lines(&["--transport", "tcp", "--fabric", fabric_over_tcp(), "--size", "1MiB"]);
     assert_eq!((&lines[0]["verified"], &lines[0]["transport"]), (&Value::Bool(true), &"fabric".into()));
     let unknown = run(&mut muster(["transfer", "bench", "--transport", "tcp", "--fabric", "carrier-pigeon"]));
     assert!(unknown.code != Some(0) && unknown.err.contains("carrier-pigeon"), "{unknown:?}");

@@ -9,6 +9,7 @@ use muster::transfer::{
     MemoryError, TaskId, TransferEngine, TransferHandle, TransferKey, TransferSpec, TransportChoice,
 };
 
+use crate::fabric_provider::fabric_over_tcp;
 use crate::gpu_driver::open_gpu;
 
 /// The time limit of operations that should take a moment.
@@ -17,12 +18,14 @@ pub const PATIENCE: Duration = Duration::from_secs(20);
 /// Selects the memory of the buffers of most tests: `gpu` for the memory of GPUs.
 const MEMORY: &str = "MUSTER_TRANSFER_MEMORY";
 
-/// Names the fabric of engines over TCP: a provider of libfabric. Without it they use none.
+/// Names the fabric of engines over TCP: a provider of libfabric, or `default` for that of [`fabric_over_tcp`]. Without it they use
+/// none.
 const FABRIC: &str = "MUSTER_TRANSFER_FABRIC";
 
 /// Returns the fabric of engines over TCP.
 pub fn fabric_under_test() -> Option<String> {
-    std::env::var(FABRIC).ok()
+    let name = std::env::var(FABRIC).ok()?;
+    Some(if name == "default" { fabric_over_tcp().to_owned() } else { name })
 }
 
 /// Returns whether the memory under test is that of GPUs.

@@ -12,15 +12,11 @@ use crate::cluster::{
     AnyMemory, Cluster, assert_contents, contents, device, done, eventually, fabric_under_test, incoming,
     member, options_on_channel, outgoing,
 };
-
-/// Returns the provider over TCP that stands up to connections that end in traffic: in libfabric 1.17 `tcp;ofi_rxm` and `net` crash then.
-fn provider_over_tcp() -> &'static str {
-    if muster_fabric::library_version().unwrap() < (1, 18) { "sockets" } else { "tcp" }
-}
+use crate::fabric_provider::fabric_over_tcp;
 
 fn over_fabric(config: &mut EngineConfig) {
     config.transport = TransportChoice::Tcp;
-    config.fabric = fabric_under_test().or_else(|| Some(provider_over_tcp().to_owned()));
+    config.fabric = fabric_under_test().or_else(|| Some(fabric_over_tcp().to_owned()));
 }
 
 /// Starts two engines, and waits until they read each other's memory over the fabric.

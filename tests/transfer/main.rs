@@ -10,6 +10,8 @@ mod contents;
 mod end_of_connection;
 mod events;
 mod fabric;
+#[path = "../support/fabric_provider.rs"]
+mod fabric_provider;
 mod gpu_cluster;
 #[path = "../support/gpu_driver.rs"]
 mod gpu_driver;

@@ -44,7 +44,7 @@ pub struct Arguments {
     #[arg(long, value_enum, default_value_t = TransportArg::Auto)]
     transport: TransportArg,
 
-    /// Read the other process's memory over a fabric: the name of a provider of libfabric, such as verbs;ofi_rxm or tcp;ofi_rxm, or
+    /// Read the other process's memory over a fabric: the name of a provider of libfabric, such as verbs;ofi_rxm, or
     /// `auto` for the library's first choice. It is used with TCP
     #[arg(long, value_name = "PROVIDER")]
     fabric: Option<String>,
@@ -119,7 +119,7 @@ Examples:
   muster transfer bench --transport tcp --size 16MiB --checksums off --lanes 2
   muster transfer bench --transport tcp --transfer-cert server.pem --transfer-key server-key.pem --transfer-ca ca.pem
   muster transfer bench --memory gpu --transport tcp --size 16MiB
-  muster transfer bench --transport tcp --fabric 'tcp;ofi_rxm' --size 16MiB
+  muster transfer bench --transport tcp --fabric 'verbs;ofi_rxm' --size 16MiB
   muster transfer bench --size 4KiB --latency --json | jq '{p50_us, p99_us}'";
 
 #[derive(Debug, Clone, Copy, ValueEnum)]

@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on has failed")]
 #![allow(clippy::disallowed_methods, reason = "processes and sockets take real time")]
 
+#[path = "../../../tests/support/fabric_provider.rs"]
+mod fabric_provider;
 mod layouts;
 mod memory;
 mod processes;

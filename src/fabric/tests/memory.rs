@@ -7,12 +7,13 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use muster_fabric::{Fabric, FabricEndpoint, FabricError, RegisteredMemory, RemoteBytes, library_version};
+use muster_fabric::{Fabric, FabricEndpoint, FabricError, RegisteredMemory, RemoteBytes};
 
-/// The provider under test: by default the one over TCP that stands up to connections that end in traffic.
+use crate::fabric_provider::fabric_over_tcp;
+
+/// The provider under test.
 pub fn provider() -> String {
-    let over_tcp = if library_version().unwrap() < (1, 18) { "sockets" } else { "tcp" };
-    std::env::var("MUSTER_FABRIC").unwrap_or_else(|_| over_tcp.to_owned())
+    std::env::var("MUSTER_FABRIC").unwrap_or_else(|_| fabric_over_tcp().to_owned())
 }
 
 /// Opens the fabric under test, as a process of its own does.

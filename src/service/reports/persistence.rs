@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 
 use super::job_reports::{JobReports, PAIRS_KEPT, SERIES_KEPT};
 use super::report_store::{ReportsByRun, TransferReportStore};
@@ -31,6 +31,15 @@ struct EndedRun<Reports> {
 
 fn lock(of_job: &Mutex<ReportsByRun>) -> MutexGuard<'_, ReportsByRun> {
     of_job.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The reports of a job, which are locked only while they are serialised.
+struct LockedToSerialise(Arc<Mutex<ReportsByRun>>);
+
+impl Serialize for LockedToSerialise {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        lock(&self.0).serialize(serializer)
+    }
 }
 
 impl ReportsByRun {
@@ -115,17 +124,9 @@ impl PersistentObserver for TransferReportStore {
         // The reports of a job are locked while the engine's lock is taken, so they are not locked here. What they
         // gain until they are serialised does no harm: a counter does not go back.
         let jobs = self.lock_jobs().clone();
-        Box::new(move || {
-            let mut contents = Vec::from(b"{");
-            for (at, (job, of_job)) in jobs.iter().enumerate() {
-                contents.extend_from_slice(if at == 0 { b"\"" } else { b",\"" });
-                contents.extend_from_slice(job.0.to_string().as_bytes());
-                contents.extend_from_slice(b"\":");
-                serde_json::to_writer(&mut contents, &*lock(of_job)).expect("reports can be serialised");
-            }
-            contents.push(b'}');
-            contents
-        })
+        let jobs: BTreeMap<JobId, LockedToSerialise> =
+            jobs.into_iter().map(|(job, of_job)| (job, LockedToSerialise(of_job))).collect();
+        Box::new(move || serde_json::to_vec(&jobs).expect("reports can be serialised"))
     }
 
     fn restore(&self, bytes: &[u8]) -> Result<(), String> {

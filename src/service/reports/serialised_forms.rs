@@ -1,5 +1,5 @@
-//! The forms in which parts of reports are serialised, for attributes of serde: maps as lists of entries, and values for each
-//! transport or outcome by name.
+//! The forms in which parts of reports are serialised, for attributes of serde: maps as lists of entries, values for each
+//! transport or outcome by name, and arrays that may get longer.
 
 /// Serialises a map whose keys are no texts as a list of its entries.
 pub(super) mod entries {

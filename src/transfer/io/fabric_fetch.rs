@@ -69,14 +69,13 @@ impl FabricFetch {
         let runs = contiguous_runs(&**host, launch, definition);
         let total = launch.lists.inbound.total();
         // The memory of receives was registered when they were prepared, unless the fabric refused it.
-        let can_receive = |run: &ContiguousBytes| {
-            let region = launch.lists.inbound.spans[run.at].buffer().region();
-            host.fabric_reads().is_some_and(|reads| {
-                !reads.fabric().needs_local_registration() || region.registered_with(reads.fabric()).is_some()
-            })
+        let can_fetch = |run: &ContiguousBytes, reads: &FabricReads| {
+            run.remote_bytes(0, run.len).is_some()
+                && reads.can_read_into(launch.lists.inbound.spans[run.at].buffer().region())
         };
-        let is_usable = host.fabric_reads().is_some_and(FabricReads::is_usable)
-            && runs.iter().all(|run| run.remote_bytes(0, run.len).is_some() && can_receive(run))
+        let is_usable = host
+            .fabric_reads()
+            .is_some_and(|reads| reads.is_usable() && runs.iter().all(|run| can_fetch(run, reads)))
             && runs.iter().map(|run| run.len).sum::<u64>() == total;
         if !is_usable {
             return host.request_push(launch);

@@ -20,6 +20,7 @@ use muster_clock as clock;
 use muster_fabric::{Fabric, FabricEndpoint, FabricError, RegisteredMemory, RemoteBytes};
 
 use crate::base::sync::lock;
+use crate::memory::MemoryRegion;
 
 /// A read is overdue after the stall limit of its launch and this part of it: the launch fails first, with its own reason.
 const GRACE: u32 = 16;
@@ -94,6 +95,12 @@ impl FabricReads {
     /// Returns the endpoint.
     pub const fn endpoint(&self) -> &FabricEndpoint {
         &self.endpoint
+    }
+
+    /// Returns whether bytes can be read into a region: some providers want it registered. Their first call for a region takes long: it
+    /// locks its pages.
+    pub fn can_read_into(&self, region: &MemoryRegion) -> bool {
+        !self.fabric.needs_local_registration() || region.registered_with(&self.fabric).is_some()
     }
 
     /// Returns what the peer needs to know, as the payload of a frame.

@@ -143,9 +143,7 @@ impl Connection {
     /// Registers a region into which bytes are to be read over the fabric, if that needs it. The first call for a region takes long: it
     /// locks its pages. What is not registered is pushed.
     pub fn register_for_reads(&self, region: &MemoryRegion) {
-        if let Some(reads) = self.fabric.as_ref().filter(|reads| reads.fabric().needs_local_registration()) {
-            let _registered = region.registered_with(reads.fabric());
-        }
+        let _else_pushed = self.fabric.as_ref().is_some_and(|reads| reads.can_read_into(region));
     }
 
     /// Returns whether the peer may read a region over the fabric. The first call for a region takes long: it locks its pages.
