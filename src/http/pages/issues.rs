@@ -42,10 +42,11 @@ const ADVICE_FOR_UNREACHABLE_TASKS: &str = "Nothing came from the process any mo
     whether the host can be reached and the process runs, then at its stack and its log. The run continues without it until it registers again; \
     exclude it if its host is bad.";
 const ADVICE_FOR_FAILED_HOSTS: &str = "All tasks of a host that is named here have failed. Look at the host first: is it up, and does the kernel's \
-    log have a reboot, an out-of-memory kill or a device error? Then at the end of the tasks' logs. The run continues without them until they \
-    register again; exclude a host that is bad.";
-const ADVICE_FOR_FAILED_TASKS: &str = "Read the end of the task's log, and the kernel's log of its host. The run continues without it until it \
-    registers again: check whether its scheduler restarts it, and exclude it if its host is bad.";
+    log have a reboot, an out-of-memory kill or a device error? Then at the end of the tasks' logs. A connection that was closed or reset says \
+    that the network worked: the processes ended. The run continues without them until they register again; exclude a host that is bad.";
+const ADVICE_FOR_FAILED_TASKS: &str = "Read the end of the task's log, and the kernel's log of its host. A connection that was closed or reset says \
+    that the network worked: the process ended. The run continues without it until it registers again: check whether its scheduler restarts it, \
+    and exclude it if its host is bad.";
 const ADVICE_FOR_THE_NEXT_RUN: &str = "The run is over. Before the next one, read the end of the tasks' logs, and the kernel's log of their hosts; \
     exclude a host that is bad.";
 

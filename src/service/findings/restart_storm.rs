@@ -29,9 +29,10 @@ pub(super) static DETECTOR: Detector = Detector {
     means: "Tasks of a recoverable run fail and register again. Each restart costs the other tasks a round. It is critical if a task has \
             registered again three times within ten minutes. Each restart is a new incarnation: a new process, or a client that its \
             process created anew.",
-    advice: "If the tasks failed by timeouts, look at the network between their hosts and this server. Otherwise read the \
-             end of the restarted tasks' logs for what ends them: out of memory, a bad device, a failing mount. If it \
-             is always the same host, exclude that host.",
+    advice: "If the tasks failed by timeouts, look at the network between their hosts and this server. If their connections \
+             were closed or reset, the network worked and their processes ended: read the end of the restarted tasks' logs \
+             for the cause, such as out of memory, a bad device or a failing mount. If it is always the same host, exclude \
+             that host.",
     detect,
 };
 
