@@ -17,10 +17,9 @@ use cudarc::driver::sys::{CUDA_MEMCPY2D, CUmemorytype, CUstream};
 use super::device::{DEVICES_MAX, Gpu};
 use super::driver::call;
 use super::error::GpuError;
-use super::event::{GpuEvent, is_ready};
+use super::event::GpuEvent;
+use super::stream::GpuStream;
 
-/// `CU_STREAM_NON_BLOCKING`: the default stream does not order it.
-const NON_BLOCKING: u32 = 1;
 /// `CUDA_ERROR_INVALID_VALUE`.
 const INVALID_VALUE: c_int = 1;
 /// The greatest distance between rows that every driver accepts (`CU_DEVICE_ATTRIBUTE_MAX_PITCH`).
@@ -122,19 +121,10 @@ struct QueueState {
 struct CopyQueues {
     gpu: Gpu,
     /// By direction.
-    streams: [Stream; DIRECTIONS],
+    streams: [GpuStream; DIRECTIONS],
     state: Mutex<QueueState>,
     submitted: Condvar,
 }
-
-/// A stream, which is never destroyed.
-#[derive(Clone, Copy)]
-struct Stream(CUstream);
-
-// SAFETY: the driver accepts a stream from any thread.
-unsafe impl Send for Stream {}
-// SAFETY: as above.
-unsafe impl Sync for Stream {}
 
 thread_local! {
     static IS_REPORTING: Cell<bool> = const { Cell::new(false) };
@@ -228,7 +218,7 @@ impl CopyQueues {
 
     /// Creates the streams, and starts the thread. It runs as long as the process.
     fn start(gpu: &Gpu) -> Result<Arc<Self>, GpuError> {
-        let streams = [new_stream(gpu)?, new_stream(gpu)?, new_stream(gpu)?];
+        let streams = [GpuStream::new(gpu)?, GpuStream::new(gpu)?, GpuStream::new(gpu)?];
         let (state, submitted) = (Mutex::default(), Condvar::new());
         let queues = Arc::new(Self { gpu: gpu.clone(), streams, state, submitted });
         let reporting = Arc::clone(&queues);
@@ -252,7 +242,7 @@ impl CopyQueues {
             self.gpu.note_error(&error);
             error
         };
-        let stream = self.streams[direction as usize].0;
+        let stream = self.streams[direction as usize].handle();
         let _context = self.gpu.enter().map_err(noted)?;
         // The lock keeps the order of the list that of the stream.
         let mut state = self.lock_state();
@@ -424,7 +414,7 @@ impl CopyQueues {
         while let Some(first) = state.pending[direction].front() {
             let happened = match &first.event {
                 Some(event) => event.has_happened(),
-                None => self.is_stream_idle(direction),
+                None => self.streams[direction].is_idle(),
             };
             if is_under_way(&happened) {
                 return;
@@ -457,12 +447,6 @@ impl CopyQueues {
             ended.push((then, happened.map(drop)));
         }
     }
-
-    fn is_stream_idle(&self, direction: usize) -> Result<bool, GpuError> {
-        let _context = self.gpu.enter()?;
-        // SAFETY: the stream is never destroyed.
-        is_ready(unsafe { call!(self.gpu.driver(), cuStreamQuery(self.streams[direction].0)) })
-    }
 }
 
 /// Returns whether a query tells that work is not known to have ended. If the query itself failed, and the device is not
@@ -472,17 +456,4 @@ fn is_under_way(happened: &Result<bool, GpuError>) -> bool {
         Ok(happened) => !happened,
         Err(error) => !error.is_sticky(),
     }
-}
-
-/// Creates a stream of the highest priority.
-fn new_stream(gpu: &Gpu) -> Result<Stream, GpuError> {
-    let (mut least, mut greatest): (c_int, c_int) = (0, 0);
-    let mut stream = std::ptr::null_mut();
-    let _context = gpu.enter()?;
-    // SAFETY: the calls write numbers and a handle.
-    unsafe {
-        call!(gpu.driver(), cuCtxGetStreamPriorityRange(&raw mut least, &raw mut greatest))?;
-        call!(gpu.driver(), cuStreamCreateWithPriority(&raw mut stream, NON_BLOCKING, greatest))?;
-    }
-    Ok(Stream(stream))
 }

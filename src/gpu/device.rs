@@ -63,6 +63,8 @@ pub struct DeviceFacts {
 }
 
 /// Restores the context that was current before, when it is dropped.
+#[must_use = "the context is current only while the guard lives"]
+#[expect(missing_debug_implementations, reason = "it has nothing to show")]
 pub struct ContextGuard<'a> {
     driver: &'a Driver,
     before: Option<CUcontext>,
@@ -131,7 +133,10 @@ impl Gpu {
     }
 
     /// Makes the context current on this thread until the guard is dropped.
-    pub(crate) fn enter(&self) -> Result<ContextGuard<'static>, GpuError> {
+    ///
+    /// # Errors
+    /// Returns the error of the driver.
+    pub fn enter(&self) -> Result<ContextGuard<'static>, GpuError> {
         let driver = self.0.driver;
         let mut before: CUcontext = std::ptr::null_mut();
         // SAFETY: the call writes a handle.

@@ -75,6 +75,7 @@ driver_functions! {
     cuCtxGetStreamPriorityRange(*mut c_int, *mut c_int);
     cuStreamCreateWithPriority(*mut CUstream, c_uint, c_int);
     cuStreamQuery(CUstream);
+    cuStreamDestroy_v2(CUstream);
     cuEventCreate(*mut CUevent, c_uint);
     cuEventRecord(CUevent, CUstream);
     cuEventQuery(CUevent);

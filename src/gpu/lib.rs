@@ -13,6 +13,7 @@
 //! | `shared_memory.rs` | memory of a device that other processes map |
 //! | `release_thread.rs` | the threads that free and unmap memory where the caller may not wait |
 //! | `page_locked.rs` | host memory that devices copy from and to without blocking the caller |
+//! | `stream.rs` | ordered work of a device |
 //! | `event.rs` | points in a stream that other streams wait for |
 //! | `copy_queue.rs` | ordered copies, and the thread that reports their ends |
 //! | `health.rs` | what NVML says of the health of GPUs (feature `health`) |
@@ -39,9 +40,10 @@ mod health;
 mod page_locked;
 mod release_thread;
 mod shared_memory;
+mod stream;
 
 pub use copy_queue::{CopyDirection, GpuCopy, GpuRows, is_reporting_thread};
-pub use device::{DeviceFacts, Gpu};
+pub use device::{ContextGuard, DeviceFacts, Gpu};
 pub use device_memory::{DeviceMemory, device_memory_bytes};
 pub use driver::{device_count, driver_version};
 pub use error::{DriverUnavailable, GpuError};
@@ -52,3 +54,4 @@ pub use health::{
 };
 pub use page_locked::PageLocked;
 pub use shared_memory::ImportedMemory;
+pub use stream::GpuStream;

@@ -30,6 +30,7 @@ pub struct Narrow {
 pub const CRATE_ROOTS: &[&str] = &[
     "src",
     "src/capi",
+    "src/cliques",
     "src/clock",
     "src/collectives",
     "src/fabric",

@@ -1,0 +1,106 @@
+//! One clique for each key, and the end of all cliques of a lost member. Begin at [`GpuCliqueCache::join`].
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use muster_gpu::Gpu;
+
+use crate::clique::GpuClique;
+use crate::error::CliqueError;
+use crate::key::{CliqueMember, GpuCliqueKey};
+use crate::library::{CliqueId, Nccl};
+use crate::options::CliqueOptions;
+
+/// The cliques of a process.
+#[derive(Debug)]
+pub struct GpuCliqueCache {
+    nccl: &'static Nccl,
+    options: CliqueOptions,
+    cliques: Mutex<HashMap<GpuCliqueKey, (CliqueId, Arc<GpuClique>)>>,
+}
+
+impl GpuCliqueCache {
+    /// Creates a cache without cliques.
+    #[must_use]
+    pub fn new(nccl: &'static Nccl, options: CliqueOptions) -> Self {
+        Self { nccl, options, cliques: Mutex::default() }
+    }
+
+    /// Returns the clique with this key and id. The first call joins; later ones find it, also while it starts. A clique of the same
+    /// members with another id ends: its batches fail.
+    ///
+    /// `is_current` tells whether a member is current. It is asked before the join and after it, so a loss between the two is not
+    /// missed, if the caller changes what it answers before it calls [`GpuCliqueCache::end_cliques_of`].
+    ///
+    /// # Errors
+    /// Returns [`CliqueError::MemberLost`] for a member that is not current, the reason of the end of the clique with this id, or the
+    /// errors of [`GpuClique::start`].
+    pub fn join(
+        &self,
+        key: &GpuCliqueKey,
+        id: CliqueId,
+        local: &[(CliqueMember, Gpu)],
+        is_current: impl Fn(&CliqueMember) -> bool,
+    ) -> Result<Arc<GpuClique>, CliqueError> {
+        let lost = || key.members().iter().find(|member| !is_current(member)).copied();
+        if let Some(member) = lost() {
+            return Err(CliqueError::MemberLost(member));
+        }
+        let mut cliques = self.lock_cliques();
+        let former = match cliques.get(key) {
+            Some((of, clique)) if *of == id => {
+                return clique.end_reason().cloned().map_or_else(|| Ok(Arc::clone(clique)), Err);
+            }
+            Some((_, clique)) => Some(Arc::clone(clique)),
+            None => None,
+        };
+        let clique = GpuClique::start(self.nccl, key, id, local, self.options)?;
+        cliques.insert(key.clone(), (id, Arc::clone(&clique)));
+        drop(cliques);
+        if let Some(former) = former {
+            former.end(CliqueError::Ended("its members have begun another one".to_owned()));
+        }
+        if let Some(member) = lost() {
+            clique.end(CliqueError::MemberLost(member));
+            return Err(CliqueError::MemberLost(member));
+        }
+        Ok(clique)
+    }
+
+    /// Ends all cliques with a member that `is_lost` tells of, also those that are starting: all at the same time.
+    pub fn end_cliques_of(&self, is_lost: impl Fn(&CliqueMember) -> bool) {
+        let mut ended = Vec::new();
+        self.lock_cliques().retain(|key, (_, clique)| {
+            let lost = key.members().iter().find(|member| is_lost(member));
+            ended.extend(lost.map(|member| (Arc::clone(clique), *member)));
+            lost.is_none()
+        });
+        for (clique, member) in ended {
+            clique.end(CliqueError::MemberLost(member));
+        }
+    }
+
+    /// Ends all cliques.
+    pub fn end_all(&self, reason: &str) {
+        let ended = std::mem::take(&mut *self.lock_cliques());
+        for (_, clique) in ended.into_values() {
+            clique.end(CliqueError::Ended(reason.to_owned()));
+        }
+    }
+
+    /// Returns the number of cliques that were joined and not replaced, those that have failed included.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.lock_cliques().len()
+    }
+
+    /// Returns whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn lock_cliques(&self) -> MutexGuard<'_, HashMap<GpuCliqueKey, (CliqueId, Arc<GpuClique>)>> {
+        self.cliques.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

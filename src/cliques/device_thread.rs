@@ -1,0 +1,97 @@
+//! The thread of a device, which makes all calls of NCCL for it but ends. Begin at [`serve`].
+
+use std::collections::HashMap;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use crate::member::{LocalMember, MemberProgress};
+
+/// The rounds in which the thread looks again at once.
+const ROUNDS_AWAKE: u32 = 64;
+/// The shortest and the longest pause between two looks after that.
+const PAUSE_MIN: Duration = Duration::from_micros(20);
+const PAUSE_MAX: Duration = Duration::from_micros(500);
+
+#[derive(Default)]
+struct Served {
+    members: Vec<Arc<LocalMember>>,
+    /// Whether something was added since the last round.
+    is_changed: bool,
+}
+
+/// The thread of one device.
+#[derive(Default)]
+pub struct DeviceThread {
+    served: Mutex<Served>,
+    changed: Condvar,
+}
+
+/// Gives a member to the thread of its device, which the first one starts. It runs as long as the process.
+///
+/// # Errors
+/// Returns why the thread cannot be started.
+pub fn serve(member: &Arc<LocalMember>) -> std::io::Result<Arc<DeviceThread>> {
+    static THREADS: Mutex<Option<HashMap<u32, Arc<DeviceThread>>>> = Mutex::new(None);
+    let mut threads = THREADS.lock().unwrap_or_else(PoisonError::into_inner);
+    let threads = threads.get_or_insert_default();
+    let device = member.gpu.ordinal();
+    let thread = if let Some(thread) = threads.get(&device) {
+        Arc::clone(thread)
+    } else {
+        let thread = Arc::new(DeviceThread::default());
+        let running = Arc::clone(&thread);
+        std::thread::Builder::new().name(format!("muster-nccl-{device}")).spawn(move || running.run())?;
+        threads.insert(device, Arc::clone(&thread));
+        thread
+    };
+    let mut served = thread.served.lock().unwrap_or_else(PoisonError::into_inner);
+    served.members.push(Arc::clone(member));
+    drop(served);
+    thread.wake();
+    Ok(thread)
+}
+
+impl DeviceThread {
+    /// Makes the thread look at its members again.
+    pub fn wake(&self) {
+        self.served.lock().unwrap_or_else(PoisonError::into_inner).is_changed = true;
+        self.changed.notify_one();
+    }
+
+    fn run(&self) {
+        let mut idle_rounds = 0;
+        loop {
+            let mut served = self.served.lock().unwrap_or_else(PoisonError::into_inner);
+            served.is_changed = false;
+            let members = served.members.clone();
+            drop(served);
+            let outcomes: Vec<_> = members.iter().map(|member| member.step()).collect();
+            let mut served = self.served.lock().unwrap_or_else(PoisonError::into_inner);
+            // Only this thread removes members, so the first ones are those of this round.
+            let mut rest = outcomes.iter();
+            served.members.retain(|_| rest.next() != Some(&MemberProgress::Over));
+            if outcomes.contains(&MemberProgress::Progress) {
+                drop(served);
+                idle_rounds = 0;
+                continue;
+            }
+            if !outcomes.contains(&MemberProgress::Waits) {
+                while !served.is_changed {
+                    served = self.changed.wait(served).unwrap_or_else(PoisonError::into_inner);
+                }
+                idle_rounds = 0;
+                continue;
+            }
+            idle_rounds += 1;
+            let Some(asleep) = u32::checked_sub(idle_rounds, ROUNDS_AWAKE) else {
+                drop(served);
+                std::thread::yield_now();
+                continue;
+            };
+            if !served.is_changed {
+                let pause = PAUSE_MAX.min(PAUSE_MIN * (1 + asleep / 64));
+                drop(self.changed.wait_timeout(served, pause).unwrap_or_else(PoisonError::into_inner));
+            }
+        }
+    }
+}
