@@ -197,8 +197,9 @@ fn a_copy_that_a_gpu_does_not_end_keeps_the_shards_until_it_ends() {
             let copied = simulated.count(Counter::CopiedBytes) - before;
             let whole: usize = shards.destination.values().map(|buffer| buffer.len()).sum();
             assert!(copied < whole as i64, "what was not requested is never copied: {copied} of {whole}");
-            // They are as good as new.
-            engine.execute_plan(&case.plan, &shards, &arenas.0.each_ref(), LaunchOptions::default()).unwrap();
+            // They are as good as new. The limit is too short for a machine with other work.
+            let plan = many_requests(None).plan;
+            engine.execute_plan(&plan, &shards, &arenas.0.each_ref(), LaunchOptions::default()).unwrap();
             case.assert_after(&shards);
         }
     });
