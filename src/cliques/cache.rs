@@ -1,7 +1,7 @@
 //! One clique for each key, and the end of all cliques of a lost member. Begin at [`GpuCliqueCache::join`].
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use muster_gpu::Gpu;
 
@@ -10,6 +10,7 @@ use crate::error::CliqueError;
 use crate::key::{CliqueMember, GpuCliqueKey};
 use crate::library::{CliqueId, Nccl};
 use crate::options::CliqueOptions;
+use crate::sync::lock;
 
 /// The cliques of a process.
 #[derive(Debug)]
@@ -46,7 +47,7 @@ impl GpuCliqueCache {
         if let Some(member) = lost() {
             return Err(CliqueError::MemberLost(member));
         }
-        let mut cliques = self.lock_cliques();
+        let mut cliques = lock(&self.cliques);
         let former = match cliques.get(key) {
             Some((of, clique)) if *of == id => {
                 return clique.end_reason().cloned().map_or_else(|| Ok(Arc::clone(clique)), Err);
@@ -70,7 +71,7 @@ impl GpuCliqueCache {
     /// Ends all cliques with a member that `is_lost` tells of, also those that are starting: all at the same time.
     pub fn end_cliques_of(&self, is_lost: impl Fn(&CliqueMember) -> bool) {
         let mut ended = Vec::new();
-        self.lock_cliques().retain(|key, (_, clique)| {
+        lock(&self.cliques).retain(|key, (_, clique)| {
             let lost = key.members().iter().find(|member| is_lost(member));
             ended.extend(lost.map(|member| (Arc::clone(clique), *member)));
             lost.is_none()
@@ -82,7 +83,7 @@ impl GpuCliqueCache {
 
     /// Ends all cliques.
     pub fn end_all(&self, reason: &str) {
-        let ended = std::mem::take(&mut *self.lock_cliques());
+        let ended = std::mem::take(&mut *lock(&self.cliques));
         for (_, clique) in ended.into_values() {
             clique.end(CliqueError::Ended(reason.to_owned()));
         }
@@ -91,16 +92,12 @@ impl GpuCliqueCache {
     /// Returns the number of cliques that were joined and not replaced, those that have failed included.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.lock_cliques().len()
+        lock(&self.cliques).len()
     }
 
-    /// Returns whether there are none.
+    /// Returns whether [`len`](Self::len) is 0.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
-    }
-
-    fn lock_cliques(&self) -> MutexGuard<'_, HashMap<GpuCliqueKey, (CliqueId, Arc<GpuClique>)>> {
-        self.cliques.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use muster_gpu::Gpu;
 
@@ -14,6 +14,7 @@ use crate::library::{CliqueId, Nccl};
 use crate::member::{Group, LocalMember, MemberOwner};
 use crate::operation::CliqueOperation;
 use crate::options::CliqueOptions;
+use crate::sync::lock;
 
 type OutcomeListener = Box<dyn FnOnce(Result<(), CliqueError>) + Send>;
 
@@ -57,7 +58,7 @@ impl std::fmt::Debug for GpuClique {
 }
 
 impl GpuClique {
-    /// Joins with the members of this process, each with its device. It waits for nobody: [`GpuClique::when_ready`] tells when all members
+    /// Joins with the members of this process, each with its device, and returns at once: [`GpuClique::when_ready`] tells when all members
     /// of all processes have joined.
     ///
     /// # Errors
@@ -92,8 +93,7 @@ impl GpuClique {
         let _once = clique.members.set(members);
         // Without a thread, the clique is dropped, which ends the members that have one.
         let threads = clique.members().iter().map(serve).collect::<Result<_, _>>();
-        let no_thread = |error| CliqueError::Ended(format!("no thread can be started: {error}"));
-        let _once = clique.threads.set(threads.map_err(no_thread)?);
+        let _once = clique.threads.set(threads.map_err(CliqueError::no_thread)?);
         Ok(clique)
     }
 
@@ -116,7 +116,7 @@ impl GpuClique {
 
     /// Calls `then` once all members have joined, or with the reason for which they never will. At once, if that is known.
     pub fn when_ready(&self, then: impl FnOnce(Result<(), CliqueError>) + Send + 'static) {
-        let mut state = self.lock_state();
+        let mut state = lock(&self.state);
         if state.starting > 0 && self.end.get().is_none() {
             return state.ready_listeners.push(Box::new(then));
         }
@@ -126,7 +126,7 @@ impl GpuClique {
 
     /// Calls `then` with the reason of the end once no operation of the clique can touch memory any more.
     pub fn when_ended(&self, then: impl FnOnce(Result<(), CliqueError>) + Send + 'static) {
-        let mut state = self.lock_state();
+        let mut state = lock(&self.state);
         if !state.is_ended {
             return state.ended_listeners.push(Box::new(then));
         }
@@ -140,7 +140,7 @@ impl GpuClique {
 
     /// Runs a batch: one group of each communicator, behind those of earlier batches. `then` is called on another thread once all its
     /// operations have ended, or with the reason of the clique's end once none can touch memory any more. If the clique has ended
-    /// already, or an operation names no member of this process, it is called at once. It must not wait.
+    /// already, or an operation names no member of this process, it is called at once. `then` must not wait.
     ///
     /// # Safety
     /// Until `then` is called, the memory stays allocated on the device of the operation's rank, nothing writes the bytes that are sent,
@@ -160,7 +160,7 @@ impl GpuClique {
             groups[place].push(*operation);
         }
         let groups_left = groups.iter().filter(|group| !group.is_empty()).count();
-        let mut state = self.lock_state();
+        let mut state = lock(&self.state);
         if self.end.get().is_some() || groups_left == 0 {
             drop(state);
             return then(self.outcome());
@@ -183,7 +183,7 @@ impl GpuClique {
     /// Ends the clique, with the first reason that is given: a start that waits for members, and all batches. It waits for nothing.
     /// With [`CliqueError::Ended`] and without a batch, the communicators end so that other processes notice nothing.
     pub fn end(self: &Arc<Self>, reason: CliqueError) {
-        let mut state = self.lock_state();
+        let mut state = lock(&self.state);
         if self.end.set(reason).is_err() {
             return;
         }
@@ -200,7 +200,7 @@ impl GpuClique {
         if self.are_members_ending.swap(true, Ordering::AcqRel) {
             return;
         }
-        let state = self.lock_state();
+        let state = lock(&self.state);
         let is_orderly = matches!(self.end.get(), Some(CliqueError::Ended(_)))
             && state.batches.is_empty()
             && state.starting == 0;
@@ -215,7 +215,7 @@ impl GpuClique {
         if self.live.fetch_sub(1, Ordering::AcqRel) > 1 {
             return;
         }
-        let mut state = self.lock_state();
+        let mut state = lock(&self.state);
         state.is_ended = true;
         let batches = std::mem::take(&mut state.batches);
         let listeners = std::mem::take(&mut state.ended_listeners);
@@ -224,15 +224,11 @@ impl GpuClique {
             then(self.outcome());
         }
     }
-
-    fn lock_state(&self) -> MutexGuard<'_, CliqueState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl MemberOwner for GpuClique {
     fn on_member_ready(self: Arc<Self>) {
-        let mut state = self.lock_state();
+        let mut state = lock(&self.state);
         state.starting -= 1;
         if state.starting > 0 || self.end.get().is_some() {
             return;
@@ -245,7 +241,7 @@ impl MemberOwner for GpuClique {
     }
 
     fn on_group_ended(self: Arc<Self>, batch: u64) {
-        let mut state = self.lock_state();
+        let mut state = lock(&self.state);
         let Some(found) = state.batches.get_mut(&batch) else { return };
         found.groups_left -= 1;
         let ended = if found.groups_left == 0 { state.batches.remove(&batch) } else { None };
@@ -266,7 +262,7 @@ impl MemberOwner for GpuClique {
 impl Drop for GpuClique {
     fn drop(&mut self) {
         if !self.are_members_ending.swap(true, Ordering::AcqRel) {
-            let is_orderly = self.lock_state().starting == 0;
+            let is_orderly = lock(&self.state).starting == 0;
             for member in self.members() {
                 end_on_thread(member, is_orderly, || {});
             }

@@ -1,16 +1,12 @@
-//! The thread of a device, which makes all calls of NCCL for it but ends. Begin at [`serve`].
+//! The thread of a device, which makes all calls of NCCL for it but blocking starts and ends. Begin at [`serve`].
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::Duration;
+
+use muster_gpu::pause_before_next_query;
 
 use crate::member::{LocalMember, MemberProgress};
-
-/// The rounds in which the thread looks again at once.
-const ROUNDS_AWAKE: u32 = 64;
-/// The shortest and the longest pause between two looks after that.
-const PAUSE_MIN: Duration = Duration::from_micros(20);
-const PAUSE_MAX: Duration = Duration::from_micros(500);
+use crate::sync::lock;
 
 #[derive(Default)]
 struct Served {
@@ -32,7 +28,7 @@ pub struct DeviceThread {
 /// Returns why the thread cannot be started.
 pub fn serve(member: &Arc<LocalMember>) -> std::io::Result<Arc<DeviceThread>> {
     static THREADS: Mutex<Option<HashMap<u32, Arc<DeviceThread>>>> = Mutex::new(None);
-    let mut threads = THREADS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut threads = lock(&THREADS);
     let threads = threads.get_or_insert_default();
     let device = member.gpu.ordinal();
     let thread = if let Some(thread) = threads.get(&device) {
@@ -44,7 +40,7 @@ pub fn serve(member: &Arc<LocalMember>) -> std::io::Result<Arc<DeviceThread>> {
         threads.insert(device, Arc::clone(&thread));
         thread
     };
-    let mut served = thread.served.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut served = lock(&thread.served);
     served.members.push(Arc::clone(member));
     drop(served);
     thread.wake();
@@ -54,19 +50,21 @@ pub fn serve(member: &Arc<LocalMember>) -> std::io::Result<Arc<DeviceThread>> {
 impl DeviceThread {
     /// Makes the thread look at its members again.
     pub fn wake(&self) {
-        self.served.lock().unwrap_or_else(PoisonError::into_inner).is_changed = true;
+        lock(&self.served).is_changed = true;
         self.changed.notify_one();
     }
 
     fn run(&self) {
         let mut idle_rounds = 0;
         loop {
-            let mut served = self.served.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut served = lock(&self.served);
             served.is_changed = false;
             let members = served.members.clone();
             drop(served);
             let outcomes: Vec<_> = members.iter().map(|member| member.step()).collect();
-            let mut served = self.served.lock().unwrap_or_else(PoisonError::into_inner);
+            // A member that is over is not kept by a thread that sleeps.
+            drop(members);
+            let mut served = lock(&self.served);
             // Only this thread removes members, so the first ones are those of this round.
             let mut rest = outcomes.iter();
             served.members.retain(|_| rest.next() != Some(&MemberProgress::Over));
@@ -82,14 +80,13 @@ impl DeviceThread {
                 idle_rounds = 0;
                 continue;
             }
-            idle_rounds += 1;
-            let Some(asleep) = u32::checked_sub(idle_rounds, ROUNDS_AWAKE) else {
+            idle_rounds = u32::saturating_add(idle_rounds, 1);
+            let Some(pause) = pause_before_next_query(idle_rounds) else {
                 drop(served);
                 std::thread::yield_now();
                 continue;
             };
             if !served.is_changed {
-                let pause = PAUSE_MAX.min(PAUSE_MIN * (1 + asleep / 64));
                 drop(self.changed.wait_timeout(served, pause).unwrap_or_else(PoisonError::into_inner));
             }
         }

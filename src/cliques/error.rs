@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 use std::time::Duration;
 
-use muster_gpu::GpuError;
+use muster_gpu::{Gpu, GpuError};
 
 use crate::key::CliqueMember;
 
@@ -70,4 +70,17 @@ pub enum CliqueError {
     /// This program ended it.
     #[error("the clique was ended: {0}")]
     Ended(String),
+}
+
+impl CliqueError {
+    /// Returns the error of a thread that cannot be started.
+    #[expect(clippy::needless_pass_by_value, reason = "passed to map_err")]
+    pub(crate) fn no_thread(error: std::io::Error) -> Self {
+        Self::Ended(format!("no thread can be started: {error}"))
+    }
+
+    /// Returns the error of a device.
+    pub(crate) fn of_gpu(gpu: &Gpu, error: GpuError) -> Self {
+        Self::Gpu { gpu: gpu.ordinal(), error }
+    }
 }

@@ -13,7 +13,8 @@
 //! | `options.rs` | the limits of a clique, and how it ends |
 //! | `clique.rs` | the state of a clique in this process, and its batches |
 //! | `member.rs` | one member of this process: its communicator, stream and groups, and its end |
-//! | `device_thread.rs` | the thread of a device, which makes all calls of NCCL for it |
+//! | `device_thread.rs` | the thread of a device, which makes all calls of NCCL for it but blocking starts and ends |
+//! | `sync.rs` | locks |
 //! | `cache.rs` | one clique for each key, and the end of all cliques of a lost member |
 //!
 //! Rules:
@@ -35,6 +36,7 @@ mod library;
 mod member;
 mod operation;
 mod options;
+mod sync;
 
 pub use cache::GpuCliqueCache;
 pub use clique::GpuClique;

@@ -3,13 +3,16 @@
 //! Results are plain integers: a newer NCCL may return a code that a Rust enum of today does not have. Begin at [`Nccl::get`].
 #![allow(unsafe_code, reason = "looks up functions of a C library, and calls them")]
 
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
-use std::os::unix::ffi::OsStrExt;
+use std::error::Error as _;
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::mem::ManuallyDrop;
 use std::sync::OnceLock;
 
 use cudarc::nccl::sys::{ncclComm_t, ncclConfig_t, ncclUniqueId};
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
 use crate::error::{NcclError, NcclUnavailable};
+use crate::operation::{CliqueOperation, OperationDirection};
 
 /// The oldest version: in it, calls that do not block are dependable.
 const VERSION_MIN: c_int = 21_800;
@@ -17,13 +20,13 @@ const VERSION_MIN: c_int = 21_800;
 const VERSION_OF_LAYOUTS: c_int = 23_000;
 /// `ncclSuccess` and `ncclInProgress`.
 const SUCCESS: c_int = 0;
-pub const IN_PROGRESS: c_int = 7;
+const IN_PROGRESS: c_int = 7;
 /// `ncclUint8`.
 const BYTE: c_int = 1;
 /// The variable that names the library's file.
 const LIBRARY_VARIABLE: &str = "MUSTER_NCCL_LIBRARY";
 
-/// The identity of a communicator, which all its members have. It is a secret of the job: who has it can join.
+/// The identity of a communicator, which all its members have. It is a secret of the job: a process that has it can join.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct CliqueId([u8; Self::LEN]);
 
@@ -73,16 +76,18 @@ macro_rules! nccl_functions {
             /// Looks up all functions.
             ///
             /// # Safety
-            /// The handle is that of NCCL.
-            unsafe fn find(library: *mut c_void) -> Result<Self, NcclUnavailable> {
+            /// The library is NCCL, and stays loaded.
+            unsafe fn find(library: &Library) -> Result<Self, NcclUnavailable> {
                 // SAFETY: the types are those of NCCL's header.
                 unsafe {
                     Ok(Self {
-                        $($name: function(library, concat!(stringify!($name), "\0"))
-                            .ok_or(NcclUnavailable::MissingFunction(stringify!($name)))?,)*
-                        ncclGetErrorString: function(library, "ncclGetErrorString\0")
-                            .ok_or(NcclUnavailable::MissingFunction("ncclGetErrorString"))?,
-                        ncclCommRevoke: function(library, "ncclCommRevoke\0"),
+                        $($name: *library
+                            .get(stringify!($name))
+                            .map_err(|_| NcclUnavailable::MissingFunction(stringify!($name)))?,)*
+                        ncclGetErrorString: *library
+                            .get("ncclGetErrorString")
+                            .map_err(|_| NcclUnavailable::MissingFunction("ncclGetErrorString"))?,
+                        ncclCommRevoke: library.get("ncclCommRevoke").ok().map(|function| *function),
                     })
                 }
             }
@@ -102,18 +107,6 @@ nccl_functions! {
     ncclGroupEnd();
     ncclSend(u64, usize, c_int, c_int, ncclComm_t, *mut c_void);
     ncclRecv(u64, usize, c_int, c_int, ncclComm_t, *mut c_void);
-}
-
-/// Returns a function of a library.
-///
-/// # Safety
-/// The handle is that of a library, and `F` a pointer to a function of the type that has this name, which ends with a zero byte.
-unsafe fn function<F>(library: *mut c_void, name: &'static str) -> Option<F> {
-    const { assert!(size_of::<F>() == size_of::<*mut c_void>(), "F is a pointer") };
-    // SAFETY: the handle is a library's, and the name a C string.
-    let found = unsafe { libc::dlsym(library, name.as_ptr().cast()) };
-    // SAFETY: the caller guarantees the type, and both are pointers.
-    (!found.is_null()).then(|| unsafe { std::mem::transmute_copy(&found) })
 }
 
 /// NCCL, loaded.
@@ -141,19 +134,16 @@ impl Nccl {
 
     fn load() -> Result<Self, NcclUnavailable> {
         let named = std::env::var_os(LIBRARY_VARIABLE).filter(|path| !path.is_empty());
-        let name = named.map_or_else(|| Ok(c"libnccl.so.2".to_owned()), |path| CString::new(path.as_bytes()));
-        let name = name.map_err(|error| NcclUnavailable::NotLoaded(error.to_string()))?;
+        let name = named.unwrap_or_else(|| "libnccl.so.2".into());
         // SAFETY: loading the library runs its constructors, which every program that uses NCCL runs.
-        let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-        if library.is_null() {
-            // SAFETY: the text is one of this thread, until its next call.
-            let why = unsafe { libc::dlerror() };
-            // SAFETY: as above.
-            let why = (!why.is_null()).then(|| unsafe { CStr::from_ptr(why) }.to_string_lossy().into_owned());
-            return Err(NcclUnavailable::NotLoaded(why.unwrap_or_default()));
-        }
-        // SAFETY: the handle is that of NCCL.
-        let functions = unsafe { NcclFunctions::find(library)? };
+        let library = unsafe { Library::open(Some(name), RTLD_NOW | RTLD_LOCAL) };
+        // The loader's own text is the source of the error.
+        let why = |error: libloading::Error| error.source().unwrap_or(&error).to_string();
+        let library = library.map_err(|error| NcclUnavailable::NotLoaded(why(error)))?;
+        // The functions are used for as long as the process runs.
+        let library = ManuallyDrop::new(library);
+        // SAFETY: the library is NCCL.
+        let functions = unsafe { NcclFunctions::find(&library)? };
         let mut version = 0;
         // SAFETY: the call writes a number.
         let code = unsafe { (functions.ncclGetVersion)(&raw mut version) };
@@ -253,37 +243,24 @@ impl Nccl {
         self.check("ncclGroupEnd", unsafe { (self.functions.ncclGroupEnd)() })
     }
 
-    /// Adds a send to the thread's group.
+    /// Adds an operation to the thread's group.
     ///
     /// # Safety
-    /// The bytes stay allocated and unchanged until the operation has ended. The stream is one of the communicator's device.
-    pub(crate) unsafe fn send(
+    /// As of [`GpuClique::run`](crate::GpuClique::run), until the operation has ended. The stream is one of the communicator's device.
+    pub(crate) unsafe fn add_to_group(
         &self,
-        to: (Communicator, usize),
-        address: u64,
-        len: usize,
+        communicator: Communicator,
+        operation: &CliqueOperation,
         stream: *mut c_void,
     ) -> Result<(), NcclError> {
+        let &CliqueOperation { peer, direction, address, len, .. } = operation;
+        let (name, function) = match direction {
+            OperationDirection::Send => ("ncclSend", self.functions.ncclSend),
+            OperationDirection::Receive => ("ncclRecv", self.functions.ncclRecv),
+        };
         // SAFETY: the caller guarantees the memory.
-        let code = unsafe { (self.functions.ncclSend)(address, len, BYTE, to.1 as c_int, to.0.0, stream) };
-        self.check("ncclSend", code)
-    }
-
-    /// Adds a receive to the thread's group.
-    ///
-    /// # Safety
-    /// The bytes stay allocated until the operation has ended, and nothing else uses them. The stream is as of a send.
-    pub(crate) unsafe fn receive(
-        &self,
-        from: (Communicator, usize),
-        address: u64,
-        len: usize,
-        stream: *mut c_void,
-    ) -> Result<(), NcclError> {
-        // SAFETY: the caller guarantees the memory.
-        let code =
-            unsafe { (self.functions.ncclRecv)(address, len, BYTE, from.1 as c_int, from.0.0, stream) };
-        self.check("ncclRecv", code)
+        let code = unsafe { function(address, len, BYTE, peer as c_int, communicator.0, stream) };
+        self.check(name, code)
     }
 
     /// Revokes a communicator, if this NCCL can. Returns whether it was asked to.

@@ -3,16 +3,17 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use muster_clock as clock;
-use muster_gpu::{Gpu, GpuError, GpuEvent, GpuStream};
+use muster_gpu::{Gpu, GpuEvent, GpuStream};
 
-use crate::error::{CliqueError, NcclError};
+use crate::error::CliqueError;
 use crate::library::{CliqueId, Communicator, Nccl};
-use crate::operation::{CliqueOperation, OperationDirection};
+use crate::operation::CliqueOperation;
 use crate::options::{CliqueEnding, CliqueOptions};
+use crate::sync::lock;
 
 /// How long the thread that ends a member sleeps between two looks.
 const PAUSE: Duration = Duration::from_micros(100);
@@ -30,7 +31,7 @@ pub enum MemberProgress {
     Over,
 }
 
-/// The clique of a member, as the member calls it: from the thread of its device, without a lock.
+/// The clique of a member, as the member calls it: from the thread of its device or that of a blocking start, without a lock.
 pub trait MemberOwner: Send + Sync {
     /// Records that the member has started: all members of all processes have joined.
     fn on_member_ready(self: Arc<Self>);
@@ -57,13 +58,14 @@ enum Phase {
     Launching(u64),
 }
 
+#[derive(Default)]
 struct Groups {
     waiting: VecDeque<Group>,
     /// On the stream, in its order.
     on_stream: VecDeque<(u64, GpuEvent)>,
 }
 
-/// The communicator, and who uses it.
+/// The communicator, and whether it is in use.
 #[derive(Default)]
 struct CommunicatorUse {
     communicator: Option<Communicator>,
@@ -91,10 +93,6 @@ pub struct LocalMember {
     has_started: AtomicBool,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl LocalMember {
     pub fn new(
         nccl: &'static Nccl,
@@ -104,7 +102,6 @@ impl LocalMember {
         id: CliqueId,
         options: CliqueOptions,
     ) -> Result<Arc<Self>, CliqueError> {
-        let failed = |error: GpuError| CliqueError::Gpu { gpu: gpu.ordinal(), error };
         Ok(Arc::new(Self {
             nccl,
             owner: Weak::clone(owner),
@@ -114,11 +111,11 @@ impl LocalMember {
             id,
             options,
             give_up_start: clock::monotonic() + options.start_timeout,
-            stream: GpuStream::new(gpu).map_err(failed)?,
+            stream: GpuStream::new(gpu).map_err(|error| CliqueError::of_gpu(gpu, error))?,
             slot: Mutex::default(),
             call_ended: Condvar::new(),
             phase: Mutex::new(Phase::NotStarted),
-            groups: Mutex::new(Groups { waiting: VecDeque::new(), on_stream: VecDeque::new() }),
+            groups: Mutex::default(),
             has_started: AtomicBool::new(false),
         }))
     }
@@ -198,7 +195,8 @@ impl LocalMember {
                 if !self.is_ready()? {
                     return Ok(MemberProgress::Waits);
                 }
-                let event = self.stream.record_event().map_err(|error| self.gpu_error(error))?;
+                let event =
+                    self.stream.record_event().map_err(|error| CliqueError::of_gpu(&self.gpu, error))?;
                 lock(&self.groups).on_stream.push_back((batch, event));
                 *phase = Phase::Ready;
                 Ok(MemberProgress::Progress)
@@ -223,7 +221,7 @@ impl LocalMember {
         loop {
             let mut groups = lock(&self.groups);
             let Some((_, event)) = groups.on_stream.front() else { return Ok(outcome) };
-            if !event.has_happened().map_err(|error| self.gpu_error(error))? {
+            if !event.has_happened().map_err(|error| CliqueError::of_gpu(&self.gpu, error))? {
                 drop(groups);
                 // An operation that has failed stays on the stream.
                 self.is_ready()?;
@@ -236,11 +234,8 @@ impl LocalMember {
         }
     }
 
-    fn gpu_error(&self, error: GpuError) -> CliqueError {
-        CliqueError::Gpu { gpu: self.gpu.ordinal(), error }
-    }
-
-    /// Returns whether no call is in progress; true also if the member is ending, which the next step finds.
+    /// Returns whether the communicator has started and no call is in progress; false also if the member is ending, which the next step
+    /// finds.
     fn is_ready(&self) -> Result<bool, CliqueError> {
         if self.options.is_blocking && !self.has_started.load(Ordering::Acquire) {
             return Ok(false);
@@ -260,12 +255,11 @@ impl LocalMember {
                 owner.on_member_failed(error);
             }
         });
-        let failed = |error: std::io::Error| CliqueError::Ended(format!("no thread can be started: {error}"));
-        spawned.map(drop).map_err(failed)
+        spawned.map(drop).map_err(CliqueError::no_thread)
     }
 
     fn start(&self) -> Result<(), CliqueError> {
-        let _context = self.gpu.enter().map_err(|error| self.gpu_error(error))?;
+        let _context = self.gpu.enter().map_err(|error| CliqueError::of_gpu(&self.gpu, error))?;
         let started = self.call(|communicator| {
             let (started, result) =
                 self.nccl.start(&self.id, self.rank, self.ranks, self.options.is_blocking);
@@ -281,28 +275,19 @@ impl LocalMember {
 
     /// Puts a group on the stream, or begins to.
     fn launch(&self, operations: &[CliqueOperation]) -> Result<(), CliqueError> {
-        let _context = self.gpu.enter().map_err(|error| self.gpu_error(error))?;
+        let _context = self.gpu.enter().map_err(|error| CliqueError::of_gpu(&self.gpu, error))?;
         let launched = self.call(|communicator| {
             let Some(communicator) = *communicator else { return Ok(()) };
             self.nccl.begin_group()?;
-            let added = operations.iter().try_for_each(|operation| self.add(communicator, operation));
+            let added = operations.iter().try_for_each(|operation| {
+                // SAFETY: the caller of `GpuClique::run` guarantees the memory until its listener is called.
+                unsafe { self.nccl.add_to_group(communicator, operation, self.stream.raw()) }
+            });
             // A group that was begun must be ended. If a call failed, its end launches nothing.
             let ended = self.nccl.end_group();
             added.and(ended)
         });
         Ok(launched.unwrap_or(Ok(()))?)
-    }
-
-    fn add(&self, communicator: Communicator, operation: &CliqueOperation) -> Result<(), NcclError> {
-        let &CliqueOperation { peer, direction, address, len, .. } = operation;
-        let (with, stream) = ((communicator, peer), self.stream.raw());
-        // SAFETY: the caller of `GpuClique::run` guarantees the memory until its listener is called.
-        unsafe {
-            match direction {
-                OperationDirection::Send => self.nccl.send(with, address, len, stream),
-                OperationDirection::Receive => self.nccl.receive(with, address, len, stream),
-            }
-        }
     }
 
     /// Ends the communicator, and returns when no operation of it can touch memory any more. It waits as long as that takes.
@@ -328,10 +313,8 @@ impl LocalMember {
             drop(slot);
             self.wait_for_idle_stream();
         }
-        let groups = std::mem::replace(
-            &mut *lock(&self.groups),
-            Groups { waiting: VecDeque::new(), on_stream: VecDeque::new() },
-        );
+        // Events are destroyed without the lock.
+        let groups = std::mem::take(&mut *lock(&self.groups));
         drop(groups);
     }
 

@@ -1,8 +1,12 @@
 //! The functions of libfabric, found once per process. The library stays loaded.
 #![allow(unsafe_code, reason = "looks up functions of a C library, and calls them")]
 
+use std::error::Error as _;
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::mem::ManuallyDrop;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+use libloading::os::unix::{Library as LoadedLibrary, RTLD_LOCAL, RTLD_NOW};
 
 use crate::error::{FabricError, FabricUnavailable};
 use crate::layouts::Info;
@@ -39,28 +43,22 @@ impl Library {
     }
 
     fn load() -> Result<Self, FabricUnavailable> {
-        // SAFETY: the name is a C string. The library's initialization has no requirements.
-        let handle = unsafe { libc::dlopen(c"libfabric.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-        if handle.is_null() {
-            // SAFETY: the text is one of this thread, until its next call.
-            let why = unsafe { libc::dlerror() };
-            let why = if why.is_null() {
-                "no reason is known".into()
-            } else {
-                // SAFETY: as above.
-                unsafe { CStr::from_ptr(why) }.to_string_lossy()
-            };
-            return Err(FabricUnavailable::Library(why.into_owned()));
-        }
+        // SAFETY: the library's initialization has no requirements.
+        let file = unsafe { LoadedLibrary::open(Some("libfabric.so.1"), RTLD_NOW | RTLD_LOCAL) };
+        // The loader's own text is the source of the error.
+        let why = |error: libloading::Error| error.source().unwrap_or(&error).to_string();
+        let file = file.map_err(|error| FabricUnavailable::Library(why(error)))?;
+        // The functions are used for as long as the process runs.
+        let file = ManuallyDrop::new(file);
         // SAFETY: the types are those of the library's headers, since its first version.
         let library = unsafe {
-            let version: unsafe extern "C" fn() -> u32 = find(handle, c"fi_version")?;
+            let version: unsafe extern "C" fn() -> u32 = find(&file, "fi_version")?;
             Self {
-                get_info: find(handle, c"fi_getinfo")?,
-                free_info: find(handle, c"fi_freeinfo")?,
-                duplicate_info: find(handle, c"fi_dupinfo")?,
-                open_fabric: find(handle, c"fi_fabric")?,
-                describe_error: find(handle, c"fi_strerror")?,
+                get_info: find(&file, "fi_getinfo")?,
+                free_info: find(&file, "fi_freeinfo")?,
+                duplicate_info: find(&file, "fi_dupinfo")?,
+                open_fabric: find(&file, "fi_fabric")?,
+                describe_error: find(&file, "fi_strerror")?,
                 version: version(),
                 calls: Mutex::new(()),
             }
@@ -105,14 +103,8 @@ impl Library {
 /// Returns a function of the library.
 ///
 /// # Safety
-/// The handle is that of the library, and `F` is a pointer to a function of the type that has this name.
-unsafe fn find<F>(handle: *mut c_void, name: &'static CStr) -> Result<F, FabricUnavailable> {
-    const { assert!(size_of::<F>() == size_of::<*mut c_void>(), "F is a pointer") };
-    // SAFETY: the handle is the library's, and the name a C string.
-    let found = unsafe { libc::dlsym(handle, name.as_ptr()) };
-    if found.is_null() {
-        return Err(FabricUnavailable::Symbol(name.to_str().unwrap_or_default()));
-    }
-    // SAFETY: the caller guarantees the type, and both are pointers.
-    Ok(unsafe { std::mem::transmute_copy(&found) })
+/// `F` is a pointer to a function of the type that has this name.
+unsafe fn find<F: Copy>(library: &LoadedLibrary, name: &'static str) -> Result<F, FabricUnavailable> {
+    // SAFETY: the caller guarantees the type.
+    unsafe { library.get(name) }.map(|found| *found).map_err(|_| FabricUnavailable::Symbol(name))
 }

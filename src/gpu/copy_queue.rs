@@ -10,7 +10,6 @@ use std::ffi::c_int;
 use std::panic::AssertUnwindSafe;
 use std::ptr::NonNull;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
 
 use cudarc::driver::sys::{CUDA_MEMCPY2D, CUmemorytype, CUstream};
 
@@ -18,18 +17,13 @@ use super::device::{DEVICES_MAX, Gpu};
 use super::driver::call;
 use super::error::GpuError;
 use super::event::GpuEvent;
+use super::polling::{ROUNDS_AWAKE, pause_before_next_query};
 use super::stream::GpuStream;
 
 /// `CUDA_ERROR_INVALID_VALUE`.
 const INVALID_VALUE: c_int = 1;
 /// The greatest distance between rows that every driver accepts (`CU_DEVICE_ATTRIBUTE_MAX_PITCH`).
 const PITCH_MAX: usize = i32::MAX as usize;
-/// The rounds in which the reporting thread looks again at once. A copy of a few MiB ends within them, and a program that copies
-/// again and again finds the thread awake.
-const ROUNDS_AWAKE: u32 = 64;
-/// The shortest and the longest pause between two looks after that.
-const PAUSE_MIN: Duration = Duration::from_micros(20);
-const PAUSE_MAX: Duration = Duration::from_micros(500);
 /// The events that are kept for reuse.
 const FREE_EVENTS_MAX: usize = 64;
 
@@ -390,12 +384,11 @@ impl CopyQueues {
     /// Waits a moment before the next look: the longer nothing has ended, the longer. Returns the number of such rounds, which
     /// begins anew with a new request.
     fn wait_for_next_round(&self, mut state: MutexGuard<'_, QueueState>, idle_rounds: u32) -> u32 {
-        let Some(asleep) = idle_rounds.checked_sub(ROUNDS_AWAKE) else {
+        let Some(pause) = pause_before_next_query(idle_rounds) else {
             drop(state);
             std::thread::yield_now();
             return idle_rounds;
         };
-        let pause = PAUSE_MAX.min(PAUSE_MIN * (1 + asleep / 64));
         state.is_reporter_asleep = true;
         let (mut state, timeout) =
             self.submitted.wait_timeout(state, pause).unwrap_or_else(PoisonError::into_inner);
@@ -422,9 +415,7 @@ impl CopyQueues {
             let Some(PendingCopies { event, outcome, then }) = state.pending[direction].pop_front() else {
                 return;
             };
-            if let Err(error) = &happened {
-                self.gpu.note_error(error);
-            } else if state.free_events.len() < FREE_EVENTS_MAX {
+            if happened.is_ok() && state.free_events.len() < FREE_EVENTS_MAX {
                 state.free_events.extend(event);
             }
             ended.push((then, happened.and(outcome)));
@@ -439,9 +430,6 @@ impl CopyQueues {
             if is_under_way(&happened) {
                 at += 1;
                 continue;
-            }
-            if let Err(error) = &happened {
-                self.gpu.note_error(error);
             }
             let (_, then) = state.awaited.swap_remove(at);
             ended.push((then, happened.map(drop)));

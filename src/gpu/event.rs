@@ -64,22 +64,22 @@ impl GpuEvent {
         unsafe { call!(self.gpu.driver(), cuEventRecord(self.event, stream)) }
     }
 
-    /// Returns whether the work before the latest record is done.
+    /// Returns whether the work before the latest record is done. A sticky error is also the [loss](Gpu::loss) of the device.
     ///
     /// # Errors
     /// Returns the error of the work, or another sticky one.
     pub fn has_happened(&self) -> Result<bool, GpuError> {
-        let _context = self.gpu.enter()?;
         // SAFETY: the event is this value's.
-        is_ready(unsafe { call!(self.gpu.driver(), cuEventQuery(self.event)) })
+        query(&self.gpu, || unsafe { call!(self.gpu.driver(), cuEventQuery(self.event)) })
     }
 }
 
-/// Returns what a query of an event or a stream has answered: whether its work is done.
-pub(crate) fn is_ready(answer: Result<(), GpuError>) -> Result<bool, GpuError> {
+/// Asks the driver about an event or a stream, and returns whether its work is done. A sticky error is the loss of the device.
+pub(crate) fn query(gpu: &Gpu, ask: impl FnOnce() -> Result<(), GpuError>) -> Result<bool, GpuError> {
+    let answer = gpu.enter().and_then(|_context| ask());
     match answer {
         Err(error) if error.code == NOT_READY => Ok(false),
-        answer => answer.map(|()| true),
+        answer => answer.map(|()| true).inspect_err(|error| gpu.note_error(error)),
     }
 }
 

@@ -15,6 +15,7 @@
 //! | `page_locked.rs` | host memory that devices copy from and to without blocking the caller |
 //! | `stream.rs` | ordered work of a device |
 //! | `event.rs` | points in a stream that other streams wait for |
+//! | `polling.rs` | how often a thread asks the driver again |
 //! | `copy_queue.rs` | ordered copies, and the thread that reports their ends |
 //! | `health.rs` | what NVML says of the health of GPUs (feature `health`) |
 //!
@@ -38,6 +39,7 @@ mod event;
 #[cfg(feature = "health")]
 mod health;
 mod page_locked;
+mod polling;
 mod release_thread;
 mod shared_memory;
 mod stream;
@@ -53,5 +55,6 @@ pub use health::{
     GpuHealth, InstalledGpu, NvLinkHealth, RemappedRows, Slowdown, UnreachableGpu, health_of_all_gpus,
 };
 pub use page_locked::PageLocked;
+pub use polling::pause_before_next_query;
 pub use shared_memory::ImportedMemory;
 pub use stream::GpuStream;

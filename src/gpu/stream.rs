@@ -8,7 +8,7 @@ use cudarc::driver::sys::CUstream;
 use super::device::Gpu;
 use super::driver::call;
 use super::error::GpuError;
-use super::event::{GpuEvent, is_ready};
+use super::event::{GpuEvent, query};
 
 /// `CU_STREAM_NON_BLOCKING`: the default stream does not order it.
 const NON_BLOCKING: u32 = 1;
@@ -42,12 +42,6 @@ impl GpuStream {
         Ok(Self { gpu: gpu.clone(), stream })
     }
 
-    /// Returns the device.
-    #[must_use]
-    pub const fn gpu(&self) -> &Gpu {
-        &self.gpu
-    }
-
     pub(crate) const fn handle(&self) -> CUstream {
         self.stream
     }
@@ -67,15 +61,13 @@ impl GpuStream {
         unsafe { GpuEvent::recorded_on(&self.gpu, self.raw()) }
     }
 
-    /// Returns whether all work of the stream is done.
+    /// Returns whether all work of the stream is done. A sticky error is also the [loss](Gpu::loss) of the device.
     ///
     /// # Errors
     /// Returns the error of the work, or another sticky one.
     pub fn is_idle(&self) -> Result<bool, GpuError> {
-        let _context = self.gpu.enter()?;
         // SAFETY: the stream is not destroyed.
-        is_ready(unsafe { call!(self.gpu.driver(), cuStreamQuery(self.stream)) })
-            .inspect_err(|error| self.gpu.note_error(error))
+        query(&self.gpu, || unsafe { call!(self.gpu.driver(), cuStreamQuery(self.stream)) })
     }
 }
 

@@ -5,11 +5,10 @@ use std::sync::Arc;
 use muster_cliques::{CliqueError, CliqueMember, CliqueOptions, GpuClique, GpuCliqueKey};
 use simulated_gpu::{Counter, Setting, SimulatedGpu};
 
-use crate::copying::wait_until;
 use crate::gpu_driver::open_gpu;
 use crate::members::{
-    Told, assert_silent, contents, ended, filled, join_all, nccl, pattern, ready, receive, run,
-    run_on_simulated_nccl, send, wait,
+    Told, assert_silent, contents, ended, filled, join, join_all, key_of, nccl, pattern, ready, receive, run,
+    run_on_simulated_nccl, send, wait, wait_for_communicators,
 };
 
 /// Sends around a ring in both directions, and checks what arrives.
@@ -108,7 +107,6 @@ fn batches_run_in_their_order_while_earlier_ones_are_under_way() {
     run_on_simulated_nccl("copy_us=200", || {
         let cliques = join_all(2, CliqueOptions::default());
         let sent: Vec<_> = (0..40).map(|seed| filled(0, 1000 + seed as usize, seed)).collect();
-        // All go to one place: the last one wins.
         let received: Vec<_> = (0..40).map(|seed| filled(0, 1000 + seed, 99)).collect();
         let told: Vec<_> = sent
             .iter()
@@ -127,12 +125,12 @@ fn batches_run_in_their_order_while_earlier_ones_are_under_way() {
 #[test]
 fn a_batch_waits_for_the_start_and_for_its_launch() {
     run_on_simulated_nccl("nccl_hold_launches=1", || {
-        let (key, id) = (crate::members::key_of(2), nccl().new_id().unwrap());
-        let one = crate::members::join(&key, id, 0, CliqueOptions::default());
+        let (key, id) = (key_of(2), nccl().new_id().unwrap());
+        let one = join(&key, id, 0, CliqueOptions::default());
         let [from, to] = [filled(0, 5000, 1), filled(0, 5000, 2)];
         let sent = run(&one, &[send(0, 1, &from)]);
         assert_silent(&sent);
-        let two = crate::members::join(&key, id, 1, CliqueOptions::default());
+        let two = join(&key, id, 1, CliqueOptions::default());
         let received = run(&two, &[receive(1, 0, &to)]);
         assert_silent(&received);
         SimulatedGpu::load().set(Setting::NcclHoldLaunches, 0);
@@ -169,7 +167,7 @@ fn sizes_that_differ_end_the_clique_of_both_sides_and_move_nothing() {
             let late = run(clique, &[send(0, 1, &from)]);
             assert!(matches!(wait(&late), Err(CliqueError::Nccl(_) | CliqueError::NotAMember)));
         }
-        wait_until("the communicators are gone", || SimulatedGpu::load().count(Counter::Communicators) == 0);
+        wait_for_communicators(0);
     });
 }
 

@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use muster_cliques::{CliqueError, CliqueId, CliqueOptions, GpuClique, GpuCliqueCache, GpuCliqueKey};
-use simulated_gpu::{Counter, SimulatedGpu};
 
-use crate::copying::wait_until;
 use crate::gpu_driver::open_gpu;
-use crate::members::{ended, key_of, member, nccl, ready, run_on_simulated_nccl, wait};
+use crate::members::{
+    ended, key_of, member, nccl, ready, run_on_simulated_nccl, wait, wait_for_communicators,
+};
 
 fn new_cache() -> GpuCliqueCache {
     nccl();
@@ -22,11 +22,6 @@ fn join(
     task: u32,
 ) -> Result<Arc<GpuClique>, CliqueError> {
     cache.join(key, id, &[(member(task), open_gpu(0))], |_| true)
-}
-
-/// The thread of a start that was aborted may take a moment to notice.
-fn wait_for_communicators(count: i64) {
-    wait_until("so many communicators", || SimulatedGpu::load().count(Counter::Communicators) == count);
 }
 
 #[test]

@@ -9,9 +9,9 @@ use muster_cliques::{
     OperationDirection,
 };
 use muster_gpu::{CopyDirection, DeviceMemory, PageLocked};
-use simulated_gpu::SimulatedGpu;
+use simulated_gpu::{Counter, SimulatedGpu};
 
-use crate::copying::{bytes_of, copy_whole};
+use crate::copying::{bytes_of, copy_whole, wait_until};
 use crate::gpu_driver::{is_real, open_gpu};
 use crate::isolated_test::run_isolated;
 use crate::skip::{Lacking, skip};
@@ -32,6 +32,11 @@ pub fn run_on_simulated_nccl<F: FnOnce()>(settings: &str, body: F) {
 pub fn nccl() -> &'static Nccl {
     SimulatedGpu::load();
     Nccl::get().unwrap()
+}
+
+/// Waits until there are so many communicators: the thread of a start that was aborted may take a moment to notice.
+pub fn wait_for_communicators(count: i64) {
+    wait_until("so many communicators", || SimulatedGpu::load().count(Counter::Communicators) == count);
 }
 
 /// Returns a member on the first device.

@@ -3,20 +3,14 @@
 use std::time::Duration;
 
 use muster_cliques::{CliqueError, CliqueOptions, GpuClique, Nccl, NcclUnavailable};
-use simulated_gpu::{Counter, SimulatedGpu};
+use simulated_gpu::SimulatedGpu;
 
-use crate::copying::wait_until;
 use crate::gpu_driver::open_gpu;
 use crate::isolated_test::run_isolated;
 use crate::members::{
-    assert_silent, ended, filled, join, key_of, member, nccl, quick, ready, run, run_on_simulated_nccl, send,
-    wait,
+    assert_silent, ended, filled, join, join_all, key_of, member, nccl, quick, ready, run,
+    run_on_simulated_nccl, send, wait, wait_for_communicators,
 };
-
-/// The thread of a start that was aborted may take a moment to notice.
-fn assert_no_communicator() {
-    wait_until("the communicators are gone", || SimulatedGpu::load().count(Counter::Communicators) == 0);
-}
 
 #[test]
 fn a_start_without_a_member_times_out_in_cliques_of_two_to_eight() {
@@ -33,7 +27,7 @@ fn a_start_without_a_member_times_out_in_cliques_of_two_to_eight() {
                 assert_eq!(ended(clique), Err(expected));
             }
             assert!(matches!(wait(&told), Err(CliqueError::StartTimedOut { .. })));
-            assert_no_communicator();
+            wait_for_communicators(0);
         }
     });
 }
@@ -58,7 +52,7 @@ fn a_start_is_cancelled_while_it_waits() {
                 assert_eq!(wait(waiting), Err(reason.clone()));
                 assert_eq!(ended(clique), Err(reason.clone()));
             }
-            assert_no_communicator();
+            wait_for_communicators(0);
         }
     });
 }
@@ -72,9 +66,9 @@ fn a_start_that_hangs_in_one_member_times_out_in_all() {
             assert!(matches!(wait(&ready(clique)), Err(CliqueError::StartTimedOut { .. })));
             ended(clique).unwrap_err();
         }
-        assert_no_communicator();
+        wait_for_communicators(0);
         // The same members begin anew, with another id.
-        let again = crate::members::join_all(3, CliqueOptions::default());
+        let again = join_all(3, CliqueOptions::default());
         assert!(again.iter().all(|clique| clique.end_reason().is_none()));
     });
 }
@@ -87,7 +81,7 @@ fn a_blocking_start_that_nobody_joins_does_not_hold_up_its_caller() {
         assert!(matches!(wait(&ready(&clique)), Err(CliqueError::StartTimedOut { .. })));
         ended(&clique).unwrap_err();
         // Another clique of the same device is not held up.
-        let others = crate::members::join_all(2, CliqueOptions::default());
+        let others = join_all(2, CliqueOptions::default());
         assert!(others.iter().all(|clique| clique.end_reason().is_none()));
     });
 }
@@ -95,11 +89,11 @@ fn a_blocking_start_that_nobody_joins_does_not_hold_up_its_caller() {
 #[test]
 fn a_clique_that_its_owner_drops_ends() {
     run_on_simulated_nccl("", || {
-        let cliques = crate::members::join_all(2, CliqueOptions::default());
+        let cliques = join_all(2, CliqueOptions::default());
         drop(cliques);
         let waiting = join(&key_of(2), nccl().new_id().unwrap(), 0, CliqueOptions::default());
         drop(waiting);
-        assert_no_communicator();
+        wait_for_communicators(0);
     });
 }
 
@@ -113,7 +107,7 @@ fn members_of_others_are_refused() {
             let refused = GpuClique::start(nccl(), &key, id, local, options);
             assert_eq!(refused.unwrap_err(), CliqueError::NotAMember);
         }
-        assert_no_communicator();
+        wait_for_communicators(0);
     });
 }
 
