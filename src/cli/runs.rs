@@ -4,6 +4,7 @@
 
 use std::fmt::Write as _;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Result;
 use clap::Args;
@@ -14,7 +15,7 @@ use crate::coordination::{
     ComparedHost, ComparedLateness, ComparedTask, HostId, RunComparison, RunDetail, RunListItem, TaskId,
 };
 use crate::http::api::RunsPage;
-use crate::text::{escape_to_one_line, format_micros, format_ranges};
+use crate::text::{escape_to_one_line, format_approximate_duration, format_micros, format_ranges};
 
 /// Show the runs of a job, one run, or what changed between two
 ///
@@ -81,7 +82,8 @@ fn cause_text(run: &RunListItem) -> String {
 }
 
 fn length_text(run: &RunListItem) -> String {
-    run.length_us.map_or_else(|| "-".to_owned(), format_micros)
+    let text = |us| format_approximate_duration(Duration::from_micros(us));
+    run.length_us.map_or_else(|| "-".to_owned(), text)
 }
 
 /// Returns the runs as lines.

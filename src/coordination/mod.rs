@@ -31,7 +31,8 @@
 //! | `request_reply.rs`, `store_entry.rs` | requests and replies of tasks; entries of the store |
 //! | `exclusion.rs`, `task_owner_table.rs` | tables: exclusions, owners of task ids |
 //! | `event.rs`, `barrier_record.rs` | events; records of ended barriers |
-//! | `command.rs`, `input.rs`, `deferred_free.rs` | commands and their outcomes; inputs and effects; memory to free |
+//! | `command.rs`, `input.rs` | commands and their outcomes; inputs and effects |
+//! | `deferred_free.rs`, `derived_value.rs` | memory to free; a value that is computed when it is first needed |
 //! | `heartbeat_stats.rs`, `heartbeat_history.rs` | statistics of a task's heartbeats |
 //! | `straggler_stats.rs` | statistics of a task's lateness at barriers |
 //! | `key_value_store.rs`, `topology.rs`, `live_set_request.rs` | keys; topology; a live-set request |
@@ -75,6 +76,7 @@ mod connections;
 mod context;
 mod coordinator;
 mod deferred_free;
+mod derived_value;
 mod error_polls;
 mod event;
 mod exclusion;

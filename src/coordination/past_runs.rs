@@ -12,8 +12,9 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::deferred_free::DeferredFree;
+use super::derived_value::DerivedValue;
 use super::exclusion::ExclusionTable;
-use super::ids::{RunNumber, ServiceIncarnation, TaskIncarnation};
+use super::ids::{HostId, RunNumber, ServiceIncarnation, TaskIncarnation};
 use super::run::Run;
 use super::run_state::RunSummary;
 use super::settings::JobSettings;
@@ -44,6 +45,9 @@ pub(super) struct PastRun {
     topology_bytes: usize,
     /// The state of the run; `None` once newer runs have filled the bound on it.
     pub state: Option<EndedRunState>,
+    /// The host of the task that caused its first error; `None` if one of them is not known.
+    #[serde(skip)]
+    pub first_cause_host: DerivedValue<Option<HostId>>,
 }
 
 /// The state of a run when the next one opened.
@@ -102,6 +106,7 @@ impl PastRuns {
             topology_bytes: topology.values().map(|it| it.value.len()).sum(),
             topology,
             state: Some(state),
+            first_cause_host: DerivedValue::default(),
         }));
         if let Some(old) = self.0.get_mut(RUNS_WITH_INCARNATIONS) {
             Arc::make_mut(old).known_incarnations = Vec::new();

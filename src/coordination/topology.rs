@@ -3,8 +3,6 @@
 //!
 //! `views/devices.rs` decodes the values. Begin at [`TopologyKey::parse`].
 
-use std::sync::{Arc, OnceLock};
-
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -64,27 +62,6 @@ impl TopologyKey {
         }
     }
 }
-
-/// The devices that topology values describe: decoded when they are first needed, and until a value changes. Copies of a
-/// state share them, so that a state is decoded once however often it is copied.
-#[derive(Debug, Default, Clone)]
-pub(super) struct DecodedDevices(Arc<OnceLock<Arc<Vec<Device>>>>);
-
-impl DecodedDevices {
-    /// Returns the devices. `decode` is called if they are not known.
-    pub fn get_or_decode(&self, decode: impl FnOnce() -> Vec<Device>) -> Arc<Vec<Device>> {
-        Arc::clone(self.0.get_or_init(|| Arc::new(decode())))
-    }
-}
-
-/// What follows from other values makes no difference between states.
-impl PartialEq for DecodedDevices {
-    fn eq(&self, _: &Self) -> bool {
-        true
-    }
-}
-
-impl Eq for DecodedDevices {}
 
 /// One accelerator (or CPU device) of a task.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]

@@ -10,12 +10,12 @@ use axum::response::{IntoResponse as _, Response};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
-use super::AppState;
 use super::api::{BarrierArrivalsPage, BarrierArrivalsView, EndedBarrierView};
 use super::csv::CsvTable;
 use super::extractors::{JobPath, QueryParams};
 use super::pagination::page_limit;
 use super::tables::TableFormat;
+use super::{AppState, Problem};
 use crate::coordination::{BarrierArrival, BarrierRecordWithArrivals, RunNumber};
 
 /// The query parameters of the arrivals at barriers.
@@ -33,7 +33,7 @@ pub(super) struct ArrivalsQuery {
     format: TableFormat,
     /// The maximum number of barriers.
     #[serde(default, deserialize_with = "crate::http::pagination::deserialize_limit")]
-    #[param(minimum = 1)]
+    #[param(minimum = 1, maximum = 1000)]
     limit: Option<usize>,
 }
 
@@ -44,19 +44,21 @@ pub(super) struct ArrivalsQuery {
 #[utoipa::path(get, path = "/api/v1/jobs/{job}/barriers/arrivals", operation_id = "barriers_arrivals", tag = "barriers",
     params(("job" = String, Path, description = "The job's name"), ArrivalsQuery),
     responses((status = 200, description = "The barriers with all arrivals, by task",
-        content((BarrierArrivalsPage = "application/json"), (String = "text/csv")))))]
+        content((BarrierArrivalsPage = "application/json"), (String = "text/csv"))),
+        (status = 404, description = "The job has had no such run")))]
 pub(super) async fn list_barrier_arrivals(
     State(site): State<AppState>,
     job: JobPath,
     QueryParams(query): QueryParams<ArrivalsQuery>,
-) -> Response {
+) -> Result<Response, Problem> {
+    site.check_run_has_opened(&job, query.run)?;
     let is_wanted = |ended: &Arc<BarrierRecordWithArrivals>| {
         query.barrier.as_ref().is_none_or(|id| *ended.record.id == **id)
             && query.run.is_none_or(|run| ended.run == RunNumber(run))
     };
     let mut barriers: Vec<_> = site.barriers.latest_first(job.id).into_iter().filter(is_wanted).collect();
     barriers.truncate(page_limit(query.limit));
-    match query.format {
+    Ok(match query.format {
         TableFormat::Json => {
             let view = |ended: Arc<BarrierRecordWithArrivals>| BarrierArrivalsView {
                 run: ended.run,
@@ -66,7 +68,7 @@ pub(super) async fn list_barrier_arrivals(
             Json(BarrierArrivalsPage { barriers: barriers.into_iter().map(view).collect() }).into_response()
         }
         TableFormat::Csv => arrivals_as_csv(&barriers).into_response(),
-    }
+    })
 }
 
 /// Returns a row for each arrival.

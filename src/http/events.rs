@@ -117,6 +117,7 @@ impl EventFilter {
     responses(
         (status = 200, description = "A page of events, or a stream of them",
             content((EventsPage = "application/json"), (String = "text/csv"))),
+        (status = 404, description = "The job has had no such run; a stream waits for it"),
         (status = 503, description = "Too many streams are open"),
     ))]
 pub(super) async fn list_or_stream_events(
@@ -129,6 +130,7 @@ pub(super) async fn list_or_stream_events(
     let accepts = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let wanted = EventFilter::new(job.id, &query)?;
     if query.stream == 0 && !accepts.contains("text/event-stream") {
+        site.check_run_has_opened(&job, query.run)?;
         let page = if query.newest { newest_first_events_page } else { oldest_first_events_page };
         let is_whole = query.format == TableFormat::Csv && query.limit.is_none();
         let limit = if is_whole { usize::MAX } else { page_limit(query.limit) };

@@ -7,7 +7,7 @@ use std::fmt::Display;
 use std::str::FromStr;
 
 use axum::Json;
-use axum::extract::rejection::JsonRejection;
+use axum::extract::rejection::{FormRejection, JsonRejection};
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, RawPathParams, Request};
 use axum::http::request::Parts;
 use serde::de::DeserializeOwned;
@@ -77,6 +77,13 @@ impl AppState {
     ) -> Result<T, Problem> {
         let seen = self.engine.read(|core, _| core.job(job.id).map(look));
         seen.ok_or_else(|| Problem::no_such_job(job.name.as_str(), Vec::new()))
+    }
+
+    /// Checks that a job has had this run, though nothing of it may be kept any more.
+    pub(super) fn check_run_has_opened(&self, job: &JobPath, run: Option<u64>) -> Result<(), Problem> {
+        let Some(run) = run.map(RunNumber) else { return Ok(()) };
+        let (present, ..) = self.read_job(job, |reader| reader.run_interval())?;
+        if (RunNumber(1)..=present).contains(&run) { Ok(()) } else { Err(no_such_run(job, run)) }
     }
 
     /// Reads a part of a job in one of its runs, by default the present one.
@@ -197,6 +204,11 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for FormBody<T> {
     async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
         match axum::Form::<T>::from_request(request, state).await {
             Ok(axum::Form(fields)) => Ok(Self(fields)),
+            Err(rejection @ FormRejection::InvalidFormContentType(_)) => {
+                let detail = "this address takes the form of a page (content-type: application/x-www-form-urlencoded); programs \
+                              send JSON to the REST API, which /api describes";
+                Err(Problem::bad_body(rejection.status(), detail))
+            }
             Err(rejection) => Err(Problem::bad_body(rejection.status(), rejection.body_text())),
         }
     }

@@ -35,18 +35,19 @@ macro_rules! page_query {
             after: $key,
             $(#[$about_limit])*
             #[serde(default, deserialize_with = "crate::http::pagination::deserialize_limit")]
-            #[param(minimum = 1)]
+            #[param(minimum = 1, maximum = 1000)]
             limit: Option<usize>,
         }
     };
 }
 pub(super) use page_query;
 
-/// Parses a limit. Rejects 0, which would otherwise be answered with items.
+/// Parses a limit. Rejects 0, which would otherwise be answered with items, and more than a page has, which would otherwise be
+/// answered with fewer.
 pub(super) fn deserialize_limit<'de, D: Deserializer<'de>>(text: D) -> Result<Option<usize>, D::Error> {
     match usize::deserialize(text)? {
-        0 => Err(D::Error::custom(format_args!("write a number from 1 to {PAGE_LIMIT}, or leave it out"))),
-        limit => Ok(Some(limit)),
+        limit @ 1..=PAGE_LIMIT => Ok(Some(limit)),
+        _ => Err(D::Error::custom(format_args!("write a number from 1 to {PAGE_LIMIT}, or leave it out"))),
     }
 }
 

@@ -195,6 +195,14 @@ impl Problem {
         Self::bad_body(StatusCode::UNSUPPORTED_MEDIA_TYPE, detail)
     }
 
+    /// Returns the problem that a form does not say from which page it comes.
+    #[must_use]
+    pub(super) fn form_without_origin() -> Self {
+        let detail = "a form must come from a page of this server, and say so with the header origin, as browsers do; programs \
+                      send JSON (content-type: application/json) to the REST API, which /api describes";
+        Self::bad_body(StatusCode::UNSUPPORTED_MEDIA_TYPE, detail)
+    }
+
     /// Returns the problem that an actor makes too many changes.
     #[must_use]
     pub(super) fn too_many_changes() -> Self {

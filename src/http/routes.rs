@@ -218,6 +218,7 @@ mod tests {
         let mut router = router(test_app_state());
         for (path, words) in [
             ("/api/v1/jobs?limit=0", "limit: write a number from 1 to 1000"),
+            ("/api/v1/jobs?limit=1001", "limit: write a number from 1 to 1000"),
             ("/api/v1/audit?limit=0", "limit: write a number from 1 to 1000"),
             ("/api/v1/jobs/a/events?limit=0", "limit: write a number from 1 to 1000"),
             ("/api/v1/jobs/a/barriers?state=recent&limit=0", "limit: write a number from 1 to 1000"),

@@ -34,10 +34,10 @@ pub fn format_grouped(number: impl std::fmt::Display) -> String {
     shown
 }
 
-/// Formats a number with its noun: `1 task`, `2 tasks`.
+/// Formats a number with its noun: `1 task`, `2 tasks`, `10 000 tasks`.
 #[must_use]
 pub fn format_count_with_noun(number: usize, one: &str, many: &str) -> String {
-    format!("{number} {}", if number == 1 { one } else { many })
+    format!("{} {}", format_grouped(number), if number == 1 { one } else { many })
 }
 
 /// Formats numbers as ranges, such as `0-3, 7, 9-11` with `-` as the dash. Of more than `most` ranges the rest is

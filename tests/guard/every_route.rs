@@ -311,6 +311,10 @@ async fn without_tokens_browsers_still_need_csrf_proofs_and_tools_json() {
             for kind in ["text/plain", crate::in_process_http_port::FORM, "multipart/form-data; boundary=x"] {
                 let answer = send_operation(&house, operation, &[("content-type", kind)]).await;
                 assert_eq!(answer.status, StatusCode::UNSUPPORTED_MEDIA_TYPE, "{place} {kind}");
+                let missing =
+                    if kind == crate::in_process_http_port::FORM { "header origin" } else { "must be JSON" };
+                let detail = answer.body_as_json()["detail"].to_string();
+                assert!(detail.contains(missing), "{place} {kind}: {detail}");
             }
         }
     }

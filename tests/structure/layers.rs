@@ -134,7 +134,7 @@ pub const PARTS: &[Part] = &[
         crate_root: "src/coordination",
         levels: &[
             // Values.
-            &["actor", "deferred_free", "ids", "process_identity", "straggler_stats"],
+            &["actor", "deferred_free", "derived_value", "ids", "process_identity", "straggler_stats"],
             &["settings"],
             &[
                 "barrier_record",

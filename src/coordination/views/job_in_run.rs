@@ -11,9 +11,10 @@ use super::hosts::HostView;
 use super::job::{JobReader, JobView};
 use super::run::RunListItem;
 use super::task_state::TaskCounts;
-use crate::coordination::ids::{RunNumber, Timestamp};
+use crate::coordination::ids::{HostId, RunNumber, Timestamp};
 use crate::coordination::job::Job;
 use crate::coordination::key_value_store::KeyValueStore;
+use crate::coordination::past_runs::PastRun;
 use crate::coordination::run_state::RunSummary;
 
 /// A job in one of its runs.
@@ -98,6 +99,18 @@ impl JobReader<'_> {
             store_bytes: summary.store_bytes,
             counts,
             hosts,
+        })
+    }
+}
+
+impl Job {
+    /// Returns the host of the task that caused the first error of an ended run; `None` if one of them is not known. It is found out
+    /// once, while the tasks of the run are kept.
+    pub(super) fn first_cause_host(&self, past: &PastRun) -> Option<HostId> {
+        let task = past.summary.first_cause.as_ref()?.task?;
+        past.first_cause_host.get_or_compute(|| {
+            let in_run = JobReader::of_state(self).in_run(past.summary.number)?;
+            Some(in_run.reader().task_hosts().host_of(task)?.name.clone())
         })
     }
 }

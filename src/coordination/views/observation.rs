@@ -20,7 +20,7 @@ use crate::coordination::exclusion::ExclusionTable;
 use crate::coordination::failure_detection::is_unreachable_host;
 use crate::coordination::fatal_gpu_error::FatalGpuError;
 use crate::coordination::heartbeat_stats::GapHistogram;
-use crate::coordination::ids::{JobId, JobName, RunNumber, TaskId, Timestamp};
+use crate::coordination::ids::{HostId, JobId, JobName, RunNumber, TaskId, Timestamp};
 use crate::coordination::job::Job;
 use crate::coordination::live_set_request::LiveSetRequest;
 use crate::coordination::request_reply::TaskSet;
@@ -131,7 +131,7 @@ pub struct BoundUsage {
 }
 
 /// The summary of an ended run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PastRunObservation {
     /// Its number.
     pub number: RunNumber,
@@ -141,6 +141,10 @@ pub struct PastRunObservation {
     pub opened_at: Timestamp,
     /// The time at which it ended.
     pub ended_at: Timestamp,
+    /// The task that caused its first error, if one is known.
+    pub first_cause_task: Option<TaskId>,
+    /// The host of this task in that run, if it is known.
+    pub first_cause_host: Option<HostId>,
 }
 
 /// The observed state of a job and its present run.
@@ -243,11 +247,13 @@ impl Job {
         for task in run.tasks.iter() {
             gaps.add_gaps_of(&task.heartbeat_stats);
         }
-        let past = self.past_runs().take(RUNS_LISTED).map(|past| PastRunObservation {
-            number: past.number,
-            outcome: past.outcome,
-            opened_at: past.opened_at,
-            ended_at: past.ended_at,
+        let past = self.past.iter().take(RUNS_LISTED).map(|past| PastRunObservation {
+            number: past.summary.number,
+            outcome: past.summary.outcome,
+            opened_at: past.summary.opened_at,
+            ended_at: past.summary.ended_at,
+            first_cause_task: past.summary.first_cause.as_ref().and_then(|cause| cause.task),
+            first_cause_host: self.first_cause_host(past),
         });
         let mut tasks = run.observe_tasks(self.settings.bounds.incarnations_kept);
         if self.exclusions.len() > 0 {

@@ -189,7 +189,9 @@ impl Run {
     }
 
     pub(super) fn devices(&self) -> Arc<Vec<Device>> {
-        self.store.decoded_devices().get_or_decode(|| decode_topology(self.store.topology_values()))
+        self.store
+            .decoded_devices()
+            .get_or_compute(|| Arc::new(decode_topology(self.store.topology_values())))
     }
 
     fn measured_interval(&self) -> RunInterval {

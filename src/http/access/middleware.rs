@@ -37,6 +37,7 @@ use crate::telemetry::traces::TraceParent;
 
 /// The maximum length of a login form, in bytes.
 const FORM_BYTES_MAX: usize = 8 << 10;
+const FORM_CONTENT_TYPE: &str = "application/x-www-form-urlencoded";
 /// The header in which scripts of a page send the CSRF proof.
 const PROOF_HEADER: HeaderName = HeaderName::from_static("x-csrf-token");
 /// The field in which forms send the CSRF proof.
@@ -293,7 +294,8 @@ impl RequestAuthorizer {
             && self.access != RequiredAccess::Public
             && !has_content_type(&self.head.headers, "application/json")
         {
-            return Err(Problem::not_json());
+            let is_form = has_content_type(&self.head.headers, FORM_CONTENT_TYPE);
+            return Err(if is_form { Problem::form_without_origin() } else { Problem::not_json() });
         }
         Ok(())
     }
@@ -347,7 +349,7 @@ impl RequestAuthorizer {
                 Err(Problem::missing_csrf_proof())
             };
         }
-        if has_content_type(headers, "application/x-www-form-urlencoded") {
+        if has_content_type(headers, FORM_CONTENT_TYPE) {
             return Ok(CsrfCheckOutcome::InForm(basis));
         }
         Err(Problem::missing_csrf_proof())

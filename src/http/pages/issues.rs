@@ -50,6 +50,9 @@ const ADVICE_FOR_FAILED_TASKS: &str = "Read the end of the task's log, and the k
 const ADVICE_FOR_THE_NEXT_RUN: &str = "The run is over. Before the next one, read the end of the tasks' logs, and the kernel's log of their hosts; \
     exclude a host that is bad.";
 
+/// The kind of the issue of the tasks that a run has lost.
+const LOST_TASKS: &str = "tasks-failed";
+
 /// An issue: something that needs an operator.
 pub(super) struct Issue {
     /// The name of its finding, or of another condition. A job has at most one issue of a kind.
@@ -213,6 +216,7 @@ pub(super) fn job_issues(snapshot: &JobSnapshot) -> Vec<Issue> {
         own.extend(awaited_tasks_issue(snapshot));
     }
     needs.extend(merge_late_heartbeats(snapshot, own));
+    merge_wait_for_lost_tasks(snapshot, &mut needs);
     let mut suspects = tasks_with_status(snapshot, TaskStatus::Suspect);
     suspects.retain(|task| !is_in_storm(task) && !snapshot.is_consequence(*task));
     if let Some(since) = suspects.iter().filter_map(|task| Some(snapshot.find_task(*task)?.since)).min() {
@@ -240,11 +244,11 @@ pub(super) fn is_first_cause_listed(snapshot: &JobSnapshot) -> bool {
     matches!(run.state, RunState::Failed | RunState::Abandoned) && run.first_cause.is_some()
 }
 
-/// Returns the sort key of an issue.
-pub(super) fn urgency_key(need: &Issue) -> (bool, usize, Timestamp) {
+/// Returns the sort key of an issue. Lost tasks come before what is as urgent, because the others may follow from them.
+pub(super) fn urgency_key(need: &Issue) -> (bool, usize, bool, Timestamp) {
     let tones = ["bad", "warn", "info"];
     let tone = tones.iter().position(|tone| *tone == need.tone).unwrap_or(tones.len());
-    (!need.is_run_failure, tone, need.since)
+    (!need.is_run_failure, tone, need.kind.as_ref() != LOST_TASKS, need.since)
 }
 
 /// Returns the number of issues in words.
@@ -321,7 +325,7 @@ fn lost_tasks_issue(snapshot: &JobSnapshot, lost: &[TaskId]) -> Option<Issue> {
         }
         _ => ("bad", title, advice),
     };
-    let issue = Issue::new(snapshot, "tasks-failed", tone, title, text, first.since).with_client_error(told);
+    let issue = Issue::new(snapshot, LOST_TASKS, tone, title, text, first.since).with_client_error(told);
     Some(issue.with_named_tasks(named).with_advice(advice, "/guide/states#failed"))
 }
 
@@ -343,6 +347,25 @@ fn merge_late_heartbeats(snapshot: &JobSnapshot, mut issues: Vec<Issue>) -> Vec<
         issues.retain(|issue| issue.kind != finding.id);
     }
     issues
+}
+
+/// Merges the issue of a stuck barrier into the issue of the lost tasks, if the barrier waits for these tasks alone: their failure is
+/// the cause of both. The text of the latter tells the wait too.
+fn merge_wait_for_lost_tasks(snapshot: &JobSnapshot, issues: &mut Vec<Issue>) {
+    let is_lost = |task: &TaskId| snapshot.status_of(*task) == TaskStatus::Failed;
+    let waits_for_lost = |issue: &Issue| {
+        issue.kind.as_ref() == "barrier-stuck" && !issue.tasks.is_empty() && issue.tasks.iter().all(is_lost)
+    };
+    let Some(wait) = issues.iter().position(waits_for_lost) else { return };
+    if issues.iter().any(|issue| issue.kind.as_ref() == LOST_TASKS) {
+        let wait = issues.remove(wait);
+        let lost = issues.iter_mut().filter(|issue| issue.kind.as_ref() == LOST_TASKS);
+        for lost in lost {
+            lost.text = format!("{} {}", status::to_sentence(&lost.text), wait.text);
+            lost.means.clone_from(&wait.means);
+            lost.evidence.extend_from_slice(&wait.evidence);
+        }
+    }
 }
 
 /// Returns why these tasks have failed; `why` is the reason of the first. Of tasks that one outage made unreachable, none is the first:

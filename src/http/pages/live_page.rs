@@ -3,7 +3,10 @@
 //!
 //! `live.rs` sends the updates, and `job_page_fragments.rs` renders the fragments. Begin at [`LivePage`].
 
-use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+use serde::de::value::MapDeserializer;
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// A page that follows updates. All its values are texts, as in an address; the page parses them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,7 +34,6 @@ pub(super) enum LivePage {
     Drain,
     Exclusions,
     /// Any other page of a job: it follows the state of the job in its head.
-    #[serde(other)]
     Head,
 }
 
@@ -170,15 +172,24 @@ pub(super) struct KeysPageQuery {
     pub after: String,
 }
 
-/// The query of a stream's address.
-#[derive(Debug, Deserialize)]
+/// The query of a stream's address. An unknown page is refused.
+#[derive(Debug)]
 pub(super) struct LiveStreamQuery {
     /// The digests of the fragments that the page has: `id:digest,…`.
-    #[serde(default)]
     pub have: String,
     /// The page; none if the address names no page.
-    #[serde(flatten)]
     pub page: Option<LivePage>,
+}
+
+impl<'de> Deserialize<'de> for LiveStreamQuery {
+    fn deserialize<D: Deserializer<'de>>(query: D) -> Result<Self, D::Error> {
+        let mut values = BTreeMap::<String, String>::deserialize(query)?;
+        let have = values.remove("have").unwrap_or_default();
+        // A flattened `Option<LivePage>` would take an unknown page for none.
+        let is_named = values.contains_key("page");
+        let page = is_named.then(|| LivePage::deserialize(MapDeserializer::new(values.into_iter())));
+        Ok(Self { have, page: page.transpose()? })
+    }
 }
 
 impl LivePage {
@@ -273,11 +284,17 @@ mod tests {
                 Some(LivePage::Devices(DevicesPageQuery { fate: "moved".into(), ..Default::default() })),
             ),
             ("page=task", Some(LivePage::Task { task: String::new() })),
-            ("page=nothing&task=3", Some(LivePage::Head)),
             ("", None),
         ] {
             assert_eq!(LivePage::from_query(query), page, "{query}");
         }
+        let unknown = serde_urlencoded::from_str::<LiveStreamQuery>("page=nothing&task=3");
+        assert!(
+            unknown
+                .unwrap_err()
+                .to_string()
+                .contains("unknown variant `nothing`, expected one of `overview`")
+        );
         assert_eq!(
             LivePage::Job(TaskTableQuery { page: "2".into(), ..Default::default() }).to_query(),
             "page=job&rows=2"

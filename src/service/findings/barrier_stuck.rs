@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::detector::{Detection, Detector, DetectorInput, Severity, longest_recent_barrier_duration};
 use crate::coordination::{BarrierKind, BarrierObservation, RunState};
-use crate::text::format_count_with_noun;
+use crate::text::{format_count_with_noun, format_grouped};
 
 /// The minimum wait before a barrier counts as stuck.
 const MIN_WAIT: Duration = Duration::from_secs(60);
@@ -62,5 +62,6 @@ pub(super) fn arrival_summary(barrier: &BarrierObservation) -> String {
     };
     let used = if barrier.counter > 0 { format!(" (use {})", barrier.counter) } else { String::new() };
     let verb = if barrier.arrived == 1 { "waits" } else { "wait" };
-    format!("{} of {} tasks {verb} at {place}{used}", barrier.arrived, barrier.members)
+    let (arrived, members) = (format_grouped(barrier.arrived), format_grouped(barrier.members));
+    format!("{arrived} of {members} tasks {verb} at {place}{used}")
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::detector::{Detection, Detector, DetectorInput, Severity};
 use crate::coordination::{BarrierKind, RunState};
+use crate::text::format_grouped;
 
 /// The minimum wait. The tasks of one job usually start within a minute of one another.
 const MIN_WAIT: Duration = Duration::from_secs(60);
@@ -31,8 +32,8 @@ fn detect(DetectorInput { job: seen, .. }: DetectorInput<'_>) -> Option<Detectio
         return None;
     }
     let verb = if barrier.missing == 1 { "has" } else { "have" };
-    let summary_without_tasks =
-        format!("{} of {} tasks {verb} not registered", barrier.missing, barrier.members);
+    let (missing, members) = (format_grouped(barrier.missing), format_grouped(barrier.members));
+    let summary_without_tasks = format!("{missing} of {members} tasks {verb} not registered");
     let left = barrier.deadline.since(seen.seen_at).as_secs_f64();
     Some(
         Detection::at_barrier(summary_without_tasks, barrier.since, barrier)

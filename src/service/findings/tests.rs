@@ -13,7 +13,7 @@ use super::*;
 use crate::clock::Clock;
 use crate::coordination::{
     AutoExcludeRule, BarrierArrival, BarrierKind, BarrierObservation, BarrierOutcome, BarrierRecord,
-    BoundUsage, GapHistogram, HostAssignment, HostCounts, JobName, JobSettings, PastRunObservation,
+    BoundUsage, GapHistogram, HostAssignment, HostCounts, HostId, JobName, JobSettings, PastRunObservation,
     RunNumber, RunOutcome, RunState, StragglerView, TaskCounts, TaskObservation, TaskPhase, Timestamp,
     WaitingCallCounts,
 };
@@ -106,6 +106,8 @@ fn past_run(number: u64, ended: u64, outcome: RunOutcome) -> PastRunObservation 
         outcome,
         opened_at: seconds_ago(ended + 60),
         ended_at: seconds_ago(ended),
+        first_cause_task: None,
+        first_cause_host: None,
     }
 }
 
@@ -365,7 +367,43 @@ fn runs_that_fail_one_after_another_are_churn_and_those_that_complete_are_not() 
     seen.past_runs.push(past_run(3, 100, RunOutcome::Completed));
     assert!(detected_finding_ids(&seen).is_empty(), "one of them completed");
     seen.past_runs.push(past_run(3, 100, RunOutcome::Failed));
-    expect_only_finding(&seen, "generation-churn");
+    let found = expect_only_finding(&seen, "generation-churn");
+    assert!(found.summary_without_tasks.ends_with("the current run is run 4") && found.tasks.is_empty());
+}
+
+#[test]
+fn failed_runs_name_what_their_first_causes_have_in_common() {
+    let host = |name: &str| Some(HostId::new(name));
+    let found = |causes: [(Option<i32>, Option<HostId>); 4]| {
+        let mut seen = healthy_job();
+        seen.past_runs = (1..)
+            .zip(causes)
+            .map(|(number, (task, first_cause_host))| PastRunObservation {
+                first_cause_task: task.map(TaskId),
+                first_cause_host,
+                ..past_run(number, 100, RunOutcome::Failed)
+            })
+            .collect();
+        let found = expect_only_finding(&seen, "generation-churn");
+        assert!(!found.may_exclude, "it may be the program");
+        let (_, common) = found.summary_without_tasks.split_once("is run 4").expect("the run");
+        (common.to_owned(), found.tasks)
+    };
+    let same = |what: &str, tasks: &[i32]| (what.to_owned(), tasks.iter().copied().map(TaskId).collect());
+    let two = || [(Some(1), host("a")), (Some(1), host("b")), (Some(2), host("a"))];
+    let and = |task: i32, name: &str| {
+        let [one, other, third] = two();
+        [one, other, third, (Some(task), host(name))]
+    };
+    assert_eq!(found(and(2, "b")), same("", &[]), "half of them are not most");
+    assert_eq!(found(and(1, "b")), same("; 3 times the first cause was the same task", &[1]));
+    assert_eq!(
+        found(and(3, "a")),
+        same("; 3 times the first cause was a task of host a, which has no task in this run", &[])
+    );
+    assert_eq!(found([(None, None), (Some(1), None), (Some(1), None), (None, None)]), same("", &[]));
+    let all = [(); 4].map(|()| (Some(6), host("a")));
+    assert_eq!(found(all), same("; each time the first cause was the same task", &[6]));
 }
 
 #[test]

@@ -300,6 +300,10 @@ pub fn compare_job_figures(
             .expect("a row");
         let cell = texts_between(row, "<td>", "</td>").nth(2).unwrap_or_default();
         let mut said = vec![("REST", shown), ("job page", cell.to_owned())];
+        let listed = seen.runs_listed.lines().find(|line| line.starts_with(&format!("{number} ")));
+        let column = seen.runs_listed.find("LENGTH").expect("a heading");
+        let cell = listed.and_then(|line| line.get(column..)).expect("muster runs lists the run");
+        said.push(("muster runs", cell.chars().take(10).collect::<String>().trim().to_owned()));
         let earlier = seen.status.lines().find(|line| line.starts_with(&format!("  EARLIER  run {number} ")));
         if let Some((_, after)) = earlier.and_then(|line| line.split_once(" ago after ")) {
             said.push(("status", after.split(';').next().unwrap_or_default().to_owned()));

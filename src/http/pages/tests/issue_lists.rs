@@ -124,6 +124,56 @@ fn the_advice_about_failed_tasks_follows_from_the_reason_and_the_hosts() {
 }
 
 #[test]
+fn a_barrier_that_waits_for_lost_tasks_alone_is_no_second_issue() {
+    let with_waiting = |absent: &[usize]| {
+        let mut rig = PagesFixture::with_registered_tasks(recoverable_job_settings(32), 5);
+        (8..16).for_each(|number| rig.kill_task(number));
+        rig.advance_seconds(1);
+        let present = (0..8).chain(16..32).filter(|number| !absent.contains(number));
+        present.for_each(|number| rig.call_barrier(number, "step", 3_600_000));
+        rig.advance_seconds(70);
+        assert!(rig.snapshot().findings.iter().any(|finding| finding.id.as_ref() == "barrier-stuck"));
+        rig
+    };
+    let rig = with_waiting(&[]);
+    let failed = "8 tasks have failed: all tasks of host 10.0.0.2";
+    assert_eq!(rig.issue_titles(), [failed]);
+    let said = rig.job_page_fragment_text("needs");
+    assert_contains(
+        &said,
+        "no reconnect within 500 ms. 24 of 32 tasks wait at barrier step; 8 tasks have not arrived.",
+    );
+    assert_contains(&said, "members that have not arrived");
+    // A wait for a connected task too is an issue of its own; what failed comes first.
+    let titles = with_waiting(&[20]).issue_titles();
+    assert_eq!((titles.len(), &*titles[0]), (2, failed), "{titles:?}");
+}
+
+#[test]
+fn runs_that_fail_by_the_same_host_each_time_say_so() {
+    let mut rig = PagesFixture::with_registered_tasks(JobSettings::new(32), 5);
+    for number in [9, 14, 12] {
+        rig.kill_task(number);
+        rig.advance_seconds(2);
+        (0..32).for_each(|number| rig.register_task(number));
+        rig.advance_seconds(2);
+    }
+    assert_eq!(rig.issue_titles(), ["Runs fail repeatedly: all tasks of host 10.0.0.2"]);
+    let each_time = "the current run is run 4; each time the first cause was a task of the same host.";
+    assert_contains(&rig.job_page_fragment_text("needs"), each_time);
+    for number in [20, 28] {
+        rig.kill_task(number);
+        rig.advance_seconds(2);
+        (0..32).for_each(|number| rig.register_task(number));
+        rig.advance_seconds(2);
+    }
+    assert_contains(
+        &rig.job_page_fragment_text("needs"),
+        "run 6; 3 times the first cause was a task of the same host.",
+    );
+}
+
+#[test]
 fn tasks_that_restart_again_and_again_are_one_issue_while_they_are_down_too() {
     let mut rig = PagesFixture::with_registered_tasks(recoverable_job_settings(32), 5);
     for _ in 0..20 {
