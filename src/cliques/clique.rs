@@ -1,8 +1,9 @@
 //! The state of a clique in this process, and its batches. Begin at [`GpuClique::start`] and [`GpuClique::run`].
 #![allow(unsafe_code, reason = "passes on what its callers promise of the memory")]
 
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::collections::{BTreeSet, HashMap};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use muster_gpu::Gpu;
@@ -44,11 +45,8 @@ pub struct GpuClique {
     members: OnceLock<Vec<Arc<LocalMember>>>,
     /// The threads that serve the members.
     threads: OnceLock<Vec<Arc<DeviceThread>>>,
-    /// The members whose operations may still touch memory.
-    live: AtomicUsize,
     state: Mutex<CliqueState>,
     end: OnceLock<CliqueError>,
-    are_members_ending: AtomicBool,
 }
 
 impl std::fmt::Debug for GpuClique {
@@ -62,7 +60,7 @@ impl GpuClique {
     /// of all processes have joined.
     ///
     /// # Errors
-    /// Returns [`CliqueError::NotAMember`], or why no stream or thread can be had.
+    /// Returns [`CliqueError::NotAMember`] or [`CliqueError::GivenTwice`], or why no stream or thread can be had.
     pub fn start(
         nccl: &'static Nccl,
         key: &GpuCliqueKey,
@@ -72,15 +70,17 @@ impl GpuClique {
     ) -> Result<Arc<Self>, CliqueError> {
         let ranks: Option<Vec<_>> = local.iter().map(|(member, _)| key.rank_of(member)).collect();
         let ranks = ranks.filter(|ranks| !ranks.is_empty()).ok_or(CliqueError::NotAMember)?;
+        let mut given = BTreeSet::new();
+        if let Some((twice, _)) = local.iter().find(|(member, _)| !given.insert(*member)) {
+            return Err(CliqueError::GivenTwice(*twice));
+        }
         let clique = Arc::new(Self {
             key: key.clone(),
             options,
             members: OnceLock::new(),
             threads: OnceLock::new(),
-            live: AtomicUsize::new(local.len()),
             state: Mutex::new(CliqueState { starting: local.len(), ..CliqueState::default() }),
             end: OnceLock::new(),
-            are_members_ending: AtomicBool::new(false),
         });
         let weak: Weak<Self> = Arc::downgrade(&clique);
         let owner: Weak<dyn MemberOwner> = weak;
@@ -140,7 +140,7 @@ impl GpuClique {
 
     /// Runs a batch: one group of each communicator, behind those of earlier batches. `then` is called on another thread once all its
     /// operations have ended, or with the reason of the clique's end once none can touch memory any more. If the clique has ended
-    /// already, or an operation names no member of this process, it is called at once. `then` must not wait.
+    /// already, serves no further batch, or an operation names no member of this process, it is called at once. `then` must not wait.
     ///
     /// # Safety
     /// Until `then` is called, the memory stays allocated on the device of the operation's rank, nothing writes the bytes that are sent,
@@ -165,6 +165,10 @@ impl GpuClique {
             drop(state);
             return then(self.outcome());
         }
+        if !self.options.is_reused && state.next_batch > 0 {
+            drop(state);
+            return then(Err(serves_one_batch()));
+        }
         let batch = state.next_batch;
         state.next_batch += 1;
         state
@@ -177,6 +181,10 @@ impl GpuClique {
             }
         }
         drop(state);
+        self.wake_threads();
+    }
+
+    fn wake_threads(&self) {
         self.threads.get().into_iter().flatten().for_each(|thread| thread.wake());
     }
 
@@ -188,40 +196,35 @@ impl GpuClique {
             return;
         }
         let listeners = std::mem::take(&mut state.ready_listeners);
-        drop(state);
-        for then in listeners {
-            then(self.outcome());
-        }
-        self.end_members();
-    }
-
-    /// Ends all members at the same time: NCCL's abort may wait for that of another member.
-    fn end_members(self: &Arc<Self>) {
-        if self.are_members_ending.swap(true, Ordering::AcqRel) {
-            return;
-        }
-        let state = lock(&self.state);
         let is_orderly = matches!(self.end.get(), Some(CliqueError::Ended(_)))
             && state.batches.is_empty()
             && state.starting == 0;
         drop(state);
-        for member in self.members() {
-            let clique = Arc::clone(self);
-            end_on_thread(member, is_orderly, move || clique.on_member_ended());
-        }
+        let clique = Arc::clone(self);
+        end_members(self.members(), is_orderly, move || clique.on_members_ended());
+        self.wake_threads();
+        tell_all(listeners, &self.outcome());
     }
 
-    fn on_member_ended(&self) {
-        if self.live.fetch_sub(1, Ordering::AcqRel) > 1 {
-            return;
-        }
+    fn on_members_ended(&self) {
         let mut state = lock(&self.state);
         state.is_ended = true;
         let batches = std::mem::take(&mut state.batches);
         let listeners = std::mem::take(&mut state.ended_listeners);
         drop(state);
-        for then in batches.into_values().map(|batch| batch.then).chain(listeners) {
-            then(self.outcome());
+        tell_all(batches.into_values().map(|batch| batch.then).chain(listeners), &self.outcome());
+    }
+}
+
+fn serves_one_batch() -> CliqueError {
+    CliqueError::Ended("a clique serves one batch".to_owned())
+}
+
+/// Calls listeners. A panic of one must not end the thread of a device, which serves others too.
+fn tell_all(listeners: impl IntoIterator<Item = OutcomeListener>, outcome: &Result<(), CliqueError>) {
+    for then in listeners {
+        if catch_unwind(AssertUnwindSafe(|| then(outcome.clone()))).is_err() {
+            tracing::error!("a listener of a clique has panicked");
         }
     }
 }
@@ -235,22 +238,24 @@ impl MemberOwner for GpuClique {
         }
         let listeners = std::mem::take(&mut state.ready_listeners);
         drop(state);
-        for then in listeners {
-            then(Ok(()));
-        }
+        tell_all(listeners, &Ok(()));
     }
 
     fn on_group_ended(self: Arc<Self>, batch: u64) {
         let mut state = lock(&self.state);
+        // The end answers all batches: this group may have been cut short.
+        if self.end.get().is_some() {
+            return;
+        }
         let Some(found) = state.batches.get_mut(&batch) else { return };
         found.groups_left -= 1;
         let ended = if found.groups_left == 0 { state.batches.remove(&batch) } else { None };
         let is_unused = state.batches.is_empty();
         drop(state);
         let Some(PendingBatch { then, .. }) = ended else { return };
-        then(Ok(()));
+        tell_all([then], &Ok(()));
         if is_unused && !self.options.is_reused {
-            self.end(CliqueError::Ended("a clique serves one batch".to_owned()));
+            self.end(serves_one_batch());
         }
     }
 
@@ -261,23 +266,53 @@ impl MemberOwner for GpuClique {
 
 impl Drop for GpuClique {
     fn drop(&mut self) {
-        if !self.are_members_ending.swap(true, Ordering::AcqRel) {
-            let is_orderly = lock(&self.state).starting == 0;
-            for member in self.members() {
-                end_on_thread(member, is_orderly, || {});
-            }
+        // The threads of an end that has begun own the clique, so it has not begun.
+        let reason = CliqueError::Ended("its owner has dropped it".to_owned());
+        if self.end.set(reason).is_err() {
+            return;
+        }
+        let (outcome, state) = (self.outcome(), std::mem::take(&mut *lock(&self.state)));
+        let at_end = outcome.clone();
+        end_members(self.members(), state.starting == 0, move || tell_all(state.ended_listeners, &at_end));
+        self.wake_threads();
+        tell_all(state.ready_listeners, &outcome);
+    }
+}
+
+/// The members that have not ended, and what is called after the last end.
+struct EndsLeft<F> {
+    count: AtomicUsize,
+    then: Mutex<Option<F>>,
+}
+
+impl<F: FnOnce()> EndsLeft<F> {
+    /// Ends a member. One that panics has proved nothing, so nothing is called then.
+    fn end_member(&self, member: &LocalMember, is_orderly: bool) {
+        member.end(is_orderly);
+        if self.count.fetch_sub(1, Ordering::AcqRel) == 1 {
+            let then = lock(&self.then).take();
+            then.into_iter().for_each(|then| then());
         }
     }
 }
 
-/// Ends a member on a thread of its own, and calls `then`.
-fn end_on_thread(member: &Arc<LocalMember>, is_orderly: bool, then: impl FnOnce() + Send + 'static) {
-    let member = Arc::clone(member);
-    let end = move || {
-        member.end(is_orderly);
-        then();
-    };
-    if let Err(error) = std::thread::Builder::new().name("muster-nccl-end".to_owned()).spawn(end) {
-        tracing::error!(%error, "no thread can be started to end a clique; its memory stays in use");
+/// Ends all members at the same time, each on a thread of its own, because NCCL's abort may wait for that of another member. Calls
+/// `then` after the last end.
+fn end_members(members: &[Arc<LocalMember>], is_orderly: bool, then: impl FnOnce() + Send + 'static) {
+    if members.is_empty() {
+        return then();
+    }
+    let left = Arc::new(EndsLeft { count: AtomicUsize::new(members.len()), then: Mutex::new(Some(then)) });
+    let mut without_thread = Vec::new();
+    for member in members {
+        let (of_thread, left) = (Arc::clone(member), Arc::clone(&left));
+        let end = move || left.end_member(&of_thread, is_orderly);
+        if let Err(error) = std::thread::Builder::new().name("muster-nccl-end".to_owned()).spawn(end) {
+            tracing::warn!(%error, "no thread can be started to end a member of a clique: its caller does, and waits");
+            without_thread.push(member);
+        }
+    }
+    for member in without_thread {
+        left.end_member(member, is_orderly);
     }
 }

@@ -67,13 +67,13 @@ impl DeviceThread {
             let mut served = lock(&self.served);
             // Only this thread removes members, so the first ones are those of this round.
             let mut rest = outcomes.iter();
-            served.members.retain(|_| rest.next() != Some(&MemberProgress::Over));
+            served.members.retain(|_| rest.next() != Some(&MemberProgress::Ended));
             if outcomes.contains(&MemberProgress::Progress) {
                 drop(served);
                 idle_rounds = 0;
                 continue;
             }
-            if !outcomes.contains(&MemberProgress::Waits) {
+            if !outcomes.contains(&MemberProgress::Pending) {
                 while !served.is_changed {
                     served = self.changed.wait(served).unwrap_or_else(PoisonError::into_inner);
                 }

@@ -48,6 +48,9 @@ pub enum CliqueError {
     /// A member of this process is not in the key, or there is none.
     #[error("this process has no such member of the clique")]
     NotAMember,
+    /// A member of this process is given twice.
+    #[error("{0} is given twice")]
+    GivenTwice(CliqueMember),
     /// Not all members have joined in time.
     #[error("not all {members} members of the clique have joined within {after:?}")]
     StartTimedOut {

@@ -44,4 +44,4 @@ pub use error::{CliqueError, NcclError, NcclUnavailable};
 pub use key::{CliqueMember, GpuCliqueKey, InvalidCliqueKey, MEMBERS_MAX};
 pub use library::{CliqueId, Nccl};
 pub use operation::{CliqueOperation, OperationDirection};
-pub use options::{CliqueEnding, CliqueOptions};
+pub use options::{CliqueOptions, StopMethod};

@@ -12,7 +12,7 @@ use muster_gpu::{Gpu, GpuEvent, GpuStream};
 use crate::error::CliqueError;
 use crate::library::{CliqueId, Communicator, Nccl};
 use crate::operation::CliqueOperation;
-use crate::options::{CliqueEnding, CliqueOptions};
+use crate::options::{CliqueOptions, StopMethod};
 use crate::sync::lock;
 
 /// How long the thread that ends a member sleeps between two looks.
@@ -24,11 +24,11 @@ pub enum MemberProgress {
     /// Something has changed.
     Progress,
     /// Something is under way that only a later step will find ended.
-    Waits,
+    Pending,
     /// Nothing is under way.
     Idle,
     /// The member is ending, and makes no further step.
-    Over,
+    Ended,
 }
 
 /// The clique of a member, as the member calls it: from the thread of its device or that of a blocking start, without a lock.
@@ -65,12 +65,44 @@ struct Groups {
     on_stream: VecDeque<(u64, GpuEvent)>,
 }
 
+/// A call of NCCL in progress.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum CallKind {
+    /// It ends without other members, so the end of the member waits for it.
+    Brief,
+    /// It may wait for other members. The abort of the communicator ends it.
+    Blocking,
+}
+
 /// The communicator, and whether it is in use.
 #[derive(Default)]
 struct CommunicatorUse {
     communicator: Option<Communicator>,
-    is_in_call: bool,
+    call: Option<CallKind>,
     is_ending: bool,
+}
+
+/// A call of NCCL that lasts until this is dropped.
+struct CommunicatorCall<'a> {
+    member: &'a LocalMember,
+    communicator: Option<Communicator>,
+}
+
+impl CommunicatorCall<'_> {
+    /// Records that the call may wait for other members from here on, if calls block.
+    fn may_block(&self) {
+        if self.member.options.is_blocking {
+            lock(&self.member.communicator_use).call = Some(CallKind::Blocking);
+            self.member.call_changed.notify_all();
+        }
+    }
+}
+
+impl Drop for CommunicatorCall<'_> {
+    fn drop(&mut self) {
+        lock(&self.member.communicator_use).call = None;
+        self.member.call_changed.notify_all();
+    }
 }
 
 /// One member of this process.
@@ -82,10 +114,10 @@ pub struct LocalMember {
     ranks: usize,
     id: CliqueId,
     options: CliqueOptions,
-    give_up_start: Instant,
+    start_deadline: Instant,
     stream: GpuStream,
-    slot: Mutex<CommunicatorUse>,
-    call_ended: Condvar,
+    communicator_use: Mutex<CommunicatorUse>,
+    call_changed: Condvar,
     /// Only the thread of the device uses it.
     phase: Mutex<Phase>,
     groups: Mutex<Groups>,
@@ -110,10 +142,10 @@ impl LocalMember {
             ranks,
             id,
             options,
-            give_up_start: clock::monotonic() + options.start_timeout,
+            start_deadline: clock::monotonic() + options.start_timeout,
             stream: GpuStream::new(gpu).map_err(|error| CliqueError::of_gpu(gpu, error))?,
-            slot: Mutex::default(),
-            call_ended: Condvar::new(),
+            communicator_use: Mutex::default(),
+            call_changed: Condvar::new(),
             phase: Mutex::new(Phase::NotStarted),
             groups: Mutex::default(),
             has_started: AtomicBool::new(false),
@@ -130,46 +162,29 @@ impl LocalMember {
         lock(&self.groups).waiting.push_back(group);
     }
 
-    /// Calls NCCL with the communicator; none once the member is ending.
-    fn call<T>(&self, call: impl FnOnce(&mut Option<Communicator>) -> T) -> Option<T> {
-        let mut slot = lock(&self.slot);
-        if slot.is_ending {
+    /// Begins a call of NCCL; none once the member is ending.
+    fn begin_call(&self) -> Option<CommunicatorCall<'_>> {
+        let mut in_use = lock(&self.communicator_use);
+        if in_use.is_ending {
             return None;
         }
-        slot.is_in_call = true;
-        let mut communicator = slot.communicator;
-        drop(slot);
-        let result = call(&mut communicator);
-        let mut slot = lock(&self.slot);
-        slot.is_in_call = false;
-        self.call_ended.notify_all();
-        if !slot.is_ending || !self.options.is_blocking {
-            slot.communicator = communicator;
-            return Some(result);
-        }
-        // Only a blocking call is not awaited by the end, which has taken the communicator if there was one.
-        let is_late_start = !self.has_started.load(Ordering::Acquire);
-        drop(slot);
-        if is_late_start && let Some(started) = communicator {
-            // Nothing was asked of it.
-            let _is_gone = self.nccl.abort(started);
-        }
-        None
+        in_use.call = Some(CallKind::Brief);
+        Some(CommunicatorCall { member: self, communicator: in_use.communicator })
     }
 
     /// Makes one step, on the thread of the device.
     pub fn step(self: &Arc<Self>) -> MemberProgress {
-        let Some(owner) = self.owner.upgrade() else { return MemberProgress::Over };
+        let Some(owner) = self.owner.upgrade() else { return MemberProgress::Ended };
         let outcome = self.try_step(&owner);
         outcome.unwrap_or_else(|error| {
             owner.on_member_failed(error);
-            MemberProgress::Over
+            MemberProgress::Ended
         })
     }
 
     fn try_step(self: &Arc<Self>, owner: &Arc<dyn MemberOwner>) -> Result<MemberProgress, CliqueError> {
-        if lock(&self.slot).is_ending {
-            return Ok(MemberProgress::Over);
+        if lock(&self.communicator_use).is_ending {
+            return Ok(MemberProgress::Ended);
         }
         let mut phase = lock(&self.phase);
         match *phase {
@@ -178,9 +193,9 @@ impl LocalMember {
                 *phase = Phase::Starting;
                 Ok(MemberProgress::Progress)
             }
-            Phase::Starting if !self.is_ready()? => {
-                if clock::monotonic() < self.give_up_start {
-                    return Ok(MemberProgress::Waits);
+            Phase::Starting if self.is_ready()? != Some(true) => {
+                if clock::monotonic() < self.start_deadline {
+                    return Ok(MemberProgress::Pending);
                 }
                 let after = self.options.start_timeout;
                 Err(CliqueError::StartTimedOut { members: self.ranks, after })
@@ -192,8 +207,8 @@ impl LocalMember {
                 Ok(MemberProgress::Progress)
             }
             Phase::Launching(batch) => {
-                if !self.is_ready()? {
-                    return Ok(MemberProgress::Waits);
+                if self.is_ready()? != Some(true) {
+                    return Ok(MemberProgress::Pending);
                 }
                 let event =
                     self.stream.record_event().map_err(|error| CliqueError::of_gpu(&self.gpu, error))?;
@@ -219,29 +234,32 @@ impl LocalMember {
     fn report_ended_groups(&self, owner: &Arc<dyn MemberOwner>) -> Result<MemberProgress, CliqueError> {
         let mut outcome = MemberProgress::Idle;
         loop {
-            let mut groups = lock(&self.groups);
+            let groups = lock(&self.groups);
             let Some((_, event)) = groups.on_stream.front() else { return Ok(outcome) };
-            if !event.has_happened().map_err(|error| CliqueError::of_gpu(&self.gpu, error))? {
-                drop(groups);
-                // An operation that has failed stays on the stream.
-                self.is_ready()?;
-                return Ok(if outcome == MemberProgress::Idle { MemberProgress::Waits } else { outcome });
-            }
-            let Some((batch, _)) = groups.on_stream.pop_front() else { return Ok(outcome) };
+            let has_happened = event.has_happened().map_err(|error| CliqueError::of_gpu(&self.gpu, error))?;
             drop(groups);
+            // A group that an abort has cut short has left the stream, too; and an operation that has failed may stay on it.
+            if self.is_ready()?.is_none() {
+                return Ok(MemberProgress::Ended);
+            }
+            if !has_happened {
+                return Ok(if outcome == MemberProgress::Idle { MemberProgress::Pending } else { outcome });
+            }
+            let ended = lock(&self.groups).on_stream.pop_front();
+            let Some((batch, _)) = ended else { return Ok(outcome) };
             outcome = MemberProgress::Progress;
             Arc::clone(owner).on_group_ended(batch);
         }
     }
 
-    /// Returns whether the communicator has started and no call is in progress; false also if the member is ending, which the next step
-    /// finds.
-    fn is_ready(&self) -> Result<bool, CliqueError> {
+    /// Returns whether the communicator has started and no call is in progress; none if the member is ending.
+    fn is_ready(&self) -> Result<Option<bool>, CliqueError> {
         if self.options.is_blocking && !self.has_started.load(Ordering::Acquire) {
-            return Ok(false);
+            return Ok(Some(false));
         }
-        let state = self.call(|communicator| communicator.map_or(Ok(false), |of| self.nccl.is_ready(of)));
-        Ok(state.unwrap_or(Ok(false))?)
+        let Some(call) = self.begin_call() else { return Ok(None) };
+        let is_ready = call.communicator.map_or(Ok(false), |of| self.nccl.is_ready(of))?;
+        Ok(Some(is_ready))
     }
 
     fn begin_start(self: &Arc<Self>) -> Result<(), CliqueError> {
@@ -260,57 +278,74 @@ impl LocalMember {
 
     fn start(&self) -> Result<(), CliqueError> {
         let _context = self.gpu.enter().map_err(|error| CliqueError::of_gpu(&self.gpu, error))?;
-        let started = self.call(|communicator| {
-            let (started, result) =
-                self.nccl.start(&self.id, self.rank, self.ranks, self.options.is_blocking);
-            *communicator = started;
-            result
-        });
-        if let Some(result) = started {
-            result?;
-            self.has_started.store(true, Ordering::Release);
+        let Some(call) = self.begin_call() else { return Ok(()) };
+        call.may_block();
+        let (started, result) = self.nccl.start(&self.id, self.rank, self.ranks, self.options.is_blocking);
+        let mut in_use = lock(&self.communicator_use);
+        // The end waits for a start that does not block, and takes its communicator. It has not waited for a blocking one.
+        let is_late = in_use.is_ending && self.options.is_blocking;
+        if !is_late {
+            in_use.communicator = started;
         }
+        drop(in_use);
+        if let Some(started) = started.filter(|_| is_late) {
+            // Nothing was asked of it.
+            let _is_gone = self.nccl.abort(started);
+            return Ok(());
+        }
+        result?;
+        self.has_started.store(true, Ordering::Release);
         Ok(())
     }
 
     /// Puts a group on the stream, or begins to.
     fn launch(&self, operations: &[CliqueOperation]) -> Result<(), CliqueError> {
         let _context = self.gpu.enter().map_err(|error| CliqueError::of_gpu(&self.gpu, error))?;
-        let launched = self.call(|communicator| {
-            let Some(communicator) = *communicator else { return Ok(()) };
-            self.nccl.begin_group()?;
-            let added = operations.iter().try_for_each(|operation| {
-                // SAFETY: the caller of `GpuClique::run` guarantees the memory until its listener is called.
-                unsafe { self.nccl.add_to_group(communicator, operation, self.stream.raw()) }
-            });
-            // A group that was begun must be ended. If a call failed, its end launches nothing.
-            let ended = self.nccl.end_group();
-            added.and(ended)
+        let Some(call) = self.begin_call() else { return Ok(()) };
+        let Some(communicator) = call.communicator else { return Ok(()) };
+        self.nccl.begin_group()?;
+        let added = operations.iter().try_for_each(|operation| {
+            // SAFETY: the caller of `GpuClique::run` guarantees the memory until its listener is called.
+            unsafe { self.nccl.add_to_group(communicator, operation, self.stream.raw()) }
         });
-        Ok(launched.unwrap_or(Ok(()))?)
+        call.may_block();
+        // A group that was begun must be ended. If a call failed, its end launches nothing.
+        let ended = self.nccl.end_group();
+        Ok(added.and(ended)?)
     }
 
     /// Ends the communicator, and returns when no operation of it can touch memory any more. It waits as long as that takes.
     pub fn end(&self, is_orderly: bool) {
+        let mut in_use = lock(&self.communicator_use);
+        in_use.is_ending = true;
         let limit = clock::monotonic() + self.options.end_timeout;
-        let mut slot = lock(&self.slot);
-        slot.is_ending = true;
-        // A blocking call may wait for another member: the abort ends it. A blocking start has no communicator yet.
-        while slot.is_in_call && !self.options.is_blocking {
-            slot = self.call_ended.wait(slot).unwrap_or_else(PoisonError::into_inner);
+        loop {
+            // An abort ends a blocking call, but only one that NCCL is in: most end by themselves, and one that has not after the limit
+            // is there. A blocking start has no communicator yet, and is not awaited.
+            let left = limit.saturating_duration_since(clock::monotonic());
+            let wait = match in_use.call {
+                Some(CallKind::Brief) => Duration::MAX,
+                Some(CallKind::Blocking) if in_use.communicator.is_some() => left,
+                _ => Duration::ZERO,
+            };
+            if wait.is_zero() {
+                break;
+            }
+            let woken = self.call_changed.wait_timeout(in_use, wait).unwrap_or_else(PoisonError::into_inner);
+            in_use = woken.0;
         }
-        let communicator = slot.communicator.take();
-        drop(slot);
+        let communicator = in_use.communicator.take();
+        drop(in_use);
         if let Some(communicator) = communicator {
-            if !(is_orderly && self.end_in_order(communicator, limit)) {
-                self.stop_operations(communicator, limit);
+            if !(is_orderly && self.end_in_order(communicator)) {
+                self.stop_operations(communicator);
             }
             // The call that was interrupted puts nothing more on the stream.
-            let mut slot = lock(&self.slot);
-            while slot.is_in_call {
-                slot = self.call_ended.wait(slot).unwrap_or_else(PoisonError::into_inner);
+            let mut in_use = lock(&self.communicator_use);
+            while in_use.call.is_some() {
+                in_use = self.call_changed.wait(in_use).unwrap_or_else(PoisonError::into_inner);
             }
-            drop(slot);
+            drop(in_use);
             self.wait_for_idle_stream();
         }
         // Events are destroyed without the lock.
@@ -318,25 +353,34 @@ impl LocalMember {
         drop(groups);
     }
 
-    /// Ends an unused communicator so that others notice nothing. Returns whether it has ended.
-    fn end_in_order(&self, communicator: Communicator, limit: Instant) -> bool {
+    /// Ends an unused communicator so that others notice nothing. Returns false if it must be aborted.
+    fn end_in_order(&self, communicator: Communicator) -> bool {
         let Ok(_context) = self.gpu.enter() else { return false };
-        self.nccl.finalize(communicator).is_ok()
-            && self.wait_until_ready(communicator, limit)
-            && self.nccl.destroy(communicator).is_ok()
+        if self.nccl.finalize(communicator).is_err() || !self.wait_until_ready(communicator) {
+            return false;
+        }
+        // It is gone also if this fails.
+        if let Err(error) = self.nccl.destroy(communicator) {
+            tracing::error!(gpu = self.gpu.ordinal(), %error, "a communicator cannot be destroyed");
+        }
+        true
     }
 
-    fn stop_operations(&self, communicator: Communicator, limit: Instant) {
+    fn stop_operations(&self, communicator: Communicator) {
         let _context = self.gpu.enter();
-        if self.options.ending == CliqueEnding::RevokeThenAbort && self.nccl.revoke(communicator) {
-            self.wait_until_ready(communicator, limit);
+        // Of a blocking call, only an abort is known to end it.
+        let may_revoke = self.options.stop_method == StopMethod::RevokeThenAbort && !self.options.is_blocking;
+        if may_revoke && self.nccl.revoke(communicator) {
+            self.wait_until_ready(communicator);
         }
         if let Err(error) = self.nccl.abort(communicator) {
             tracing::error!(gpu = self.gpu.ordinal(), %error, "a communicator cannot be aborted");
         }
     }
 
-    fn wait_until_ready(&self, communicator: Communicator, limit: Instant) -> bool {
+    /// Waits until no call of the communicator is in progress, at most for the limit of a step of the end. Returns whether that is so.
+    fn wait_until_ready(&self, communicator: Communicator) -> bool {
+        let limit = clock::monotonic() + self.options.end_timeout;
         loop {
             match self.nccl.is_ready(communicator) {
                 Ok(true) => return true,

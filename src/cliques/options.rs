@@ -4,11 +4,11 @@ use std::time::Duration;
 
 /// How the operations of a clique that has failed are stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum CliqueEnding {
+pub enum StopMethod {
     /// The communicators are aborted.
     Abort,
-    /// The communicators are revoked, if this NCCL can (since 2.28.7), and then aborted: a revocation returns once the operations
-    /// have stopped.
+    /// The communicators are revoked, if this NCCL can (since 2.28.7) and their calls do not block, and then aborted: a revocation
+    /// returns once the operations have stopped.
     #[default]
     RevokeThenAbort,
 }
@@ -21,9 +21,10 @@ pub struct CliqueOptions {
     /// The longest time that a step of the end may take (a revocation, the orderly end of an unused communicator) before the abort.
     pub end_timeout: Duration,
     /// How operations are stopped.
-    pub ending: CliqueEnding,
-    /// Whether calls of NCCL block. A blocking start cannot be interrupted: if a member never joins, its thread stays. It is for
-    /// versions of NCCL in which calls that do not block misbehave.
+    pub stop_method: StopMethod,
+    /// Whether calls of NCCL block. A blocking start cannot be interrupted: if a member never joins, its thread stays. Cliques that
+    /// share devices must then begin their batches in one order in all processes. It is for versions of NCCL in which calls that do
+    /// not block misbehave.
     pub is_blocking: bool,
     /// Whether a clique serves more than one batch. If not, it ends in order after the first.
     pub is_reused: bool,
@@ -34,7 +35,7 @@ impl Default for CliqueOptions {
         Self {
             start_timeout: Duration::from_secs(30),
             end_timeout: Duration::from_secs(2),
-            ending: CliqueEnding::default(),
+            stop_method: StopMethod::default(),
             is_blocking: false,
             is_reused: true,
         }

@@ -11,18 +11,16 @@
 use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::ops::Bound;
-use std::sync::Arc;
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use super::deferred_free::DeferredFree;
-use super::derived_value::DerivedValue;
 use super::failure::{Code, Failure};
 use super::ids::{CallId, TaskId, Timestamp};
 use super::settings::JobBounds;
 use super::store_entry::{DirectoryListing, StoreEntries, StoreEntry};
-use super::topology::{Device, TopologyKey, TopologyValue, TopologyValues};
+use super::topology::{DecodedTopology, TopologyKey, TopologyValue, TopologyValues};
 use crate::cow::{CowMap, Weight};
 
 /// The number of bytes beyond the normalised form that the spelling of a waited key may have.
@@ -69,7 +67,7 @@ pub(super) struct KeyValueStore {
     topology: TopologyValues,
     /// Replaced whenever `topology` changes.
     #[serde(skip)]
-    decoded_devices: DerivedValue<Arc<Vec<Device>>>,
+    decoded_topology: DecodedTopology,
 }
 
 impl KeyValueStore {
@@ -167,7 +165,7 @@ impl KeyValueStore {
         let removed = self.topology.remove_range(from.as_slice(), to.as_slice());
         let is_changed = !removed.is_empty() || self.topology.contains_key(normal.as_ref());
         if is_changed {
-            self.decoded_devices = DerivedValue::default();
+            self.decoded_topology = DecodedTopology::default();
         }
         if let Some((key, _)) = self.entries.get_key_value(normal.as_ref()) {
             let key = key.clone();
@@ -261,9 +259,9 @@ impl KeyValueStore {
         Some((call, value))
     }
 
-    /// Returns the place of the devices that the topology values describe.
-    pub fn decoded_devices(&self) -> &DerivedValue<Arc<Vec<Device>>> {
-        &self.decoded_devices
+    /// Returns the place of what the topology values describe.
+    pub fn decoded_topology(&self) -> &DecodedTopology {
+        &self.decoded_topology
     }
 
     /// Returns the topology values.
@@ -308,7 +306,7 @@ impl KeyValueStore {
         self.bytes += entry.value.len();
         if let Some(topology) = self.topology.get_mut(key) {
             (topology.value, topology.written_at) = (entry.value.clone(), entry.at);
-            self.decoded_devices = DerivedValue::default();
+            self.decoded_topology = DecodedTopology::default();
         }
         if let Some((key, old)) = self.entries.get_key_value(key) {
             let key = key.clone();
@@ -321,7 +319,7 @@ impl KeyValueStore {
         if let Some(what) = TopologyKey::parse(&key) {
             let (value, written_at) = (entry.value.clone(), entry.at);
             self.topology.insert(key.clone(), TopologyValue { key: what, value, written_at });
-            self.decoded_devices = DerivedValue::default();
+            self.decoded_topology = DecodedTopology::default();
         }
         self.entries.insert(key, entry);
         DeferredFree::default()
@@ -377,6 +375,8 @@ fn key_range_below(directory: &[u8]) -> (Vec<u8>, Vec<u8>) {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
 
     fn store_with_keys(keys: &[&str]) -> KeyValueStore {
@@ -434,7 +434,7 @@ mod tests {
         // Decodes nothing: what matters is whether it is asked to.
         let is_decoded_again = |store: &KeyValueStore| {
             let mut asked = false;
-            store.decoded_devices().get_or_compute(|| {
+            store.decoded_topology().devices.get_or_compute(|| {
                 asked = true;
                 Arc::default()
             });

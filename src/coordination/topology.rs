@@ -3,10 +3,13 @@
 //!
 //! `views/devices.rs` decodes the values. Begin at [`TopologyKey::parse`].
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::derived_value::DerivedValue;
 use super::ids::{TaskId, Timestamp};
 use super::process_identity::ProcessIdentity;
 use crate::cow::CowMap;
@@ -61,6 +64,30 @@ impl TopologyKey {
             _ => None,
         }
     }
+}
+
+/// What topology values describe, decoded when it is first needed.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub(super) struct DecodedTopology {
+    pub devices: DerivedValue<Arc<Vec<Device>>>,
+    pub hosts: DerivedValue<Arc<Vec<PublishedHost>>>,
+}
+
+/// A property of a task's host that the task published.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct PublishedHost {
+    pub task: TaskId,
+    pub property: PublishedHostProperty,
+    pub written_at: Timestamp,
+}
+
+/// A property by which a host is known.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum PublishedHostProperty {
+    /// The host in the identity of the task's process.
+    Identity(ProcessIdentity),
+    /// The boot id of its kernel.
+    BootId(String),
 }
 
 /// One accelerator (or CPU device) of a task.

@@ -7,8 +7,8 @@ use simulated_gpu::{Counter, Setting, SimulatedGpu};
 
 use crate::gpu_driver::open_gpu;
 use crate::members::{
-    Told, assert_silent, contents, ended, filled, join, join_all, key_of, nccl, pattern, ready, receive, run,
-    run_on_simulated_nccl, send, wait, wait_for_communicators,
+    OutcomeReceiver, assert_silent, contents, ended, filled, join, join_all, key_of, nccl, pattern, ready,
+    receive, run, run_on_simulated_nccl, send, wait, wait_for_communicators,
 };
 
 /// Sends around a ring in both directions, and checks what arrives.
@@ -19,7 +19,7 @@ fn check_ring(cliques: &[Arc<GpuClique>], len: usize) {
             [0, 1, 2, 3].map(|part| filled(0, len, if part < 2 { 2 * rank as u64 + part } else { 99 }))
         })
         .collect();
-    let told: Vec<Told> = (0..ranks)
+    let told: Vec<OutcomeReceiver> = (0..ranks)
         .map(|rank| {
             let [up, down, from_below, from_above] = &memory[rank];
             let [above, below] = [1, ranks - 1].map(|step| (rank + step) % ranks);
@@ -140,6 +140,21 @@ fn a_batch_waits_for_the_start_and_for_its_launch() {
 }
 
 #[test]
+fn a_listener_that_panics_does_not_stop_the_thread_of_its_device() {
+    run_on_simulated_nccl("", || {
+        let cliques = join_all(2, CliqueOptions::default());
+        let [from, to] = [filled(0, 100, 1), filled(0, 100, 2)];
+        let sent = run(&cliques[0], &[send(0, 1, &from)]);
+        // SAFETY: the memory lives until the clique has ended.
+        unsafe { cliques[1].run(&[receive(1, 0, &to)], |_| panic!("a listener's own fault")) };
+        assert_eq!(wait(&sent), Ok(()));
+        check_ring(&cliques, 100);
+        cliques[1].end(CliqueError::Ended("done".to_owned()));
+        assert!(ended(&cliques[1]).is_err());
+    });
+}
+
+#[test]
 fn operations_of_others_are_refused_and_empty_batches_end_at_once() {
     run_on_simulated_nccl("", || {
         let cliques = join_all(2, CliqueOptions::default());
@@ -162,10 +177,10 @@ fn sizes_that_differ_end_the_clique_of_both_sides_and_move_nothing() {
             assert!(matches!(wait(told), Err(CliqueError::Nccl(_))));
         }
         assert!(contents(0, &to) == pattern(900, 2));
-        for clique in &cliques {
+        for (rank, clique) in cliques.iter().enumerate() {
             assert!(matches!(ended(clique), Err(CliqueError::Nccl(_))));
-            let late = run(clique, &[send(0, 1, &from)]);
-            assert!(matches!(wait(&late), Err(CliqueError::Nccl(_) | CliqueError::NotAMember)));
+            let late = run(clique, &[send(rank, 1 - rank, &from)]);
+            assert!(matches!(wait(&late), Err(CliqueError::Nccl(_))));
         }
         wait_for_communicators(0);
     });
@@ -175,7 +190,14 @@ fn sizes_that_differ_end_the_clique_of_both_sides_and_move_nothing() {
 fn a_clique_that_is_not_reused_ends_in_order_after_its_batch() {
     run_on_simulated_nccl("", || {
         let cliques = join_all(3, CliqueOptions { is_reused: false, ..CliqueOptions::default() });
-        check_ring(&cliques, 5000);
+        let [from, to] = [filled(0, 100, 1), filled(0, 100, 2)];
+        let told = [run(&cliques[0], &[send(0, 1, &from)]), run(&cliques[1], &[receive(1, 0, &to)])];
+        // While the first one is under way, too.
+        let second = run(&cliques[0], &[send(0, 1, &from)]);
+        assert!(matches!(wait(&second), Err(CliqueError::Ended(_))));
+        told.iter().for_each(|told| assert_eq!(wait(told), Ok(())));
+        let told = run(&cliques[2], &[send(2, 2, &from), receive(2, 2, &to)]);
+        assert_eq!(wait(&told), Ok(()));
         for clique in &cliques {
             assert!(matches!(ended(clique), Err(CliqueError::Ended(_))));
         }

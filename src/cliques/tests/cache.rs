@@ -57,8 +57,7 @@ fn a_stale_incarnation_is_refused_before_and_after_the_join() {
             |of: &muster_cliques::CliqueMember| of.task != 1 || asked.fetch_add(1, Ordering::Relaxed) == 0;
         let stale = cache.join(&key, id, &local, is_current).unwrap_err();
         assert_eq!(stale, CliqueError::MemberLost(member(1)));
-        // The id has ended with it.
-        assert_eq!(join(&cache, &key, id, 0).unwrap_err(), CliqueError::MemberLost(member(1)));
+        assert!(cache.is_empty(), "nothing is kept of it");
         wait_for_communicators(0);
     });
 }
@@ -98,11 +97,15 @@ fn another_id_replaces_the_clique_of_the_same_members() {
     run_on_simulated_nccl("", || {
         let (caches, key) = ([new_cache(), new_cache()], key_of(2));
         let join_both = |id| [0, 1].map(|task| join(&caches[task as usize], &key, id, task).unwrap());
-        let former = join_both(nccl().new_id().unwrap());
+        let first = nccl().new_id().unwrap();
+        let former = join_both(first);
         former.iter().for_each(|clique| assert_eq!(wait(&ready(clique)), Ok(())));
         let later = join_both(nccl().new_id().unwrap());
         later.iter().for_each(|clique| assert_eq!(wait(&ready(clique)), Ok(())));
         former.iter().for_each(|clique| assert!(ended(clique).is_err()));
+        // A join that comes late, with the former id, replaces nothing.
+        let late = join(&caches[0], &key, first, 0).unwrap_err();
+        assert!(matches!(late, CliqueError::Ended(_)), "{late}");
         later.iter().for_each(|clique| assert_eq!(clique.end_reason(), None));
         assert_eq!(caches.map(|cache| cache.len()), [1, 1]);
     });

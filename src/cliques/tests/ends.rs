@@ -1,6 +1,8 @@
 //! Ends: groups that hang, sticky errors, and the proof that nothing moves any more.
 
-use muster_cliques::{CliqueEnding, CliqueError, CliqueOptions};
+use std::time::Duration;
+
+use muster_cliques::{CliqueError, CliqueOptions, StopMethod};
 use simulated_gpu::{Counter, Setting, SimulatedGpu};
 
 use crate::copying::wait_until;
@@ -13,14 +15,19 @@ use crate::members::{
 fn a_batch_that_hangs_ends_with_its_clique_and_nothing_lands_afterwards() {
     run_on_simulated_nccl("", || {
         let gpu = SimulatedGpu::load();
-        for (ending, is_blocking) in [
-            (CliqueEnding::Abort, false),
-            (CliqueEnding::RevokeThenAbort, false),
-            (CliqueEnding::Abort, true),
-        ] {
+        for (stop_method, is_blocking) in
+            [(StopMethod::Abort, false), (StopMethod::RevokeThenAbort, false), (StopMethod::Abort, true)]
+        {
             for members in 2..=8 {
-                let cliques =
-                    join_all(members, CliqueOptions { ending, is_blocking, ..CliqueOptions::default() });
+                let cliques = join_all(
+                    members,
+                    CliqueOptions {
+                        end_timeout: Duration::from_millis(100),
+                        stop_method,
+                        is_blocking,
+                        ..CliqueOptions::default()
+                    },
+                );
                 let ranks = members as usize;
                 let memory: Vec<_> = (0..ranks)
                     .map(|rank| [0, 1].map(|part| filled(0, 60_000, 10 * part + rank as u64)))
@@ -47,8 +54,11 @@ fn a_batch_that_hangs_ends_with_its_clique_and_nothing_lands_afterwards() {
                     };
                     assert!(is_expected, "{outcome:?}");
                     failed += usize::from(outcome.is_err());
+                    let below = (rank + ranks - 1) % ranks;
+                    let is_whole = contents(0, &memory[rank][1]) == pattern(60_000, below as u64);
+                    assert!(is_whole || outcome.is_err(), "a batch has ended in order without its bytes");
                     let after = contents(0, &memory[rank][1]);
-                    std::thread::sleep(std::time::Duration::from_millis(2));
+                    std::thread::sleep(Duration::from_millis(2));
                     assert!(contents(0, &memory[rank][1]) == after, "a byte has landed after the end");
                 }
                 assert!(failed > 0);

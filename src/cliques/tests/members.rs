@@ -16,7 +16,7 @@ use crate::gpu_driver::{is_real, open_gpu};
 use crate::isolated_test::run_isolated;
 use crate::skip::{Lacking, skip};
 
-pub type Told = Receiver<Result<(), CliqueError>>;
+pub type OutcomeReceiver = Receiver<Result<(), CliqueError>>;
 
 /// Runs a test in a process of its own, over simulated NCCL with these settings.
 pub fn run_on_simulated_nccl<F: FnOnce()>(settings: &str, body: F) {
@@ -69,30 +69,34 @@ pub fn join_all(tasks: u32, options: CliqueOptions) -> Vec<Arc<GpuClique>> {
     cliques
 }
 
-pub fn ready(clique: &GpuClique) -> Told {
+pub fn ready(clique: &GpuClique) -> OutcomeReceiver {
     let (tell, told) = channel();
     clique.when_ready(move |outcome| drop(tell.send(outcome)));
     told
 }
 
-/// Waits until no operation of the clique can touch memory.
-pub fn ended(clique: &GpuClique) -> Result<(), CliqueError> {
+pub fn outcome_at_end(clique: &GpuClique) -> OutcomeReceiver {
     let (tell, told) = channel();
     clique.when_ended(move |outcome| drop(tell.send(outcome)));
-    wait(&told)
+    told
 }
 
-pub fn wait(told: &Told) -> Result<(), CliqueError> {
+/// Waits until no operation of the clique can touch memory.
+pub fn ended(clique: &GpuClique) -> Result<(), CliqueError> {
+    wait(&outcome_at_end(clique))
+}
+
+pub fn wait(told: &OutcomeReceiver) -> Result<(), CliqueError> {
     told.recv_timeout(Duration::from_secs(30)).expect("a listener is called")
 }
 
 /// Asserts that nothing is told for a moment.
-pub fn assert_silent(told: &Told) {
+pub fn assert_silent(told: &OutcomeReceiver) {
     assert!(told.recv_timeout(Duration::from_millis(50)).is_err(), "a listener was called");
 }
 
 /// Runs a batch.
-pub fn run(clique: &Arc<GpuClique>, operations: &[CliqueOperation]) -> Told {
+pub fn run(clique: &Arc<GpuClique>, operations: &[CliqueOperation]) -> OutcomeReceiver {
     let (tell, told) = channel();
     // SAFETY: each test keeps its memory until it has the outcome.
     unsafe { clique.run(operations, move |outcome| drop(tell.send(outcome))) };

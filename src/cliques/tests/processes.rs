@@ -93,7 +93,7 @@ fn exchange(
     clique: &Arc<GpuClique>,
     rank: usize,
     ranks: usize,
-    then: impl FnOnce(&crate::members::Told),
+    then: impl FnOnce(&crate::members::OutcomeReceiver),
 ) -> Vec<u8> {
     let [from, to] = [filled(0, LEN, rank as u64), filled(0, LEN, 99)];
     let [next, previous] = [1, ranks - 1].map(|step| (rank + step) % ranks);

@@ -8,7 +8,7 @@ use simulated_gpu::SimulatedGpu;
 use crate::gpu_driver::open_gpu;
 use crate::isolated_test::run_isolated;
 use crate::members::{
-    assert_silent, ended, filled, join, join_all, key_of, member, nccl, quick, ready, run,
+    assert_silent, ended, filled, join, join_all, key_of, member, nccl, outcome_at_end, quick, ready, run,
     run_on_simulated_nccl, send, wait, wait_for_communicators,
 };
 
@@ -91,8 +91,15 @@ fn a_clique_that_its_owner_drops_ends() {
     run_on_simulated_nccl("", || {
         let cliques = join_all(2, CliqueOptions::default());
         drop(cliques);
+        wait_for_communicators(0);
+        // One that waits for a member, as soon as it does.
         let waiting = join(&key_of(2), nccl().new_id().unwrap(), 0, CliqueOptions::default());
+        wait_for_communicators(1);
+        let (is_ready, has_ended) = (ready(&waiting), outcome_at_end(&waiting));
         drop(waiting);
+        for outcome in [wait(&is_ready), wait(&has_ended)] {
+            assert!(matches!(outcome, Err(CliqueError::Ended(_))), "{outcome:?}");
+        }
         wait_for_communicators(0);
     });
 }
@@ -107,6 +114,9 @@ fn members_of_others_are_refused() {
             let refused = GpuClique::start(nccl(), &key, id, local, options);
             assert_eq!(refused.unwrap_err(), CliqueError::NotAMember);
         }
+        let twice = [(member(0), open_gpu(0)), (member(0), open_gpu(0))];
+        let refused = GpuClique::start(nccl(), &key, id, &twice, options);
+        assert_eq!(refused.unwrap_err(), CliqueError::GivenTwice(member(0)));
         wait_for_communicators(0);
     });
 }

@@ -29,7 +29,9 @@ use crate::coordination::ids::{HostId, TaskId, Timestamp};
 use crate::coordination::job::Job;
 use crate::coordination::process_identity::ProcessIdentity;
 use crate::coordination::run::Run;
-use crate::coordination::topology::{TopologyKey, TopologyValue};
+use crate::coordination::topology::{
+    PublishedHost, PublishedHostProperty, TopologyKey, TopologyValue, TopologyValues,
+};
 
 /// The property that names a host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
@@ -162,49 +164,42 @@ impl Job {
     /// Returns the hosts of the present run and the host of each task.
     pub(super) fn assign_hosts(&self) -> HostAssignment {
         let run = &self.run;
-        let (identities, boot_ids) = run.published_hosts();
-        let owner_host = |id: TaskId| {
-            let owner = self.task_owners.owner(id).filter(|owner| owner.run == run.number);
-            owner.map(|owner| owner.identity.host())
-        };
-        let evidence: Vec<HostEvidence<'_>> = run
-            .task_ids()
-            .zip(run.tasks.iter())
-            .map(|(id, task)| HostEvidence {
-                identity: identities.get(&id).map(ProcessIdentity::host).or_else(|| owner_host(id)),
-                boot_id: boot_ids.get(&id).map(String::as_str),
-                address: task.peer.map(ip_address),
-            })
+        let published = run.published_hosts();
+        let mut evidence: Vec<HostEvidence<'_>> = run
+            .tasks
+            .iter()
+            .map(|task| HostEvidence { address: task.peer.map(ip_address), ..HostEvidence::default() })
             .collect();
+        for PublishedHost { task, property, written_at } in published.iter() {
+            // A value that was published from another address than that of the present incarnation tells of another host.
+            if !run.is_of_present_host(*task, *written_at) {
+                continue;
+            }
+            let Some(of_task) = usize::try_from(task.0).ok().and_then(|at| evidence.get_mut(at)) else {
+                continue;
+            };
+            match property {
+                PublishedHostProperty::Identity(identity) => of_task.identity = Some(identity.host()),
+                PublishedHostProperty::BootId(boot_id) => of_task.boot_id = Some(boot_id),
+            }
+        }
+        for (task, owner) in self.task_owners.owners().filter(|(_, owner)| owner.run == run.number) {
+            let of_task = usize::try_from(task.0).ok().and_then(|at| evidence.get_mut(at));
+            if let Some(of_task) = of_task.filter(|of_task| of_task.identity.is_none()) {
+                of_task.identity = Some(owner.identity.host());
+            }
+        }
         assign_hosts(&evidence)
     }
 }
 
 impl Run {
-    /// Returns the identities and the boot ids that the tasks published, without those that were published from
-    /// another address than that of the present incarnation.
-    fn published_hosts(&self) -> (BTreeMap<TaskId, ProcessIdentity>, BTreeMap<TaskId, String>) {
-        let (mut identities, mut boot_ids) = (BTreeMap::new(), BTreeMap::new());
-        for TopologyValue { key, value, written_at } in self.store.topology_values().values() {
-            let is_of_present_host = |task| self.is_of_present_host(task, *written_at);
-            match key {
-                TopologyKey::Identity { task } => {
-                    let identity = ProcessIdentity::from_store_value(value);
-                    if let Some(identity) = identity.filter(|_| is_of_present_host(TaskId(*task))) {
-                        identities.insert(TaskId(*task), identity);
-                    }
-                }
-                TopologyKey::Local { .. } => {
-                    let Ok(process) = ProcessAndBootId::decode(value.as_ref()) else { continue };
-                    let task = TaskId(process.process_id);
-                    if is_host_name(&process.boot_id) && is_of_present_host(task) {
-                        boot_ids.insert(task, process.boot_id);
-                    }
-                }
-                TopologyKey::Global { .. } => {}
-            }
-        }
-        (identities, boot_ids)
+    /// Returns what the tasks published of their hosts.
+    fn published_hosts(&self) -> Arc<Vec<PublishedHost>> {
+        self.store
+            .decoded_topology()
+            .hosts
+            .get_or_compute(|| Arc::new(decode_published_hosts(self.store.topology_values())))
     }
 
     /// Returns whether a value that a task wrote at `at` tells of the host on which the task is now.
@@ -219,6 +214,25 @@ impl Run {
 /// Returns the address of a peer; an IPv4 address that arrived on an IPv6 socket becomes IPv4.
 fn ip_address(peer: SocketAddr) -> IpAddr {
     peer.ip().to_canonical()
+}
+
+/// Decodes what topology values tell of hosts.
+fn decode_published_hosts(values: &TopologyValues) -> Vec<PublishedHost> {
+    let decode = |TopologyValue { key, value, written_at }: &TopologyValue| {
+        let (task, property) = match key {
+            TopologyKey::Identity { task } => {
+                (*task, PublishedHostProperty::Identity(ProcessIdentity::from_store_value(value)?))
+            }
+            TopologyKey::Local { .. } => {
+                let process = ProcessAndBootId::decode(value.as_ref()).ok()?;
+                let boot_id = Some(process.boot_id).filter(|boot_id| is_host_name(boot_id))?;
+                (process.process_id, PublishedHostProperty::BootId(boot_id))
+            }
+            TopologyKey::Global { .. } => return None,
+        };
+        Some(PublishedHost { task: TaskId(task), property, written_at: *written_at })
+    };
+    values.values().filter_map(decode).collect()
 }
 
 /// Returns whether a text that a client published may name a host.

@@ -190,7 +190,8 @@ impl Run {
 
     pub(super) fn devices(&self) -> Arc<Vec<Device>> {
         self.store
-            .decoded_devices()
+            .decoded_topology()
+            .devices
             .get_or_compute(|| Arc::new(decode_topology(self.store.topology_values())))
     }
 
