@@ -90,7 +90,7 @@ pub use base::membership::{
     DeviceId, EngineAddress, Incarnation, MemberId, MemberInfo, Membership, PeerJobAccess, PeerTask, TaskId,
 };
 pub use base::peer_job::{PeerJob, TooManyJobs};
-pub use base::transport::{TransportChoice, TransportKind};
+pub use base::transport::{CliqueChoice, TransportChoice, TransportKind};
 pub use engine::clique_cache::CliqueKey;
 pub use engine::config::EngineConfig;
 pub use engine::handle::{Batch, BytesByTransport, ConnectionStatus, LaunchInFlight, TransferEngine};
@@ -104,5 +104,6 @@ pub use io::wire::PemCertificates;
 pub use launch::outcome::LaunchStats;
 pub use launch::transfer::{QuiescenceFuture, TransferHandle};
 pub use memory::{Arena, ArenaPool, Buffer, BufferExport, Span, registered_bytes};
+pub use muster_cliques::{CliqueOptions, StopMethod};
 pub use muster_gpu::{Gpu, GpuEvent, device_memory_bytes as registered_device_bytes};
 pub use protocol::link::PriorityClass;

@@ -5,6 +5,7 @@
 
 mod calls;
 mod cancel;
+mod cliques;
 mod cluster;
 mod contents;
 mod end_of_connection;

@@ -21,6 +21,8 @@ pub enum TransportKind {
     Tcp,
     /// The receiver reads the sender's memory over a fabric, through libfabric.
     Fabric,
+    /// The GPUs of both sides move the bytes through a clique of NCCL.
+    Nccl,
     /// The sender writes to sockets that exist within one process only.
     Loopback,
     /// The task copies between its own buffers.
@@ -29,8 +31,17 @@ pub enum TransportKind {
 
 impl TransportKind {
     /// All transports.
-    pub const ALL: [Self; 8] =
-        [Self::Shm, Self::Pvm, Self::Gpu, Self::Unix, Self::Tcp, Self::Fabric, Self::Loopback, Self::Local];
+    pub const ALL: [Self; 9] = [
+        Self::Shm,
+        Self::Pvm,
+        Self::Gpu,
+        Self::Unix,
+        Self::Tcp,
+        Self::Fabric,
+        Self::Nccl,
+        Self::Loopback,
+        Self::Local,
+    ];
 
     /// Returns the name as a metric's label.
     #[must_use]
@@ -42,6 +53,7 @@ impl TransportKind {
             Self::Unix => "unix",
             Self::Tcp => "tcp",
             Self::Fabric => "fabric",
+            Self::Nccl => "nccl",
             Self::Loopback => "loopback",
             Self::Local => "local",
         }
@@ -52,6 +64,19 @@ impl fmt::Display for TransportKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
+}
+
+/// The setting that says where bytes between GPUs move through a clique of NCCL.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CliqueChoice {
+    /// Nowhere.
+    #[default]
+    Off,
+    /// On TCP connections, which lead to other hosts as a rule. Within a host, GPUs copy from one another.
+    Auto,
+    /// On all connections between tasks of one job.
+    Always,
 }
 
 /// The setting that says which transports may be used.

@@ -21,7 +21,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::clique_cache::CliqueKey;
 use super::connect::{
     HELLO_TIMEOUT, add_lane, error_of_failed_connect, fabric_for_wire, incarnation_word_address,
-    is_peer_of_own_user, open_connection, wrap_and_handshake,
+    is_peer_of_own_user, may_use_cliques, open_connection, wrap_and_handshake,
 };
 use super::dial::dial_clique;
 use super::handshake_limits::HandshakeGuard;
@@ -139,8 +139,9 @@ fn accept_connection_or_lane(
     if hello.fabric != fabric_for_wire(shared, &*wire) {
         hello.fabric = 0;
     }
+    hello.cliques = hello.cliques && may_use_cliques(shared, &*wire, hello.from);
     let (probe, checks, fabric) = (incarnation_word_address(shared), shared.config.checks, hello.fabric != 0);
-    let answer = HelloAnswer { verdict, heard, probe, checks, fabric };
+    let answer = HelloAnswer { verdict, heard, probe, checks, fabric, cliques: hello.cliques };
     dialler.send_answer(&mut blocking, &answer).inspect_err(|_| {
         if let Some((peer, making)) = expected {
             dial_after_peer_failed(shared, peer, making);

@@ -6,8 +6,10 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use muster_cliques::CliqueOptions;
+
 use crate::base::membership::{DeviceId, MemberId};
-use crate::base::transport::TransportChoice;
+use crate::base::transport::{CliqueChoice, TransportChoice};
 #[cfg(feature = "faults")]
 use crate::io::wire::FaultInjector;
 use crate::io::wire::PemCertificates;
@@ -55,6 +57,11 @@ pub struct EngineConfig {
     /// for the library's first choice. None: all bytes go through the TCP connections. Two engines use it if both name a provider
     /// and are in one fabric. The reads are neither encrypted nor do they carry checksums, so it cannot be used with `tls`.
     pub fabric: Option<String>,
+    /// Where bytes between GPUs move through a clique of NCCL: on a connection if both engines choose so. NCCL encrypts nothing, so it
+    /// cannot be used with `tls`.
+    pub cliques: CliqueChoice,
+    /// The limits of cliques, and how they end.
+    pub clique_options: CliqueOptions,
     /// How long a thread that waits for a small transfer within a host spins before it sleeps; zero for
     /// never. After several unsuccessful spins in a row it sleeps at once. The default is about the time that
     /// it takes to wake a thread of a virtual machine, and zero on a single processor, where the peer could
@@ -90,6 +97,8 @@ impl EngineConfig {
             dial_timeout: Duration::from_secs(10),
             tls: None,
             fabric: None,
+            cliques: CliqueChoice::Off,
+            clique_options: CliqueOptions::default(),
             spin: if cores > 1 { SPIN } else { Duration::ZERO },
             #[cfg(feature = "faults")]
             faults: None,

@@ -12,7 +12,7 @@ use super::shared::EngineShared;
 use crate::base::error::TransferError;
 use crate::base::membership::MemberId;
 use crate::base::sync::lock;
-use crate::base::transport::{TransportChoice, TransportKind};
+use crate::base::transport::{CliqueChoice, TransportChoice, TransportKind};
 use crate::io::fabric_reads::FabricReads;
 use crate::io::lane::{Lane, LaneHost};
 use crate::io::sys;
@@ -75,6 +75,17 @@ pub fn fabric_for_wire(shared: &EngineShared, wire: &dyn Wire) -> u32 {
     })
 }
 
+/// Returns whether bytes between GPUs may move through a clique on a connection to a peer that a wire begins.
+pub fn may_use_cliques(shared: &EngineShared, wire: &dyn Wire, peer: MemberId) -> bool {
+    // Tasks of two jobs can have one number, which a key of a clique has once.
+    let is_chosen = match shared.config.cliques {
+        CliqueChoice::Off => false,
+        CliqueChoice::Auto => wire.kind() == TransportKind::Tcp,
+        CliqueChoice::Always => true,
+    };
+    is_chosen && peer.job.is_own() && shared.nccl.is_some()
+}
+
 /// Creates the connection of a hello that was accepted, and adds it to the table.
 pub fn open_connection(
     shared: &Arc<EngineShared>,
@@ -89,7 +100,8 @@ pub fn open_connection(
     let is_over_fabric = hello.fabric != 0;
     let terms = LinkTerms {
         chunk: hello.chunk.clamp(4 << 10, CHUNK_MAX as u32),
-        fetch: hello.fetch && capabilities.shares_memory || is_over_fabric,
+        fetch: hello.fetch && capabilities.shares_memory || is_over_fabric || hello.cliques,
+        pushes_unsourced: hello.cliques,
         lasting: !capabilities.is_breakable,
     };
     // On the dialling side, `hello.checks` includes the acceptor's answer.
@@ -119,6 +131,7 @@ pub fn open_connection(
         checks,
         pid,
         fabric,
+        nccl: shared.nccl.filter(|_| hello.cliques).map(|nccl| (nccl, shared.config.clique_options)),
     });
     lock(&shared.connections).push(Arc::clone(&connection));
     shared.connected.notify_all();

@@ -13,7 +13,7 @@ use muster_clock as clock;
 use super::clique_cache::CliqueKey;
 use super::connect::{
     HELLO_TIMEOUT, add_lane, error_of_failed_connect, fabric_for_wire, incarnation_word_address,
-    is_peer_of_own_user, open_connection, wrap_and_handshake,
+    is_peer_of_own_user, may_use_cliques, open_connection, wrap_and_handshake,
 };
 use super::shared::EngineShared;
 use crate::base::error::TransferError;
@@ -214,6 +214,7 @@ fn dial_and_exchange_hellos(
         chunk: shared.config.chunk,
         heard: joining.as_ref().map_or(0, |joining| joining.connection.last_received_control_number()),
         fabric: if joining.is_none() { fabric_for_wire(shared, &*wire) } else { 0 },
+        cliques: joining.is_none() && may_use_cliques(shared, &*wire, peer),
         probe: incarnation_word_address(shared),
     };
     let mut blocking = BlockingWire::new(&*wire, until);
@@ -224,7 +225,8 @@ fn dial_and_exchange_hellos(
         &clock::random_bytes(),
     )?;
     let fabric = if answer.fabric { hello.fabric } else { 0 };
-    let hello = Hello { checks: hello.checks || answer.checks, fabric, ..hello };
+    let cliques = hello.cliques && answer.cliques;
+    let hello = Hello { checks: hello.checks || answer.checks, fabric, cliques, ..hello };
     Ok(DialledWire { wire, hello, heard: answer.heard, probe: answer.probe })
 }
 

@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use muster_cliques::Nccl;
 use muster_clock as clock;
 use muster_fabric::Fabric;
 
@@ -34,7 +35,7 @@ use crate::base::launch_metrics::LaunchMetrics;
 use crate::base::layout::BufferLayout;
 use crate::base::membership::{DeviceId, EngineAddress, MemberId, Membership, PeerTask};
 use crate::base::sync::lock;
-use crate::base::transport::TransportKind;
+use crate::base::transport::{CliqueChoice, TransportKind};
 use crate::io::threads::IoThreads;
 use crate::io::wire::{self, EngineTlsConfigs, ListenSettings, WireWrappers};
 use crate::launch::outcome::Launch;
@@ -76,11 +77,23 @@ fn open_fabric(config: &EngineConfig) -> std::io::Result<Option<Fabric>> {
     Fabric::open(provider, address).map(Some).map_err(std::io::Error::other)
 }
 
+/// Loads NCCL, if a configuration wants cliques.
+fn load_nccl(config: &EngineConfig) -> std::io::Result<Option<&'static Nccl>> {
+    if config.cliques == CliqueChoice::Off {
+        return Ok(None);
+    }
+    if config.tls.is_some() {
+        let why = "cliques of GPUs are not encrypted: use either certificates or cliques";
+        return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, why));
+    }
+    Nccl::get().map(Some).map_err(std::io::Error::other)
+}
+
 impl TransferEngine {
     /// Starts an engine: its threads and its listeners.
     ///
     /// # Errors
-    /// Returns an error if it cannot listen on its address, its certificates or its fabric cannot be used, or the
+    /// Returns an error if it cannot listen on its address, its certificates, its fabric or NCCL cannot be used, or the
     /// system refuses a thread.
     pub fn start(mut config: EngineConfig) -> std::io::Result<Self> {
         config.lanes = config.lanes.clamp(1, 64);
@@ -88,6 +101,7 @@ impl TransferEngine {
         config.devices.sort_unstable();
         config.devices.dedup();
         let fabric = open_fabric(&config)?;
+        let nccl = load_nccl(&config)?;
         let wrapping = WireWrappers {
             identity: config.tls.as_ref().map(EngineTlsConfigs::new).transpose()?,
             #[cfg(feature = "faults")]
@@ -100,7 +114,7 @@ impl TransferEngine {
             advertise: &config.advertise,
         })?;
         let (io, threads) = IoThreads::start(config.reactors, config.copiers, config.staging_bytes)?;
-        let shared = EngineShared::new(config, address, wrapping, fabric, io);
+        let shared = EngineShared::new(config, address, wrapping, (fabric, nccl), io);
         // If a thread is refused, those that have started are ended as the handle is dropped.
         let handle = EngineOwner { shared: Arc::clone(&shared), threads: Mutex::new(threads) };
         let mut threads = lock(&handle.threads);
@@ -343,6 +357,7 @@ impl TransferEngine {
                 lanes: connection.live_lane_count(),
                 launched: connection.in_flight_count(),
                 reads_over_fabric: connection.reads_over_fabric(),
+                moves_by_clique: connection.moves_by_clique(),
                 bytes: TransportKind::ALL.map(|kind| (kind, connection.counters.sent_and_received(kind))),
             })
             .collect()
@@ -412,6 +427,8 @@ pub struct ConnectionStatus {
     pub launched: usize,
     /// Whether the sides read each other's memory over a fabric.
     pub reads_over_fabric: bool,
+    /// Whether bytes between GPUs move through a clique of NCCL.
+    pub moves_by_clique: bool,
     /// The bytes moved.
     pub bytes: BytesByTransport,
 }

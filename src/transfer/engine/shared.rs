@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
+use muster_cliques::Nccl;
 use muster_clock as clock;
 use muster_fabric::Fabric;
 
@@ -46,6 +47,8 @@ pub struct EngineShared {
     pub(super) wrapping: WireWrappers,
     /// The fabric over which it reads memory of peers, if it is to.
     pub(super) fabric: Option<Fabric>,
+    /// NCCL, if bytes between GPUs may move through it.
+    pub(super) nccl: Option<&'static Nccl>,
     /// A word that holds this incarnation: a process that can read it can read this process's memory.
     pub(super) probe: Box<AtomicU64>,
     pub(super) membership: RwLock<Membership>,
@@ -84,7 +87,7 @@ impl EngineShared {
         config: EngineConfig,
         address: EngineAddress,
         wrapping: WireWrappers,
-        fabric: Option<Fabric>,
+        (fabric, nccl): (Option<Fabric>, Option<&'static Nccl>),
         io: Arc<IoThreads>,
     ) -> Arc<Self> {
         Arc::new_cyclic(|this| Self {
@@ -92,6 +95,7 @@ impl EngineShared {
             address,
             wrapping,
             fabric,
+            nccl,
             probe: Box::new(AtomicU64::new(config.here.incarnation.get())),
             membership: RwLock::default(),
             changed: (Mutex::new(()), Condvar::new()),

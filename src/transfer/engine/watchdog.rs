@@ -90,6 +90,10 @@ impl EngineShared {
                 Some(at) if at <= now => connection.end_for_overdue_fabric_read(),
                 at => next = next.into_iter().chain(at).min(),
             }
+            match connection.first_limit_of_batches() {
+                Some(at) if at <= now => connection.fail_clique_for_overdue_batch(),
+                at => next = next.into_iter().chain(at).min(),
+            }
             if let Some(shortest) = shortest {
                 if silent >= shortest / LOOKS {
                     connection.ping();

@@ -2,6 +2,8 @@
 //!
 //! Sessions decide which bytes are sent and where received bytes are written. Begin at [`lane`] and [`wire`].
 
+pub mod clique_exchange;
+mod clique_fetch;
 mod contiguous_runs;
 mod device_fetch;
 pub mod device_runs;

@@ -14,7 +14,7 @@
 mod arena;
 mod arena_pool;
 mod buffer;
-mod device_copy;
+pub mod device_copy;
 mod device_mappings;
 mod fabric_registrations;
 mod free_ranges;

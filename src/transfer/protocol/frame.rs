@@ -101,6 +101,8 @@ pub enum FrameKind {
     Progress = 28,
     /// The sender, which dialled the connection, has read the receiver's incarnation over the fabric: both may use it.
     FabricReady = 29,
+    /// A message about the clique of GPUs of the two engines (`clique_message.rs`).
+    Clique = 30,
 }
 
 impl FrameKind {
@@ -135,6 +137,7 @@ impl FrameKind {
             27 => Self::FabricRegion,
             28 => Self::Progress,
             29 => Self::FabricReady,
+            30 => Self::Clique,
             _ => return None,
         })
     }

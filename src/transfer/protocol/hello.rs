@@ -77,6 +77,8 @@ pub struct Hello {
     /// The [hash](hash_of_fabric) of the fabric over which the dialler reads memory of peers, and lets them read its own; 0 for
     /// none. An acceptor in the same fabric may agree.
     pub fabric: u32,
+    /// Whether the dialler moves bytes between GPUs through a clique. An acceptor that does so too may agree.
+    pub cliques: bool,
     /// The address of a word of the dialler's memory that holds its incarnation. An acceptor that can read it
     /// there can fetch from the dialler.
     pub probe: u64,
@@ -95,6 +97,8 @@ pub struct HelloAnswer {
     pub checks: bool,
     /// Whether the acceptor agrees to reads over the dialler's fabric.
     pub fabric: bool,
+    /// Whether the acceptor agrees to cliques of GPUs.
+    pub cliques: bool,
 }
 
 /// The decision about a hello.
@@ -206,7 +210,8 @@ impl Hello {
         bytes[16..24].copy_from_slice(&self.to.incarnation.get().to_le_bytes());
         bytes[24..32].copy_from_slice(&self.nonce.to_le_bytes());
         bytes[32..34].copy_from_slice(&self.lane.to_le_bytes());
-        let flags = [self.control, self.begins, self.fetch, self.checks, token, self.across_jobs];
+        let flags =
+            [self.control, self.begins, self.fetch, self.checks, token, self.across_jobs, self.cliques];
         bytes[34] = flags.iter().enumerate().fold(0, |bits, (at, set)| bits | u8::from(*set) << at);
         bytes[36..40].copy_from_slice(&self.chunk.to_le_bytes());
         bytes[40..44].copy_from_slice(&self.heard.to_le_bytes());
@@ -235,6 +240,7 @@ impl Hello {
             chunk: read_u32_at(bytes, 36),
             heard: read_u32_at(bytes, 40),
             fabric: read_u32_at(bytes, 44),
+            cliques: flag(6),
             probe: read_u64_at(bytes, 48),
         };
         Some((hello, flag(4)))
@@ -243,8 +249,14 @@ impl Hello {
 
 impl HelloAnswer {
     /// The refusal of a dialler without a valid proof: the same for all of them.
-    pub const UNPROVEN: Self =
-        Self { verdict: HelloVerdict::Token, heard: 0, probe: 0, checks: false, fabric: false };
+    pub const UNPROVEN: Self = Self {
+        verdict: HelloVerdict::Token,
+        heard: 0,
+        probe: 0,
+        checks: false,
+        fabric: false,
+        cliques: false,
+    };
 
     pub fn encode_without_proof(&self) -> [u8; ANSWER_TERMS] {
         let (code, detail) = match self.verdict {
@@ -259,7 +271,7 @@ impl HelloAnswer {
         };
         let mut bytes = [0; ANSWER_TERMS];
         bytes[0] = code;
-        bytes[1] = u8::from(self.checks) | u8::from(self.fabric) << 1;
+        bytes[1] = u8::from(self.checks) | u8::from(self.fabric) << 1 | u8::from(self.cliques) << 2;
         bytes[4..8].copy_from_slice(&self.heard.to_le_bytes());
         bytes[8..16].copy_from_slice(&detail.to_le_bytes());
         bytes[16..24].copy_from_slice(&self.probe.to_le_bytes());
@@ -285,6 +297,7 @@ impl HelloAnswer {
             probe: read_u64_at(bytes, 16),
             checks: bytes[1] & 1 != 0,
             fabric: bytes[1] & 2 != 0,
+            cliques: bytes[1] & 4 != 0,
         })
     }
 }

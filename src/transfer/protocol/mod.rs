@@ -3,6 +3,7 @@
 //!
 //! Begin at [`link`].
 
+pub mod clique_message;
 pub mod frame;
 pub mod hello;
 pub mod link;

@@ -140,6 +140,28 @@ impl Connection {
         self.close(TransferError::Transport { transport: TransportKind::Fabric, member: self.peer, why });
     }
 
+    /// Returns the number of the GPU with a region's memory, if its bytes move through a clique; the peer may name it from now on.
+    pub fn gpu_of_clique(&self, region: &MemoryRegion) -> Option<u32> {
+        let gpu = region.device()?.gpu();
+        self.exchange.as_ref()?.use_gpu(gpu);
+        Some(gpu.ordinal())
+    }
+
+    /// Returns whether bytes between GPUs move through a clique now.
+    pub fn moves_by_clique(&self) -> bool {
+        self.exchange.as_ref().is_some_and(|exchange| exchange.is_usable())
+    }
+
+    /// Returns when the first of the batches of the clique that are under way is overdue.
+    pub fn first_limit_of_batches(&self) -> Option<Instant> {
+        self.exchange.as_ref()?.first_limit()
+    }
+
+    /// Ends the clique because a batch has not ended in time.
+    pub fn fail_clique_for_overdue_batch(&self) {
+        self.exchange.iter().for_each(|exchange| exchange.fail_for_overdue_batch());
+    }
+
     /// Registers a region into which bytes are to be read over the fabric, if that needs it. The first call for a region takes long: it
     /// locks its pages. What is not registered is pushed.
     pub fn register_for_reads(&self, region: &MemoryRegion) {

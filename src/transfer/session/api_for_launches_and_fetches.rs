@@ -15,6 +15,7 @@ use super::ring_session::RingSession;
 use crate::base::error::TransferError;
 use crate::base::sync::lock;
 use crate::base::transport::TransportKind;
+use crate::io::clique_exchange::CliqueExchange;
 use crate::io::fabric_reads::FabricReads;
 use crate::io::fetch_host::FetchHost;
 use crate::io::gpu_copies::CopyFailure;
@@ -90,6 +91,35 @@ impl FetchHost for Connection {
 
     fn fabric_reads(&self) -> Option<&FabricReads> {
         self.fabric.as_ref()
+    }
+
+    fn clique_exchange(&self) -> Option<&Arc<CliqueExchange>> {
+        self.exchange.as_ref()
+    }
+
+    fn send_clique_message(&self, message: Vec<u8>) {
+        lock(&self.link).send_clique_message(message);
+    }
+
+    fn flush_control_frames(&self) {
+        self.flush_queued_output(0);
+    }
+
+    fn launch_that_sends(&self, at: GroupId) -> Option<Arc<PeerLaunch>> {
+        lock(&self.link).launch_that_sends(at)
+    }
+
+    fn run_soon(&self, work: Box<dyn FnOnce() + Send>) {
+        self.io.fetchers.run_soon(work);
+    }
+
+    fn on_clique_failed(&self, launch: &Arc<PeerLaunch>, why: &str, nothing_yet: bool) {
+        if nothing_yet {
+            self.counts.fallbacks.fetch_add(1, Ordering::Relaxed);
+            return self.request_push(launch);
+        }
+        let (transport, why) = (TransportKind::Nccl, why.to_owned());
+        fail_and_tell_peer(launch, TransferError::Transport { transport, member: self.peer, why });
     }
 
     fn request_push(&self, launch: &Arc<PeerLaunch>) {

@@ -20,7 +20,9 @@ use crate::base::error::TransferError;
 use crate::base::membership::MemberId;
 use crate::base::sync::{AtomicUsize, lock};
 use crate::base::transport::TransportKind;
+use crate::io::clique_exchange::CliqueExchange;
 use crate::io::fabric_reads::FabricReads;
+use crate::io::fetch_host::FetchHost;
 use crate::io::lane::{Lane, LaneHost};
 use crate::io::peer_memory::PeerMemory;
 use crate::io::ring::{RingInbox, RingOutbox};
@@ -30,6 +32,7 @@ use crate::launch::peer_launch::PeerLaunch;
 use crate::launch::session_handle::{LaunchSession, SessionHandle};
 use crate::memory::MemoryRegion;
 use crate::protocol::link::{LaunchNumbers, LinkSide, LinkTerms};
+use muster_cliques::{CliqueOptions, Nccl};
 
 /// The engine of a connection, as the connection sees it.
 pub trait SessionHost: Send + Sync {
@@ -101,6 +104,8 @@ pub struct Connection {
     pub(super) pid: Option<i32>,
     /// The reads over a fabric, if both sides agreed to them.
     pub(super) fabric: Option<FabricReads>,
+    /// The exchange between GPUs through a clique, if both sides agreed to it.
+    pub(super) exchange: Option<Arc<CliqueExchange>>,
     /// The regions that this side has announced to the peer.
     pub(super) offered: Mutex<HashMap<u32, Weak<MemoryRegion>>>,
     /// The regions that the peer has announced; none for a region that could not be mapped.
@@ -161,12 +166,15 @@ pub struct NewConnectionParts {
     pub pid: Option<i32>,
     /// The reads over a fabric, if both sides agreed to them.
     pub fabric: Option<FabricReads>,
+    /// NCCL and the limits of cliques, if both sides agreed to them.
+    pub nccl: Option<(&'static Nccl, CliqueOptions)>,
 }
 
 impl Connection {
     /// Creates a connection without lanes.
     pub fn new(settings: NewConnectionParts) -> Arc<Self> {
-        let NewConnectionParts { host, io, counts, numbers, moved, inlines, spin, fabric, .. } = settings;
+        let NewConnectionParts { host, io, counts, numbers, moved, inlines, spin, fabric, nccl, .. } =
+            settings;
         let NewConnectionParts { me, peer, nonce, dialled, kind, capabilities, terms, checks, pid, .. } =
             settings;
         let mut link = LinkSide::new(me, peer, terms, numbers.clone());
@@ -200,6 +208,10 @@ impl Connection {
             inlines,
             pid,
             fabric,
+            exchange: nccl.map(|(nccl, options)| {
+                let host: Weak<dyn FetchHost> = this.clone();
+                CliqueExchange::new(host, nccl, options, me, peer)
+            }),
             offered: Mutex::default(),
             shared: Mutex::default(),
             inbox: if capabilities.shares_memory { RingInbox::new().ok() } else { None },
@@ -332,6 +344,7 @@ impl Connection {
         // Before the connection is over, for the reason below; and without the lock of the link, because the ends of reads are
         // told on this thread.
         let is_unread = self.fabric.as_ref().is_none_or(FabricReads::end);
+        self.exchange.iter().for_each(|exchange| exchange.end());
         let launches = {
             let mut link = lock(&self.link);
             // This comes first: once another thread sees that the connection is over, it may reuse buffers

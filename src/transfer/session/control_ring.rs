@@ -111,6 +111,7 @@ impl Connection {
             }
             lock(&self.link).receive_control_frame(&header, payload)?;
             self.perform_all_outputs(replies);
+            self.process_clique_messages()?;
         }
         Ok(())
     }

@@ -185,12 +185,13 @@ mod tests {
             chunk: 5,
             heard: 6,
             fabric: 8,
+            cliques: true,
             probe: 7,
         }
     }
 
     fn answer(verdict: HelloVerdict) -> HelloAnswer {
-        HelloAnswer { verdict, heard: 10, probe: 11, checks: true, fabric: true }
+        HelloAnswer { verdict, heard: 10, probe: 11, checks: true, fabric: true, cliques: true }
     }
 
     fn run_handshake(

@@ -257,7 +257,7 @@ impl LaneHost for Connection {
         }
         lock(&self.link).receive_control_frame(header, payload)?;
         self.perform_all_outputs(replies);
-        Ok(())
+        self.process_clique_messages()
     }
 
     fn send_with_descriptors(

@@ -18,7 +18,7 @@ use crate::io::ring::{FrameToWrite, RingInbox};
 use crate::io::staging::copy_from_slot;
 use crate::launch::peer_launch::{OwnedAccessGuard, PeerLaunch, fail_and_tell_peer};
 use crate::memory::ReadView;
-use crate::protocol::link::{ControlFrame, DefinitionMismatch, LinkOutput};
+use crate::protocol::link::{ControlFrame, DefinitionMismatch, LinkOutput, ProtocolViolation};
 
 /// The most bytes of a launch that the thread sends which has them ready; the reactors send larger ones.
 pub(super) const SEND_AT_ONCE: u64 = 64 << 10;
@@ -88,6 +88,18 @@ impl Connection {
         }
     }
 
+    /// Processes the messages of the peer about cliques that have arrived.
+    pub(super) fn process_clique_messages(&self) -> Result<(), ProtocolViolation> {
+        let next = || lock(&self.link).take_clique_message();
+        match &self.exchange {
+            Some(exchange) => {
+                exchange.process_messages(self, &next, &|| lock(&self.link).has_clique_messages())
+            }
+            None if next().is_some() => Err(ProtocolViolation("cliques were not agreed on")),
+            None => Ok(()),
+        }
+    }
+
     fn perform_output(&self, output: LinkOutput<Arc<PeerLaunch>>, replies: &mut PendingReplies) {
         match output {
             LinkOutput::Matched(launch) => {
@@ -109,6 +121,7 @@ impl Connection {
                 {
                     let region = span.buffer().region();
                     let kind = match (region.device(), region.shared_file()) {
+                        (Some(_), _) if self.exchange.is_some() => TransportKind::Nccl,
                         _ if self.fabric.is_some() => TransportKind::Fabric,
                         (Some(_), _) => TransportKind::Gpu,
                         (None, Some(_)) => TransportKind::Shm,

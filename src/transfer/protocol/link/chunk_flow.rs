@@ -75,9 +75,11 @@ impl<T: Clone> LinkSide<T> {
     /// Returns the waiters that a frame in the ring must wake at once.
     pub fn waiters_to_wake(&self, header: &Header) -> WaitersToWake {
         // A peer that launches only to fetch sends another frame when it has fetched. Until then only this
-        // side has work to do.
+        // side has work to do, unless the peer's list has nothing that can be fetched.
         let fetched = |definition: &Arc<LaunchDefinition>| {
-            definition.received > 0 && definition.entries.iter().all(|entry| !entry.outgoing)
+            !self.terms.pushes_unsourced
+                && definition.received > 0
+                && definition.entries.iter().all(|entry| !entry.outgoing)
         };
         match header.kind {
             // The peer detects the difference only when it reads the frame.

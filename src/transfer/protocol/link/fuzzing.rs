@@ -83,7 +83,8 @@ pub(crate) fn fuzz_link_conversation(input: &[u8]) {
     let (Some(here), Some(there)) = (member(0), member(1)) else { return };
     let mut script = FuzzInput(input);
     let terms = script.next_byte();
-    let terms = LinkTerms { chunk: CHUNK, fetch: terms & 1 != 0, lasting: terms & 2 != 0 };
+    let terms =
+        LinkTerms { chunk: CHUNK, fetch: terms & 1 != 0, pushes_unsourced: false, lasting: terms & 2 != 0 };
     let mut link: LinkSide<usize> = LinkSide::new(here, there, terms, LaunchNumbers::default());
     let mut control = 0u32;
     let mut launched: Vec<GroupId> = Vec::new();

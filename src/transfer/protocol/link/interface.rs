@@ -83,6 +83,8 @@ pub struct LinkTerms {
     pub chunk: u32,
     /// Whether the receiver fetches the bytes; else the sender pushes them.
     pub fetch: bool,
+    /// Whether a group is pushed at once if the sender's list names no place to fetch from; else the receiver asks for the push.
+    pub pushes_unsourced: bool,
     /// Whether the control lane cannot be replaced when it is lost, so that unacknowledged frames need not be
     /// kept.
     pub lasting: bool,

@@ -148,6 +148,11 @@ impl LaunchDefinition {
         entries.is_sorted_by_key(DefinitionEntry::sort_key).then(|| Self::new(entries))
     }
 
+    /// Returns whether no transfer that the list's side sends can be fetched.
+    pub fn is_without_sources(&self) -> bool {
+        self.entries.iter().all(|entry| entry.source == FetchSource::None)
+    }
+
     /// Returns the keys as text for people.
     pub fn describe_keys(&self) -> String {
         const SHOWN: usize = 8;

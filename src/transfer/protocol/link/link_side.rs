@@ -2,7 +2,7 @@
 //!
 //! `receive.rs` processes the frames of the peer. Begin at [`LinkSide::launch`].
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
 use super::chunk_scheduler::{ChunkSchedule, GroupId, PriorityClass};
@@ -132,6 +132,8 @@ pub struct LinkSide<T> {
     /// Whether lists were found to differ since the ring was last filled.
     pub(super) differed: bool,
     pub(super) outputs: Vec<LinkOutput<T>>,
+    /// The messages of the peer about cliques, in their order. Threads may perform outputs in another one.
+    pub(super) clique_messages: VecDeque<Vec<u8>>,
 }
 
 impl<T: Clone> LinkSide<T> {
@@ -157,6 +159,7 @@ impl<T: Clone> LinkSide<T> {
             departure: LeaveState::default(),
             differed: false,
             outputs: Vec::new(),
+            clique_messages: VecDeque::new(),
         }
     }
 
@@ -222,6 +225,29 @@ impl<T: Clone> LinkSide<T> {
     /// Announces that the fabric works.
     pub fn announce_fabric_ready(&mut self) {
         self.queue_control_frame(self.new_header(FrameKind::FabricReady), Vec::new());
+    }
+
+    /// Sends a message about cliques.
+    pub fn send_clique_message(&mut self, message: Vec<u8>) {
+        self.queue_control_frame(self.new_header(FrameKind::Clique), message);
+    }
+
+    /// Removes and returns the next message of the peer about cliques.
+    pub fn take_clique_message(&mut self) -> Option<Vec<u8>> {
+        self.clique_messages.pop_front()
+    }
+
+    /// Returns whether there is a message of the peer about cliques.
+    pub fn has_clique_messages(&self) -> bool {
+        !self.clique_messages.is_empty()
+    }
+
+    /// Returns the launch that sends the bytes of a group which the peer may fetch: its list is matched, its bytes are defined, and nobody
+    /// has cancelled it.
+    pub fn launch_that_sends(&self, at: GroupId) -> Option<T> {
+        let group = self.groups.get(&at).filter(|group| group.matched && group.stop.is_none())?;
+        let is_fetched = matches!(group.out, OutboundStream::Waiting);
+        group.local.as_ref().filter(|local| local.source && is_fetched).map(|local| local.token.clone())
     }
 
     /// Announces memory that the peer may read over the fabric, by its key and the address of its first byte.
@@ -435,7 +461,10 @@ impl<T: Clone> LinkSide<T> {
             group.out = OutboundStream::Done;
             self.outputs.push(LinkOutput::Sent(local.token.clone(), false));
         }
-        let pushes = !self.terms.fetch || group.out == OutboundStream::Wanted;
+        let may_fetch = |sender: &LaunchDefinition| {
+            self.terms.fetch && !(self.terms.pushes_unsourced && sender.is_without_sources())
+        };
+        let pushes = !may_fetch(&local.definition) || group.out == OutboundStream::Wanted;
         if matches!(group.out, OutboundStream::Waiting | OutboundStream::Wanted)
             && pushes
             && local.source
@@ -452,7 +481,7 @@ impl<T: Clone> LinkSide<T> {
                     self.inline_held -= 1;
                     group.inbound = InboundStream::Fetching;
                     self.outputs.push(LinkOutput::Inline(local.token.clone(), bytes));
-                } else if !self.terms.fetch {
+                } else if !may_fetch(&remote.definition) {
                     group.inbound =
                         InboundStream::new_chunked_receive(local.definition.received, self.terms.chunk);
                 } else if remote.source {

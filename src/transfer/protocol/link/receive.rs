@@ -58,6 +58,7 @@ impl<T: Clone> LinkSide<T> {
                 }
             }
             FrameKind::Progress => self.on_fetch_progress(at, &payload),
+            FrameKind::Clique => self.clique_messages.push_back(payload),
             FrameKind::Damaged => self.on_resend_request(at, header.index),
             FrameKind::Lost => self.outputs.push(LinkOutput::CloseLane(header.lane)),
             FrameKind::Have => self.on_chunk_report(at, header.lane, header.index, &payload),

@@ -36,7 +36,12 @@ const KINDS: [FrameKind; 23] = [
 
 /// Returns a link with a few launches, for a peer that breaks the protocol.
 fn link_with_launches(random: &mut fastrand::Rng) -> LinkSide<usize> {
-    let terms = LinkTerms { chunk: CHUNK, fetch: random.bool(), lasting: random.bool() };
+    let terms = LinkTerms {
+        chunk: CHUNK,
+        fetch: random.bool(),
+        pushes_unsourced: random.bool(),
+        lasting: random.bool(),
+    };
     let mut link = LinkSide::new(member(0), member(1), terms, LaunchNumbers::default());
     for token in 0..4 {
         let definition = link.send_definition(LaunchDefinition::new(vec![
@@ -146,7 +151,7 @@ fn flood_link_until_refused(
     let mut link: LinkSide<usize> = LinkSide::new(
         member(0),
         member(1),
-        LinkTerms { chunk: CHUNK, fetch: false, lasting },
+        LinkTerms { chunk: CHUNK, fetch: false, pushes_unsourced: false, lasting },
         LaunchNumbers::default(),
     );
     let mut control = 0;

@@ -10,7 +10,7 @@ use crate::protocol::link::*;
 
 #[test]
 fn what_has_come_of_a_long_stream_is_told_in_parts() {
-    let terms = LinkTerms { chunk: CHUNK, fetch: false, lasting: false };
+    let terms = LinkTerms { chunk: CHUNK, fetch: false, pushes_unsourced: false, lasting: false };
     let total = 700_000 * u64::from(CHUNK);
     let mut sides = [0, 1].map(|me| {
         let mut link: LinkSide<usize> =
@@ -85,7 +85,7 @@ fn deliver_control_frames(links: &mut [LinkSide<u32>; 2]) {
 #[test]
 fn sides_stay_in_step_when_their_connection_breaks_between_two_launches() {
     let numbers = [LaunchNumbers::default(), LaunchNumbers::default()];
-    let terms = LinkTerms { chunk: CHUNK, fetch: false, lasting: true };
+    let terms = LinkTerms { chunk: CHUNK, fetch: false, pushes_unsourced: false, lasting: true };
     let connect = || {
         [0, 1].map(|me| {
             let mut link = LinkSide::new(member(me), member(1 - me), terms, numbers[me as usize].clone());
@@ -129,7 +129,7 @@ fn sides_stay_in_step_when_their_connection_breaks_between_two_launches() {
 
 #[test]
 fn a_question_that_nobody_answers_changes_nothing() {
-    let terms = LinkTerms { chunk: CHUNK, fetch: false, lasting: true };
+    let terms = LinkTerms { chunk: CHUNK, fetch: false, pushes_unsourced: false, lasting: true };
     let mut link: LinkSide<u32> = LinkSide::new(member(0), member(1), terms, LaunchNumbers::default());
     let said = |link: &mut LinkSide<u32>| {
         std::iter::from_fn(|| link.next_control_frame(true))
@@ -167,7 +167,7 @@ fn a_question_that_nobody_answers_changes_nothing() {
 
 #[test]
 fn of_a_transfer_that_is_not_prepared_only_the_launch_of_the_sender_wakes_a_waiter_that_receives() {
-    let terms = LinkTerms { chunk: CHUNK, fetch: true, lasting: true };
+    let terms = LinkTerms { chunk: CHUNK, fetch: true, pushes_unsourced: false, lasting: true };
     for (me, woken) in [(0, WaitersToWake::Everyone), (1, WaitersToWake::Lazy)] {
         let mut link = LinkSide::new(member(me), member(1 - me), terms, LaunchNumbers::default());
         let definition = link.send_definition(LaunchDefinition::new(vec![transfer_entry(1, 0, 10, 1, me)]));

@@ -155,7 +155,7 @@ impl LinkSimulation {
         let harm = random.u8(0..4) > 0;
         let stopping = random.u8(0..3) > 0;
         let leaving = random.u8(0..3) > 0;
-        let terms = LinkTerms { chunk: CHUNK, fetch, lasting };
+        let terms = LinkTerms { chunk: CHUNK, fetch, pushes_unsourced: false, lasting };
         let connections = Vec::new();
         let mut story =
             Self { random, lasting, sides, plans, terms, connections, stopping, leaving, harm, left: [0; 4] };
