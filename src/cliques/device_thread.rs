@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
-use muster_gpu::pause_before_next_query;
+use muster_gpu::{become_reporting_thread, pause_before_next_query};
 
 use crate::member::{LocalMember, MemberProgress};
 use crate::sync::lock;
@@ -55,6 +55,8 @@ impl DeviceThread {
     }
 
     fn run(&self) {
+        // Its listeners may drop memory, and to free that would wait for operations that wait for peers.
+        become_reporting_thread();
         let mut idle_rounds = 0;
         loop {
             let mut served = lock(&self.served);

@@ -124,6 +124,12 @@ thread_local! {
     static IS_REPORTING: Cell<bool> = const { Cell::new(false) };
 }
 
+/// Makes this thread one that reports the ends of operations of GPUs, for as long as it runs: what waits for operations, as the
+/// release of memory does, is done on other threads.
+pub fn become_reporting_thread() {
+    IS_REPORTING.set(true);
+}
+
 /// Returns whether this thread reports the ends of copies. It must not wait for one.
 #[must_use]
 pub fn is_reporting_thread() -> bool {
@@ -343,7 +349,7 @@ impl CopyQueues {
 
     /// Reports the ends of copies, for ever.
     fn report_ends(&self) {
-        IS_REPORTING.set(true);
+        become_reporting_thread();
         let (mut idle_rounds, mut empty_rounds) = (0, 0);
         loop {
             let mut ended = Vec::new();

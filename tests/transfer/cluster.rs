@@ -5,8 +5,9 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use muster::transfer::{
-    Arena, Buffer, DeviceId, EngineConfig, Incarnation, LaunchOptions, MemberId, MemberInfo, Membership,
-    MemoryError, TaskId, TransferEngine, TransferHandle, TransferKey, TransferSpec, TransportChoice,
+    Arena, Buffer, CliqueChoice, DeviceId, EngineConfig, Incarnation, LaunchOptions, MemberId, MemberInfo,
+    Membership, MemoryError, TaskId, TransferEngine, TransferHandle, TransferKey, TransferSpec,
+    TransportChoice,
 };
 
 use crate::fabric_provider::fabric_over_tcp;
@@ -26,6 +27,17 @@ const FABRIC: &str = "MUSTER_TRANSFER_FABRIC";
 pub fn fabric_under_test() -> Option<String> {
     let name = std::env::var(FABRIC).ok()?;
     Some(if name == "default" { fabric_over_tcp().to_owned() } else { name })
+}
+
+/// Selects cliques for bytes between GPUs: `always`, with NCCL from `MUSTER_NCCL_LIBRARY`.
+const CLIQUES: &str = "MUSTER_TRANSFER_CLIQUES";
+
+/// Returns where engines use cliques.
+fn cliques_under_test() -> CliqueChoice {
+    match std::env::var(CLIQUES).as_deref() {
+        Ok("always") => CliqueChoice::Always,
+        _ => CliqueChoice::Off,
+    }
 }
 
 /// Returns whether the memory under test is that of GPUs.
@@ -192,9 +204,10 @@ impl Cluster {
 pub fn start(task: usize, life: u64, setting: impl Fn(&mut EngineConfig)) -> TransferEngine {
     let mut config = EngineConfig::new(member(task, life), vec![device(task)]);
     config.fabric = fabric_under_test();
+    config.cliques = cliques_under_test();
     setting(&mut config);
     if config.tls.is_some() {
-        config.fabric = None;
+        (config.fabric, config.cliques) = (None, CliqueChoice::Off);
     }
     TransferEngine::start(config).unwrap()
 }

@@ -7,7 +7,7 @@
 //!
 //! A piece that both sides' lists and buffers do not back does not exist: a receiver takes part only in pieces that it asked for,
 //! and a sender only in such of matched launches whose bytes are defined. If a launch is cancelled after its pieces were put into a
-//! batch, its side takes part with memory of the exchange, so that the clique survives. Therefore a sender tells of
+//! batch, its side takes part with other memory, so that the clique survives. Therefore a sender tells of
 //! each batch which pieces have the bytes of launches, and a receiver counts no others.
 //!
 //! The guards of a launch are held until its batch has ended, or the clique has and nothing can move any more. If a
@@ -65,13 +65,41 @@ pub struct CliqueExchange {
     state: Mutex<ExchangeState>,
 }
 
-/// A clique, and the memory with which cancelled launches take part.
+/// A clique in use.
 struct JoinedClique {
     clique: Arc<GpuClique>,
     /// The GPUs of this side and of the peer.
     gpus: [BTreeSet<u32>; 2],
-    /// Memory of [`PIECE_MAX`] bytes on each GPU of this side.
-    scratch: BTreeMap<u32, Arc<DeviceMemory>>,
+    /// Of each GPU of this side.
+    scratch: BTreeMap<u32, Arc<GpuScratch>>,
+}
+
+/// The memory of a GPU with which cancelled launches take part, [`PIECE_MAX`] bytes each.
+struct GpuScratch {
+    /// Zeros, which are sent. Nothing is received there, so no peer gets the bytes of another one.
+    zeros: DeviceMemory,
+    /// Where bytes are received that nobody reads.
+    sink: DeviceMemory,
+}
+
+impl GpuScratch {
+    /// Returns the memory of a GPU. The first call for it allocates, and the process keeps it: the driver waits for all operations of a
+    /// GPU before it frees memory, and some of them may wait for a peer.
+    fn of_gpu(gpu: &Gpu) -> Result<Arc<Self>, CliqueError> {
+        static OF_GPUS: Mutex<BTreeMap<u32, Arc<GpuScratch>>> = Mutex::new(BTreeMap::new());
+        let mut of_gpus = lock(&OF_GPUS);
+        if let Some(scratch) = of_gpus.get(&gpu.ordinal()) {
+            return Ok(Arc::clone(scratch));
+        }
+        let allocate = || DeviceMemory::allocate(gpu, PIECE_MAX as usize);
+        let failed = |error| CliqueError::Gpu { gpu: gpu.ordinal(), error };
+        let (zeros, sink) = (allocate().map_err(failed)?, allocate().map_err(failed)?);
+        let nothing = vec![0; PIECE_MAX as usize];
+        write_device_bytes(&zeros, 0, &nothing).map_err(|error| CliqueError::Ended(error.to_string()))?;
+        let scratch = Arc::new(Self { zeros, sink });
+        of_gpus.insert(gpu.ordinal(), Arc::clone(&scratch));
+        Ok(scratch)
+    }
 }
 
 #[derive(Default)]
@@ -348,7 +376,7 @@ impl CliqueExchange {
         }
     }
 
-    /// Takes part in a batch with the memory of launches, or of the exchange where a launch was cancelled.
+    /// Takes part in a batch with the memory of launches, or with other memory where a launch was cancelled.
     fn prepare(
         &self,
         state: &mut ExchangeState,
@@ -404,7 +432,9 @@ impl CliqueExchange {
                     memory.sending.push((guard, u64::from(piece.len)));
                     address
                 }
-                None => joined.scratch.get(&own).map_or(0, |scratch| scratch.address()),
+                None => joined.scratch.get(&own).map_or(0, |scratch| {
+                    if is_received { scratch.sink.address() } else { scratch.zeros.address() }
+                }),
             };
             operations.push(CliqueOperation {
                 rank: self.rank(&joined, self.me, own),
@@ -434,8 +464,8 @@ impl CliqueExchange {
         }
         let Some(clique) = memory.clique.as_ref().map(|joined| Arc::clone(&joined.clique)) else { return };
         let weak = Arc::downgrade(self);
-        // SAFETY: the guards keep the bytes of launches, and reserve them, until the listener drops them; the memory of the exchange is
-        // kept with them.
+        // SAFETY: the guards keep the bytes of launches, and reserve them, until the listener drops them; other memory is
+        // kept as long as the process.
         unsafe {
             clique.run(&operations, move |outcome| match (outcome, weak.upgrade()) {
                 (Ok(()), this) => {
@@ -583,12 +613,7 @@ impl CliqueExchange {
         let key = GpuCliqueKey::new(members).map_err(|error| CliqueError::Ended(error.to_string()))?;
         let mut scratch = BTreeMap::new();
         for gpu in &own {
-            let of_gpu = |error| CliqueError::Gpu { gpu: gpu.ordinal(), error };
-            let memory = DeviceMemory::allocate(gpu, PIECE_MAX as usize).map_err(of_gpu)?;
-            // It may be sent, so it must not hold what was there before.
-            let zeros = vec![0; PIECE_MAX as usize];
-            write_device_bytes(&memory, 0, &zeros).map_err(|error| CliqueError::Ended(error.to_string()))?;
-            scratch.insert(gpu.ordinal(), Arc::new(memory));
+            scratch.insert(gpu.ordinal(), GpuScratch::of_gpu(gpu)?);
         }
         let local: Vec<_> = own.into_iter().map(|gpu| (clique_member(self.me, gpu.ordinal()), gpu)).collect();
         let clique = GpuClique::start(self.nccl, &key, id, &local, self.options)?;
