@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use muster::agent::{
     AgentConfig, AgentError, AttachedEngine, EngineHost, PeerWait, PendingLaunch, TransferAccess,
-    fabric_of_environment,
+    cliques_of_environment, fabric_of_environment,
 };
 use muster::clock;
 use muster::transfer::{
@@ -54,6 +54,7 @@ pub fn apply_network(py: Python<'_>, config: &mut AgentConfig, network: NetworkO
         text.parse::<SocketAddr>().map_err(wrong)
     };
     config.fabric = fabric_of_environment();
+    config.cliques = cliques_of_environment().map_err(|error| agent_error(py, &error))?;
     config.listen = Some(address("listen", &listen)?);
     config.advertise = advertise.iter().map(|text| address("advertise", text)).collect::<PyResult<_>>()?;
     let read = |path: PathBuf| {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::error::AgentError;
 use crate::coordination::{ProcessIdentity, TASKS_MAX};
 use crate::proto::muster::v1 as wire;
-use crate::transfer::{DeviceId, PemCertificates, TaskId, TransportChoice};
+use crate::transfer::{CliqueChoice, DeviceId, PemCertificates, TaskId, TransportChoice};
 
 /// The step between the device ids of tasks: those of task `n` begin at `n` times this, as JAX numbers CPU
 /// devices.
@@ -41,6 +41,19 @@ pub fn provider_of_fabric(setting: &str) -> String {
     if setting == "auto" { String::new() } else { setting.to_owned() }
 }
 
+/// The variable that says to programs in C and Python where bytes between GPUs move through [cliques](AgentConfig::cliques).
+const CLIQUES_VARIABLE: &str = "MUSTER_CLIQUES";
+
+/// Returns where bytes between GPUs move through cliques, as the environment says.
+///
+/// # Errors
+/// Returns [`AgentError::Settings`] for a value that is none.
+pub fn cliques_of_environment() -> Result<CliqueChoice, AgentError> {
+    let named = std::env::var(CLIQUES_VARIABLE).ok().filter(|name| !name.is_empty());
+    let wrong = |error| AgentError::Settings(format!("{CLIQUES_VARIABLE}: {error}"));
+    named.map_or(Ok(CliqueChoice::Off), |name| name.parse().map_err(wrong))
+}
+
 /// The configuration of an agent.
 #[derive(Debug, Clone)]
 pub struct AgentConfig {
@@ -63,6 +76,8 @@ pub struct AgentConfig {
     /// The provider of libfabric over which the host memory of tasks on other hosts is read and this task's is offered; empty for the
     /// library's first choice. `None`: TCP connections carry the bytes.
     pub fabric: Option<String>,
+    /// Where bytes between GPUs move through a clique of NCCL.
+    pub cliques: CliqueChoice,
     /// The time for which a waiter polls before it sleeps; `None` for the engine's default.
     pub spin: Option<Duration>,
     /// The TCP address on which the engine listens; `None` to listen on this host only.
@@ -112,6 +127,7 @@ impl AgentConfig {
             devices: 1,
             transport: TransportChoice::Auto,
             fabric: None,
+            cliques: CliqueChoice::Off,
             spin: None,
             listen: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
             advertise: Vec::new(),

@@ -302,6 +302,7 @@ fn start_engine(
     engine.tls = config.transfer_tls.clone();
     engine.transport = config.transport;
     engine.fabric = config.fabric.clone();
+    engine.cliques = config.cliques;
     engine.spin = config.spin.unwrap_or(engine.spin);
     let engine = TransferEngine::start(engine).map_err(|error| engine_start_error(config, &error))?;
     // Peers dial the addresses in the record.

@@ -99,8 +99,8 @@ use tonic::transport::Channel;
 pub use attachment::AttachedEngine;
 pub use collective_reports::CollectiveReporter;
 pub use config::{
-    AgentConfig, AgentTlsFiles, DEVICES_MAX, device_id_of_task, fabric_of_environment, provider_of_fabric,
-    task_of_device_id,
+    AgentConfig, AgentTlsFiles, DEVICES_MAX, cliques_of_environment, device_id_of_task,
+    fabric_of_environment, provider_of_fabric, task_of_device_id,
 };
 pub use engine_host::EngineHost;
 pub use engine_record::EngineRecordError;

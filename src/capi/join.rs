@@ -11,7 +11,8 @@ use std::time::Duration;
 
 use muster::agent::cluster_env::{ClusterEnv, ClusterFlags, environment_variables};
 use muster::agent::{
-    Agent, AgentConfig, AgentError, AgentTlsFiles, check_credentials_if_exposed, fabric_of_environment,
+    Agent, AgentConfig, AgentError, AgentTlsFiles, check_credentials_if_exposed, cliques_of_environment,
+    fabric_of_environment,
 };
 use muster::transfer::{PemCertificates, TransportChoice};
 
@@ -242,6 +243,7 @@ unsafe fn options_to_config(
         devices: given.devices,
         transport: parse_transport(given.transport)?,
         fabric: fabric_of_environment(),
+        cliques: cliques_of_environment()?,
         listen,
         advertise: advertise.into_iter().collect(),
         token,

@@ -27,7 +27,7 @@ use crate::clock;
 use crate::coordination::JobName;
 use crate::telemetry::log::{self, LogFormat};
 use crate::text::parse_duration;
-use crate::transfer::TransportChoice;
+use crate::transfer::{CliqueChoice, TransportChoice};
 
 use exercise::ExerciseOptions;
 pub use program::{CANCELLED_TEXT, StepLine, parse_step_line};
@@ -109,6 +109,18 @@ pub struct Arguments {
         help_heading = "Transfers"
     )]
     fabric: Option<String>,
+
+    /// Where bytes between GPUs move through NCCL: `off`, `auto` for other hosts, or `always`. Both tasks must choose so. The file of
+    /// NCCL is the one that MUSTER_NCCL_LIBRARY names, or libnccl.so.2
+    #[arg(
+        long,
+        value_name = "WHERE",
+        env = "MUSTER_CLIQUES",
+        default_value = "off",
+        hide_env_values = true,
+        help_heading = "Transfers"
+    )]
+    cliques: CliqueChoice,
 
     /// How long a thread that waits for a small message from this host polls before it sleeps; `0s` for
     /// never. The default is 50us, and 0s on a machine with one processor
@@ -334,6 +346,7 @@ impl Arguments {
                 TransportArg::Tcp => TransportChoice::Tcp,
             },
             fabric: self.fabric.as_deref().map(provider_of_fabric),
+            cliques: self.cliques,
             spin: self.spin,
             listen,
             advertise: self.advertise.clone(),

@@ -15,7 +15,8 @@
 //!   with the last arrival but one would miss such tasks.
 //!
 //! The *score* is a moving average of the shares. Each new share has the weight 1/16; while there are n < 16
-//! shares, the weight is 1/n. From the sixteenth share on, a single late arrival raises the score by a sixteenth at
+//! shares, the weight is 1/n. The first share of a run counts only until there is a second one, because tasks start when they
+//! start. From the sixteenth share on, a single late arrival raises the score by a sixteenth at
 //! most, and later arrivals reduce it again. A task that is always late has a score near 1. The score has no unit: a
 //! straggler matters only if it also costs time, and lateness and hold-up measure this time.
 //!
@@ -66,7 +67,8 @@ impl StragglerStats {
         self.last += u64::from(part.held_up.is_some());
         self.recent = self.recent << 1 | u64::from(part.held_up.is_some());
         self.lateness_total_us = self.lateness_total_us.saturating_add(part.lateness);
-        let memory = self.taken_part.min(AVERAGED);
+        // The first value counts only until there is a second one.
+        let memory = (self.taken_part - 1).clamp(1, AVERAGED);
         self.lateness_us = update_moving_average(self.lateness_us, part.lateness, memory);
         if memory >= BEST_AFTER {
             let best = self.lateness_best_us.map_or(self.lateness_us, |best| best.min(self.lateness_us));
@@ -214,7 +216,7 @@ mod tests {
             always.add_member_timing(&member_timing(1_000_000, 1_000_000, true));
             let late = if round < 64 { 10_000 } else { 1_000_000 };
             became.add_member_timing(&member_timing(late, 1_000_000, round >= 64));
-            if round < 7 {
+            if round < 8 {
                 assert_eq!(became.view().and_then(|view| view.lateness_best_us), None);
             }
         }

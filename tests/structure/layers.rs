@@ -111,6 +111,7 @@ pub const PARTS: &[Part] = &[
         with_unsafe: &[
             "engine/resharding/gpu_copy.rs",
             "engine/resharding/host_copy.rs",
+            "io/clique/exchange.rs",
             "io/device_fetch.rs",
             "io/fabric_fetch.rs",
             "io/fabric_reads.rs",

@@ -332,6 +332,51 @@ document.addEventListener('keydown', (event) => {
   cells[to].focus();
 });
 
+// In the pictures whose rows or boxes are links, the arrow keys lead to the next one in their direction.
+const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+const centre = (link) => {
+  const box = link.getBoundingClientRect();
+  return [box.left + box.width / 2, box.top + box.height / 2];
+};
+const nearest = (links, from, [right, down]) => {
+  const [x, y] = centre(from);
+  let [best, least] = [null, Infinity];
+  for (const link of links) {
+    const [dx, dy] = [centre(link)[0] - x, centre(link)[1] - y];
+    const [ahead, aside] = right ? [dx * right, Math.abs(dy)] : [dy * down, Math.abs(dx)];
+    // What is in the same row or column comes before what is nearer and beside it.
+    const cost = ahead + 8 * aside;
+    if (link !== from && ahead > 1 && cost < least) [best, least] = [link, cost];
+  }
+  return best;
+};
+document.addEventListener('keydown', (event) => {
+  const link = event.target.closest?.('svg.states a, svg.waterfall a, svg.heatmap a, .map.hosts svg a');
+  if (!link) return;
+  const links = [...link.ownerSVGElement.querySelectorAll('a')];
+  const to = { Home: links[0], End: links.at(-1) }[event.key] ?? (ARROWS[event.key] && nearest(links, link, ARROWS[event.key]));
+  if (!to) return;
+  event.preventDefault();
+  to.focus();
+});
+
+// The results of the search: the arrow keys lead from the field to them, and from one to the next.
+document.addEventListener('keydown', (event) => {
+  const by = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+  const stops = [byId('search'), ...document.querySelectorAll('.results a')];
+  const at = stops.indexOf(event.target);
+  const to = by && at >= 0 && stops[at + by];
+  if (!to) return;
+  event.preventDefault();
+  to.focus();
+});
+
+// Escape closes an opened use of a barrier.
+document.addEventListener('keydown', (event) => {
+  const close = event.key === 'Escape' && !chosen && document.querySelector('[data-close]');
+  if (close) location.href = close.href;
+});
+
 // The slash key focuses the search, unless the focus is in a field.
 document.addEventListener('keydown', (event) => {
   const typing = event.target.closest?.('input, select, textarea, [contenteditable]');
@@ -408,10 +453,23 @@ const placeAt = (map, event) => {
   return column < 0 || column >= columns || row < 0 ? -1 : row * columns + column;
 };
 
+const unpoint = (map) => {
+  clearTimeout(asking);
+  map.querySelectorAll('.tip, .cursor').forEach((it) => it.remove());
+};
 document.addEventListener('pointermove', (event) => {
   const map = event.target.closest?.('[data-map]');
   if (map) point(map, placeAt(map, event));
 });
+document.addEventListener('pointerout', (event) => {
+  const map = event.target.closest?.('[data-map]');
+  if (map && map !== document.activeElement && !map.contains(event.relatedTarget)) unpoint(map);
+});
+// By keyboard, the cell that Enter opens is marked.
+document.addEventListener('focusin', (event) => {
+  if (event.target.matches('[data-map]:focus-visible')) point(event.target, Number(event.target.dataset.at || 0));
+});
+document.addEventListener('focusout', (event) => { if (event.target.matches('[data-map]')) unpoint(event.target); });
 document.addEventListener('click', (event) => {
   const map = event.target.closest?.('[data-map]');
   const place = map ? placeAt(map, event) : -1;
@@ -422,6 +480,7 @@ document.addEventListener('keydown', (event) => {
   if (!map) return;
   const at = Number(map.dataset.at || 0);
   if (event.key === 'Enter') { location.href = map.dataset.map + taskOf(map, at); return; }
+  if (event.key === 'Escape') { unpoint(map); return; }
   const to = step(event.key, at, Number(map.dataset.columns), Number(map.dataset.tasks));
   if (to < 0) return;
   event.preventDefault();

@@ -20,7 +20,7 @@ use crate::cli::certificates::TransferCertificateArgs;
 use crate::cli::output::{TerminalText, print, print_json_line};
 use crate::host_checks::ProbedGpus;
 use crate::text::parse_duration;
-use crate::transfer::{TransportChoice, TransportKind};
+use crate::transfer::{CliqueChoice, TransportChoice, TransportKind};
 use controller::BenchController;
 use protocol::{BenchEngineSetup, BenchMemory, BenchShape};
 use results::{Repetition, SizeResult};
@@ -48,6 +48,10 @@ pub struct Arguments {
     /// `auto` for the library's first choice. It is used with TCP
     #[arg(long, value_name = "PROVIDER")]
     fabric: Option<String>,
+
+    /// Move bytes between GPUs through NCCL (with --memory gpu): `off`, `auto` with TCP, or `always`
+    #[arg(long, value_name = "WHERE", default_value = "off")]
+    cliques: CliqueChoice,
 
     /// Sizes of the buffers, such as 4KiB,1MiB
     #[arg(long, value_delimiter = ',', value_parser = parse_byte_count, value_name = "SIZE",
@@ -189,6 +193,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     let setup = BenchEngineSetup {
         transport: arguments.transport.into(),
         fabric: arguments.fabric.as_deref().map(provider_of_fabric),
+        cliques: arguments.cliques,
         lanes: arguments.lanes.map(|lanes| lanes as usize),
         spin: arguments.spin,
         checksums: arguments.checksums == OnOffArg::On,
@@ -232,6 +237,7 @@ fn start_probe(transport: TransportChoice, memory: BenchMemory) -> Result<BenchC
     let setup = BenchEngineSetup {
         transport,
         fabric: None,
+        cliques: CliqueChoice::Off,
         lanes: None,
         spin: None,
         checksums: true,

@@ -15,6 +15,7 @@ use super::task_state::{TaskCounts, TaskState};
 use crate::coordination::exclusion::{ExcludedHost, ExclusionKey};
 use crate::coordination::ids::{ExclusionId, HostId, TaskId, Timestamp};
 use crate::coordination::job::Job;
+use crate::coordination::straggler_stats::StragglerView;
 use crate::coordination::topology::Device;
 
 /// The state of a host, which follows from the states of its tasks.
@@ -72,6 +73,24 @@ pub struct HostLateness {
     pub score: f64,
     /// The number of barriers at which one of its tasks was the last to arrive.
     pub last: u64,
+    /// The number of barriers in which each of its tasks took part, at least.
+    #[serde(default)]
+    pub barriers: u64,
+}
+
+impl HostLateness {
+    /// The number of barriers that are needed to distinguish a habit from chance.
+    const HABIT_AFTER: u64 = 8;
+    /// The score from which on the tasks of a host count as habitually late.
+    const HABIT_SCORE: f64 = 0.5;
+
+    /// Returns whether the tasks of the host came significantly later than those of the median host, and did so as a habit.
+    #[must_use]
+    pub fn is_habit(&self) -> bool {
+        self.barriers >= Self::HABIT_AFTER
+            && self.score >= Self::HABIT_SCORE
+            && self.above_median_us >= StragglerView::SIGNIFICANT_LATENESS_US
+    }
 }
 
 /// A host of a job.
@@ -211,7 +230,8 @@ impl Job {
                 views.iter().map(|view| view.lateness_us).sum::<u64>().checked_div(count.into())?;
             let (score, last) =
                 (scores.sum::<f64>() / f64::from(count), views.iter().map(|view| view.last).sum());
-            Some(HostLateness { lateness_us, above_median_us: 0, score, last })
+            let barriers = views.iter().map(|view| view.taken_part).min().unwrap_or_default();
+            Some(HostLateness { lateness_us, above_median_us: 0, score, last, barriers })
         };
         let mut all: Vec<Option<HostLateness>> = assigned.hosts().iter().map(mean).collect();
         let mut usual: Vec<u64> = all.iter().flatten().map(|lateness| lateness.lateness_us).collect();

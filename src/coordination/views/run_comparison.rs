@@ -98,13 +98,11 @@ pub struct ComparedHost {
 }
 
 impl ComparedHost {
-    /// Returns whether the tasks of the host came significantly later than those of the median host: in the earlier run,
-    /// in the later run.
+    /// Returns whether the tasks of the host came habitually later than those of the median host: in the earlier run, in the later
+    /// run. Of a run with few barriers nothing is said.
     #[must_use]
     pub fn was_late(&self) -> [bool; 2] {
-        [&self.before, &self.now].map(|late| {
-            late.as_ref().is_some_and(|late| late.above_median_us >= StragglerView::SIGNIFICANT_LATENESS_US)
-        })
+        [&self.before, &self.now].map(|late| late.as_ref().is_some_and(HostLateness::is_habit))
     }
 
     /// Returns whether tasks of the host had failed: in the earlier run, in the later run.

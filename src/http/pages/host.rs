@@ -11,6 +11,7 @@ use super::exclusions::ExcludeForm;
 use super::fragment::Fragment;
 use super::frame::{NavEntry, PageFrame, PageUser, render_page};
 use super::host_transfers::render_host_transfers_fragment;
+use super::issues::{self, Issue};
 use super::job_head::render_head_fragment;
 use super::links::{JobPages, TaskLabel};
 use super::live_page::LivePage;
@@ -18,7 +19,7 @@ use super::snapshot::JobSnapshot;
 use super::status::{self, TaskStatus, barrier_display_name};
 use super::task::render_devices_fragment;
 use super::timeline::{TimelineScope, render_timeline_fragment};
-use super::{amount, issues, links, times};
+use super::{amount, links, times};
 use crate::coordination::{
     BarrierKind, BarrierOutcome, BarrierRecord, ExclusionView, HostIdSource, HostState, HostView, JobName,
     TaskId,
@@ -26,7 +27,6 @@ use crate::coordination::{
 use crate::http::extractors::{HostInPath, JobPath, ViewedRun};
 use crate::http::hosts::no_such_host;
 use crate::http::{AppState, Problem};
-use crate::service::findings::Finding;
 use crate::service::reports::HostChecksView;
 
 /// The maximum number of tasks on the page.
@@ -42,8 +42,8 @@ struct HostStateFragment<'a> {
     job: &'a JobPages,
     host: &'a HostView,
     counts: Vec<(TaskStatus, usize)>,
-    /// The findings about one of its tasks; those about the host first.
-    found: Vec<&'a Finding>,
+    /// The issues about one of its tasks.
+    found: Vec<Issue>,
     tasks: Vec<HostTaskRow>,
 }
 
@@ -121,9 +121,8 @@ pub(super) fn render_fragments(
     let Some(host) = snapshot.hosts.iter().find(|host| host.host.as_str() == name) else { return Ok(None) };
     let (view, run) = (&snapshot.view, &snapshot.view.run);
     let is_here = |task: &_| host.tasks.binary_search(task).is_ok();
-    let mut found: Vec<&Finding> =
-        snapshot.findings.iter().filter(|finding| finding.tasks.iter().any(is_here)).collect();
-    found.sort_by_key(|finding| !finding.hosts.contains(&host.host));
+    let mut found = issues::job_issues(snapshot);
+    found.retain(|issue| issue.concerns_one_of(&host.tasks));
     let state = HostStateFragment {
         job: &snapshot.pages,
         host,

@@ -78,6 +78,8 @@ pub(super) struct HostBox<'a> {
     /// The class of its lateness or of its bytes, from 0 to 4.
     pub class: usize,
     pub is_link: bool,
+    /// An open finding is about the host.
+    pub has_finding: bool,
 }
 
 /// The name of a partition above its hosts.
@@ -214,14 +216,20 @@ impl<'a> HostMap<'a> {
                     bytes_class(bytes.get(&host.host).copied().unwrap_or_default(), most_bytes)
                 }
             };
+            let about = snapshot.findings.iter().filter(|finding| finding.hosts.contains(&host.host));
+            let titles: Vec<&str> = about.map(|finding| finding.title.as_str()).collect();
+            let mut description = describe_host(snapshot, host);
+            titles.iter().for_each(|title| _ = write!(description, "; finding: {title}"));
+            let has_finding = !titles.is_empty();
             HostBox {
                 host: &host.host,
                 state: host.state,
                 x,
                 y,
-                description: describe_host(snapshot, host),
+                description,
                 class,
-                is_link: link_all || (link_trouble && host.state != HostState::Healthy),
+                is_link: link_all || (link_trouble && host.state != HostState::Healthy) || has_finding,
+                has_finding,
             }
         };
         Self {
@@ -275,6 +283,11 @@ impl<'a> HostMap<'a> {
     /// their colour too.
     pub fn has_many(&self) -> bool {
         self.boxes.len() > 32
+    }
+
+    /// Returns whether a finding is about one of the hosts.
+    pub fn has_findings(&self) -> bool {
+        self.boxes.iter().any(|host| host.has_finding)
     }
 
     /// Returns whether cells are drawn.

@@ -15,7 +15,8 @@ use super::snapshot::{JobSnapshot, heartbeat_interval_us, last_arrival_time};
 use super::status::{self, AWAITED_AFTER, TaskStatus, barrier_display_name};
 use super::times;
 use crate::coordination::{
-    BarrierKind, BarrierView, JobName, RunState, TaskId, TaskPhase, TaskView, Timestamp, is_unreachable_host,
+    BarrierKind, BarrierView, JobName, RunOutcome, RunState, TaskId, TaskPhase, TaskView, Timestamp,
+    is_unreachable_host,
 };
 use crate::http::Problem;
 use crate::service::findings::{
@@ -39,14 +40,15 @@ const ADVICE_FOR_UNREACHABLE_HOSTS: &str = "Nothing comes from any task on a hos
     this server; if not, at the host, and at what it shares with other hosts that failed. Its tasks may register again; exclude a host that does \
     not come back.";
 const ADVICE_FOR_UNREACHABLE_TASKS: &str = "Nothing came from the process any more: it hangs, it gets no CPU, or its host is down or cut off. Look \
-    whether the host can be reached and the process runs, then at its stack and its log. The run continues without it until it registers again; \
-    exclude it if its host is bad.";
+    whether the host can be reached and the process runs, then at its stack and its log. Unless others wait for it at a barrier, the run continues \
+    without it until it registers again; exclude it if its host is bad.";
 const ADVICE_FOR_FAILED_HOSTS: &str = "All tasks of a host that is named here have failed. Look at the host first: is it up, and does the kernel's \
     log have a reboot, an out-of-memory kill or a device error? Then at the end of the tasks' logs. A connection that was closed or reset says \
-    that the network worked: the processes ended. The run continues without them until they register again; exclude a host that is bad.";
+    that the network worked: the processes ended. Unless others wait for them at a barrier, the run continues without \
+    them until they register again; exclude a host that is bad.";
 const ADVICE_FOR_FAILED_TASKS: &str = "Read the end of the task's log, and the kernel's log of its host. A connection that was closed or reset says \
-    that the network worked: the process ended. The run continues without it until it registers again: check whether its scheduler restarts it, \
-    and exclude it if its host is bad.";
+    that the network worked: the process ended. Unless others wait for it at a barrier, the run continues without it until it registers \
+    again: check whether its scheduler restarts it, and exclude it if its host is bad.";
 const ADVICE_FOR_THE_NEXT_RUN: &str = "The run is over. Before the next one, read the end of the tasks' logs, and the kernel's log of their hosts; \
     exclude a host that is bad.";
 
@@ -163,13 +165,21 @@ impl Issue {
             _ => text_of_failures(snapshot, &tasks, first, &why),
         };
         let text = format!("{} {}", status::to_sentence(&why), self.text);
-        Self { tone: "bad", title, text, ..self }.with_client_error(told)
+        Self { tone: "bad", title, text, since: first.since, ..self }.with_client_error(told)
     }
 
     /// Adds the full error to a text that summarizes it.
     fn with_client_error(mut self, told: String) -> Self {
         self.told = told;
         self
+    }
+
+    /// Returns whether it concerns one of these tasks, which are ascending.
+    pub fn concerns_one_of(&self, tasks: &[TaskId]) -> bool {
+        self.tasks
+            .iter()
+            .chain(&self.named.task_ids().collect::<Vec<_>>())
+            .any(|task| tasks.binary_search(task).is_ok())
     }
 
     /// Returns the key of the issue among those of all jobs, by which a live update finds it.
@@ -307,6 +317,10 @@ fn lost_tasks_issue(snapshot: &JobSnapshot, lost: &[TaskId]) -> Option<Issue> {
     let first = tasks.first()?;
     let (why, told) = status::failure_texts(first).unwrap_or_default();
     let text = text_of_failures(snapshot, &tasks, first, &why);
+    let text = match text_of_wait_for(snapshot, lost) {
+        Some(wait) => format!("{} {wait}", status::to_sentence(&text)),
+        None => text,
+    };
     let title = format_count_with_noun(tasks.len(), "task has failed", "tasks have failed");
     let order: Vec<TaskId> = tasks.iter().map(|task| task.task).collect();
     let named = NamedTasks::new(snapshot, &order, order.len(), NAMED);
@@ -349,8 +363,23 @@ fn merge_late_heartbeats(snapshot: &JobSnapshot, mut issues: Vec<Issue>) -> Vec<
     issues
 }
 
+/// Says which tasks wait at a barrier for lost tasks alone; `None` if none do, or only for a moment.
+fn text_of_wait_for(snapshot: &JobSnapshot, lost: &[TaskId]) -> Option<String> {
+    let barrier = snapshot.barriers_in_progress().into_iter().find(|barrier| {
+        is_step_barrier(barrier.kind)
+            && snapshot.captured_at().since(barrier.since) >= AWAITED_AFTER
+            && !barrier.missing.is_empty()
+            && barrier.missing.iter().all(|task| lost.contains(task))
+    })?;
+    let (arrived, members) = (format_grouped(barrier.arrived), format_grouped(barrier.members));
+    let verb = if barrier.arrived == 1 { "waits" } else { "wait" };
+    let them = if barrier.missing.len() == 1 { "it" } else { "them" };
+    let name = barrier_display_name(&barrier.id);
+    Some(format!("{arrived} of {members} tasks {verb} for {them} at {name}."))
+}
+
 /// Merges the issue of a stuck barrier into the issue of the lost tasks, if the barrier waits for these tasks alone: their failure is
-/// the cause of both. The text of the latter tells the wait too.
+/// the cause of both. The text of the latter tells of the wait.
 fn merge_wait_for_lost_tasks(snapshot: &JobSnapshot, issues: &mut Vec<Issue>) {
     let is_lost = |task: &TaskId| snapshot.status_of(*task) == TaskStatus::Failed;
     let waits_for_lost = |issue: &Issue| {
@@ -361,7 +390,6 @@ fn merge_wait_for_lost_tasks(snapshot: &JobSnapshot, issues: &mut Vec<Issue>) {
         let wait = issues.remove(wait);
         let lost = issues.iter_mut().filter(|issue| issue.kind.as_ref() == LOST_TASKS);
         for lost in lost {
-            lost.text = format!("{} {}", status::to_sentence(&lost.text), wait.text);
             lost.means.clone_from(&wait.means);
             lost.evidence.extend_from_slice(&wait.evidence);
         }
@@ -438,8 +466,8 @@ pub(super) fn no_issue_text(snapshot: &JobSnapshot) -> String {
     let run = &snapshot.view.run;
     match run.state {
         RunState::Running => {
-            if let Some(late) = recently_late_text(snapshot) {
-                return format!("No action needed yet: {late}");
+            if let Some(trouble) = recently_late_text(snapshot).or_else(|| recent_trouble_text(snapshot)) {
+                return format!("No action needed yet: {trouble}");
             }
             // A barrier that has just begun is not named: between two updates it is there or not, by chance.
             let is_lasting = |it: &&BarrierView| snapshot.captured_at().since(it.since) >= AWAITED_AFTER;
@@ -483,6 +511,33 @@ fn recently_late_text(snapshot: &JobSnapshot) -> Option<String> {
         _ => format!("{} tasks were", tasks.len()),
     };
     Some(format!("{who} late at {most} of the last {} barriers", recent.barriers))
+}
+
+/// Returns which tasks restarted a while ago, or that the run before failed; `None` if neither is so.
+fn recent_trouble_text(snapshot: &JobSnapshot) -> Option<String> {
+    let is_recent = |at: Timestamp| snapshot.captured_at().since(at) <= RESTART_WINDOW;
+    let run = &snapshot.view.run;
+    let restarted: Vec<TaskId> = run
+        .tasks
+        .iter()
+        .filter(|task| matches!(&task.lives[..], [present, _, ..] if is_recent(present.registered_at)))
+        .map(|task| task.task)
+        .collect();
+    let name = |tasks: &[TaskId]| NamedTasks::new(snapshot, tasks, tasks.len(), 1).whole_hosts_text();
+    match &restarted[..] {
+        [] => {}
+        [one] => return Some(format!("task {one} restarted in the last ten minutes")),
+        many => {
+            let count = format_grouped(many.len());
+            return Some(format!("{count} tasks restarted in the last ten minutes{}", name(many)));
+        }
+    }
+    let before = snapshot.view.history.first().filter(|past| {
+        past.outcome != RunOutcome::Completed && past.first_cause.is_some() && is_recent(past.ended_at)
+    })?;
+    let cause = before.first_cause.as_ref()?;
+    let who = cause.task.map_or_else(String::new, |task| format!("task {task}: "));
+    Some(format!("run {} failed: {who}{}", before.number, status::first_cause_texts(cause).0))
 }
 
 fn is_connected(task: &TaskView) -> bool {

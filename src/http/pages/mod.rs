@@ -27,7 +27,7 @@
 //! | `job_head.rs` | the head of every page of a job |
 //! | `host_transfers.rs` | the transfers on the page of a host |
 //! | `issues.rs`, `named_tasks.rs`, `task_grid.rs`, `task_table.rs` | parts of the page of a job |
-//! | `host_map.rs`, `waterfall.rs`, `state_chart.rs` (with `run_moments.rs`), `transfer_map.rs`, `sparkline.rs` | the pictures of hosts, of barriers, of the states of tasks over time, of transfers, and of the last minutes |
+//! | `host_map.rs`, `waterfall.rs`, `state_chart.rs` (with `time_window.rs` and `run_moments.rs`), `transfer_map.rs`, `sparkline.rs` | the pictures of hosts, of barriers, of the states of tasks over time, of transfers, and of the last minutes |
 //! | `picture_rows.rs` | the measures that pictures with rows share |
 //! | `live_page.rs` | the pages that receive live updates, and the addresses of their streams |
 //! | `job_page_fragments.rs` | the function that renders the fragments of each of these pages |
@@ -77,6 +77,7 @@ mod task_table;
 #[cfg(test)]
 mod tests;
 mod time_switch;
+mod time_window;
 mod timeline;
 mod times;
 mod transfer_map;

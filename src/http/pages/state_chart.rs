@@ -13,26 +13,15 @@ use super::live_page::TimelinePageQuery;
 use super::picture_rows::{AREA_HEIGHT, ROW_HEIGHT};
 use super::run_moments::{RunMoment, with_texts_apart};
 use super::snapshot::JobSnapshot;
+use super::time_window::{AxisMark, COLUMN_WIDTH, COLUMNS, TimeWindow};
 use crate::coordination::{HostId, TaskId, TaskPhase, Timestamp};
 use crate::service::{RunStates, TaskMarkKind, TaskPeriods};
-use crate::text::{format_grouped, format_micros};
+use crate::text::format_grouped;
 
 /// The maximum number of rows on a page.
 const ROWS_OF_PAGE: usize = 40;
-/// The number of columns in which states are counted.
-const COLUMNS: usize = 500;
-/// The width of a column, in units of the picture.
-const COLUMN_WIDTH: usize = 2;
 /// The maximum number of marks of one kind in a row.
 const MARKS_MAX: usize = 60;
-/// The number of steps in which a run that goes on grows over the picture.
-const STEPS_OF_NOW: u64 = 100;
-/// The length of a day, in microseconds.
-const DAY_US: u64 = 86_400_000_000;
-/// The width of the longest text of a mark, in units of the picture.
-const MARK_WIDTH: usize = 120;
-/// The least length of the shown time, in microseconds.
-const SHORTEST_US: u64 = 1_000;
 
 /// The phases that are drawn, from the bottom of a row to its top. Missing tasks leave it empty.
 const DRAWN: [TaskPhase; 5] = [
@@ -42,150 +31,6 @@ const DRAWN: [TaskPhase; 5] = [
     TaskPhase::Suspect,
     TaskPhase::Failed,
 ];
-
-/// The time that a picture shows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct TimeWindow {
-    pub from: u64,
-    pub until: u64,
-    /// The time from which on, and up to which, states are known.
-    known_from: u64,
-    known_until: u64,
-    /// The whole time of which it is a part.
-    whole: (u64, u64),
-}
-
-impl TimeWindow {
-    /// Returns the part of a run that a query selects, or the whole run.
-    fn new(states: &RunStates, query: &TimelinePageQuery) -> Self {
-        let (begin, length) =
-            (states.opened_at.0, states.until.0.saturating_sub(states.opened_at.0).max(SHORTEST_US));
-        // The picture of a run that goes on has room at its end, so that it stays the same for a while.
-        let whole_length = if states.goes_on { round_up_length(length) } else { length };
-        let whole = (begin, begin + whole_length);
-        let bound = |text: &str| text.trim().parse::<u64>().ok();
-        let from = bound(&query.from).unwrap_or(whole.0).clamp(whole.0, whole.1 - SHORTEST_US);
-        let until = bound(&query.until).unwrap_or(whole.1).clamp(from + SHORTEST_US, whole.1);
-        let step = (until - from) / STEPS_OF_NOW;
-        let known_until = match states.goes_on {
-            true => states.until.0 - states.until.0.saturating_sub(begin) % step.max(1),
-            false => states.until.0,
-        };
-        Self {
-            from,
-            until,
-            known_from: states.known_since.map_or(begin, |at| at.0),
-            known_until: known_until.clamp(from, until),
-            whole,
-        }
-    }
-
-    /// Returns the beginning and the end.
-    pub fn bounds(self) -> (Timestamp, Timestamp) {
-        (Timestamp(self.from), Timestamp(self.until))
-    }
-
-    fn length(self) -> u64 {
-        self.until - self.from
-    }
-
-    pub fn is_whole(self) -> bool {
-        (self.from, self.until) == self.whole
-    }
-
-    /// Returns the column of a time, or the nearest one.
-    fn column_of(self, at: u64) -> usize {
-        let after = u128::from(at.clamp(self.from, self.until) - self.from);
-        let column = after * COLUMNS as u128 / u128::from(self.length());
-        usize::try_from(column).unwrap_or(COLUMNS).min(COLUMNS - 1)
-    }
-
-    fn includes(self, at: u64) -> bool {
-        (self.from..=self.until).contains(&at)
-    }
-
-    /// Returns the part that begins at `from` and has this length, moved into the whole.
-    fn moved(self, from: u64, length: u64) -> (u64, u64) {
-        let length = length.clamp(SHORTEST_US, self.whole.1 - self.whole.0);
-        let from = from.clamp(self.whole.0, self.whole.1 - length);
-        (from, from + length)
-    }
-
-    /// Returns marks at round times of day.
-    fn marks(self) -> Vec<AxisMark> {
-        const STEPS_S: [u64; 19] = [
-            1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1_800, 3_600, 10_800, 21_600, 43_200, 86_400,
-            604_800, 2_592_000,
-        ];
-        const MARKS: u64 = 8;
-        let least = self.length().div_ceil(MARKS);
-        if least < 1_000_000 {
-            // Shorter than a second: marks are lengths after the beginning.
-            let places = (0..=4).map(|part| self.length() * part / 4);
-            return places
-                .map(|after| AxisMark {
-                    x: self.place_of(self.from + after),
-                    time: None,
-                    text: format!("+{}", format_micros(after)),
-                })
-                .collect();
-        }
-        let step =
-            STEPS_S.into_iter().find(|step| step * 1_000_000 >= least).unwrap_or(31_104_000) * 1_000_000;
-        let first = self.from.div_ceil(step);
-        let times = (first..).map(|mark| mark * step).take_while(|at| *at <= self.until).take(32);
-        // A mark shows its date where the day changes. Only the zone of the reader tells where that is, so each mark names the
-        // one before. The first mark of a long axis names a time long ago.
-        let mut before = (self.length() > DAY_US).then_some(0);
-        let mark = |at| AxisMark {
-            x: self.place_of(at),
-            time: Some(MarkTime {
-                at: Timestamp(at),
-                before: Timestamp(before.replace(at).unwrap_or(at)),
-                is_whole_minute: step % 60_000_000 == 0,
-            }),
-            text: String::new(),
-        };
-        times.map(mark).collect()
-    }
-
-    fn place_of(self, at: u64) -> usize {
-        self.column_of(at) * COLUMN_WIDTH
-    }
-}
-
-/// Returns a round length that is a little longer.
-fn round_up_length(length: u64) -> u64 {
-    const FACTORS: [u64; 10] = [100, 125, 150, 200, 250, 300, 400, 500, 600, 800];
-    let unit = 10_u64.pow(length.max(1).ilog10());
-    let lengths = FACTORS.map(|factor| (unit / 100).max(1).saturating_mul(factor));
-    lengths.into_iter().find(|round| *round >= length).unwrap_or(unit.saturating_mul(10)).max(SHORTEST_US)
-}
-
-/// A mark of the time axis.
-#[derive(Debug)]
-pub(super) struct AxisMark {
-    pub x: usize,
-    /// The time that it shows, or else its text.
-    pub time: Option<MarkTime>,
-    pub text: String,
-}
-
-impl AxisMark {
-    /// Returns whether its text is so near to the end of the picture that it must end at the mark.
-    pub fn is_at_end(&self) -> bool {
-        self.x > COLUMNS * COLUMN_WIDTH - MARK_WIDTH / 2
-    }
-}
-
-/// The time of a mark.
-#[derive(Debug)]
-pub(super) struct MarkTime {
-    pub at: Timestamp,
-    /// The time of the mark before. The text has a date if its date is another one.
-    pub before: Timestamp,
-    pub is_whole_minute: bool,
-}
 
 /// The area of one state in a row.
 pub(super) struct StateArea {
@@ -211,6 +56,8 @@ pub(super) struct StateRow {
     pub marks: Vec<RowMarks>,
     /// The number of failures, restarts and exclusions of its tasks in the shown time.
     pub counts: Vec<(TaskMarkKind, usize)>,
+    /// The number of its tasks that had failed before the shown time.
+    pub failed_before: usize,
     pub first_trouble: Option<Timestamp>,
     /// The share of the shown time for which its tasks were connected, in thousandths.
     pub connected_thousandths: u64,
@@ -363,7 +210,15 @@ fn state_row(snapshot: &JobSnapshot, group: &RowGroup<'_>, window: TimeWindow, y
     let connected_thousandths = connected_thousandths(&group.tasks, window);
     let told: Vec<String> =
         counts.iter().map(|(kind, count)| format!("{} {}", format_grouped(*count), kind.name())).collect();
-    let told = if told.is_empty() { "no failure".to_owned() } else { told.join(", ") };
+    let failed_before = count_failed_before(&group.tasks, window);
+    let told = match (told.is_empty(), failed_before) {
+        (true, 0) => "no failure".to_owned(),
+        (false, 0) => told.join(", "),
+        (_, before) => {
+            let before = format!("{} had failed before", format_grouped(before));
+            told.into_iter().chain([before]).collect::<Vec<_>>().join(", ")
+        }
+    };
     let tasks = task_ranges_text(&tasks);
     let noun = if group.tasks.len() == 1 { "task" } else { "tasks" };
     StateRow {
@@ -375,6 +230,7 @@ fn state_row(snapshot: &JobSnapshot, group: &RowGroup<'_>, window: TimeWindow, y
         label,
         path,
         tasks,
+        failed_before,
         y,
         areas: state_areas(&counted, group.tasks.len()),
         marks: marks
@@ -462,6 +318,18 @@ fn marks_by_kind(tasks: &[&TaskPeriods], window: TimeWindow) -> Vec<(TaskMarkKin
     TaskMarkKind::ALL.into_iter().map(of_kind).collect()
 }
 
+/// Returns how many tasks had failed before the window, and had not come back by its beginning.
+fn count_failed_before(tasks: &[&TaskPeriods], window: TimeWindow) -> usize {
+    let has_failed = |task: &&&TaskPeriods| {
+        task.periods.iter().any(|period| {
+            period.state == TaskPhase::Failed
+                && period.from.0 < window.from
+                && period.until.is_none_or(|until| until.0 > window.from)
+        })
+    };
+    tasks.iter().filter(has_failed).count()
+}
+
 /// Returns the places of these times, each once; of more than [`MARKS_MAX`] some, evenly.
 fn distinct_places(times: &[u64], window: TimeWindow) -> Vec<usize> {
     let mut places: Vec<usize> = times.iter().map(|at| window.place_of(*at)).collect();
@@ -487,6 +355,7 @@ mod tests {
     use super::*;
     use crate::coordination::RunNumber;
     use crate::http::page_times::{TimeStyle, fill_times};
+    use crate::http::pages::time_window::MarkTime;
     use crate::http::pages::times;
     use crate::service::{StatePeriod, TaskMark};
 

@@ -68,7 +68,11 @@ const COLUMNS: [TaskColumn; 11] = [
         "Late by",
         "how long after the first task it usually arrives at barriers, and whether it became slower",
     ),
-    TaskColumn::new_numeric("held", "Held up", "how long the other tasks waited for it alone in this run"),
+    TaskColumn::new_numeric(
+        "held",
+        "Held up alone",
+        "how long the other tasks waited for it alone in this run",
+    ),
 ];
 
 impl TaskTableQuery {
@@ -254,7 +258,9 @@ struct TaskTableFragment<'a> {
 impl TaskTableFragment<'_> {
     fn aria_sort(&self, column: &TaskColumn) -> &'static str {
         let present = if self.listing.sort.is_empty() { "task" } else { &self.listing.sort };
-        match (present == column.name, self.listing.is_descending()) {
+        // Columns of measurements begin with the largest.
+        let begins_with_largest = ["gap", "score", "late", "held"].contains(&column.name);
+        match (present == column.name, self.listing.is_descending() != begins_with_largest) {
             (false, _) => "none",
             (true, false) => "ascending",
             (true, true) => "descending",

@@ -291,6 +291,11 @@ impl OpenedBarrier {
         })
     }
 
+    /// Returns the query of the page without an opened use.
+    pub fn query_closed(&self) -> String {
+        BarriersPageQuery { opened: String::new(), by: String::new(), ..self.query.clone() }.to_query()
+    }
+
     /// Returns the query of the page with rows by host or by task.
     pub fn query_by(&self, by: &str) -> String {
         BarriersPageQuery { by: by.to_owned(), ..self.query.clone() }.to_query()

@@ -100,7 +100,7 @@ type EvidenceRow = (&'static str, f64, f64);
 fn habit_text(worst: &StragglerView, tasks: usize) -> String {
     let habit = match worst.lateness_best_us {
         Some(best) if worst.has_slowed() => {
-            format!("it has become slower: {} ms at its best", best / 1000)
+            format!("it has become slower: {} ms on average when it was at its best", best / 1000)
         }
         Some(_) => "as late as ever: it may have more work than the others".to_owned(),
         None => "since it joined the run".to_owned(),
@@ -120,7 +120,6 @@ fn evidence_of_habit(worst: &StragglerView) -> Vec<EvidenceRow> {
         ("score of the latest", worst.score, StragglerView::CHRONIC_SCORE),
         ("its usual lateness, in seconds", micros_to_seconds(worst.lateness_us), significant),
         ("more than at its best, in seconds", micros_to_seconds(worst.lateness_above_best_us()), significant),
-        ("share of the recent barriers at which it was last", worst.recent_last_arrival_fraction(), 0.0),
     ]
 }
 

@@ -22,6 +22,12 @@ const MEANING_IF_UNREACHABLE: &str = "Most of these tasks failed by a heartbeat 
 const ADVICE_IF_UNREACHABLE: &str = "Look at what the hosts of these tasks share: the network between them and this server (cable, switch, \
      firewall, address changes). Then at the hosts: load, memory, kernel log. If it is always the same host, exclude that host.";
 
+/// The meaning and the advice if none of them did.
+const MEANING_IF_PROCESSES_ENDED: &str = "None of these tasks failed by a timeout: their connections ended, or they reported an error. So the network worked, and their \
+     processes ended or created their clients anew. Each restart is a new incarnation, and costs the other tasks a round.";
+const ADVICE_IF_PROCESSES_ENDED: &str = "Read the end of the restarted tasks' logs for the cause, such as out of memory, a bad device or a failing mount, and the \
+     kernel's log of their host. If it is always the same host, exclude that host.";
+
 pub(super) static DETECTOR: Detector = Detector {
     id: "restart-storm",
     title: "Tasks restart repeatedly",
@@ -60,7 +66,8 @@ fn detect(DetectorInput { job: seen, .. }: DetectorInput<'_>) -> Option<Detectio
     let with_most = back.iter().filter(|task| task.past_registrations.len() == most).count();
     let unreachable = back.iter().filter(|task| task.was_unreachable).count();
     let after = match (unreachable, back.len()) {
-        (0, _) => String::new(),
+        (0, 1) => ", not after a timeout".to_owned(),
+        (0, _) => ", none of them after a timeout".to_owned(),
         (1, 1) => ", after a heartbeat or connection timeout".to_owned(),
         (all, of) if all == of => ", all of them after a heartbeat or connection timeout".to_owned(),
         (some, _) => format!(", {some} of them after a heartbeat or connection timeout"),
@@ -80,8 +87,11 @@ fn detect(DetectorInput { job: seen, .. }: DetectorInput<'_>) -> Option<Detectio
     };
     let number = |n: usize| f64::from(u32::try_from(n).unwrap_or(u32::MAX));
     let mut detection = Detection::new(summary_without_tasks, since, ids);
-    detection.meaning_and_advice =
-        (unreachable > back.len() / 2).then_some((MEANING_IF_UNREACHABLE, ADVICE_IF_UNREACHABLE));
+    detection.meaning_and_advice = match unreachable {
+        0 => Some((MEANING_IF_PROCESSES_ENDED, ADVICE_IF_PROCESSES_ENDED)),
+        many if many > back.len() / 2 => Some((MEANING_IF_UNREACHABLE, ADVICE_IF_UNREACHABLE)),
+        _ => None,
+    };
     let restarts_in_window = |task: &&TaskObservation| {
         // The first incarnation of the run did not restart.
         let registrations = std::iter::once(&task.registered_at).chain(&task.past_registrations);
@@ -98,11 +108,13 @@ fn detect(DetectorInput { job: seen, .. }: DetectorInput<'_>) -> Option<Detectio
         )),
         _ => detection,
     };
-    Some(
-        detection
-            .with_evidence("tasks that restarted within ten minutes", number(back.len()), number(many))
-            .with_evidence("restarts of one of them", number(most), number(RESTARTS_MIN)),
-    )
+    // Only what has reached its limit is evidence.
+    let evidence = [
+        ("tasks that restarted within ten minutes", back.len(), many),
+        ("restarts of one of them", most, RESTARTS_MIN),
+    ];
+    let reached = evidence.into_iter().filter(|(_, is, limit)| is >= limit);
+    Some(reached.fold(detection, |all, (what, is, limit)| all.with_evidence(what, number(is), number(limit))))
 }
 
 /// Returns a number of restarts of a task; if there may have been more, it says so.

@@ -24,6 +24,8 @@ pub enum ReportedTransport {
     Tcp,
     /// The receiver reads the sender's memory over a fabric.
     Fabric,
+    /// The GPUs of both sides move the bytes through a clique of NCCL.
+    Nccl,
     /// The task copies between its own buffers.
     Local,
     /// A transport that this version does not know.
@@ -32,8 +34,17 @@ pub enum ReportedTransport {
 
 impl ReportedTransport {
     /// All transports.
-    pub const ALL: [Self; 8] =
-        [Self::Shm, Self::Pvm, Self::Gpu, Self::Unix, Self::Tcp, Self::Fabric, Self::Local, Self::Other];
+    pub const ALL: [Self; 9] = [
+        Self::Shm,
+        Self::Pvm,
+        Self::Gpu,
+        Self::Unix,
+        Self::Tcp,
+        Self::Fabric,
+        Self::Nccl,
+        Self::Local,
+        Self::Other,
+    ];
 
     /// Returns its name on the wire.
     #[must_use]
@@ -45,6 +56,7 @@ impl ReportedTransport {
             Self::Unix => "unix",
             Self::Tcp => "tcp",
             Self::Fabric => "fabric",
+            Self::Nccl => "nccl",
             Self::Local => "local",
             Self::Other => "other",
         }

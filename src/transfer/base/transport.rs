@@ -79,6 +79,19 @@ pub enum CliqueChoice {
     Always,
 }
 
+impl std::str::FromStr for CliqueChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "off" => Ok(Self::Off),
+            "auto" => Ok(Self::Auto),
+            "always" => Ok(Self::Always),
+            other => Err(format!("cliques: {other:?} is none of off, auto and always")),
+        }
+    }
+}
+
 /// The setting that says which transports may be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]

@@ -5,7 +5,7 @@
 //! and the sender's arena can be sealed against writers. A source is a region that the peer shared (mapped
 //! read-only), or an address in the other process (`process_vm_readv`). If neither is allowed, the peer sends the
 //! bytes over a socket. Bytes for a GPU are fetched by the GPU (`device_fetch.rs`), and those of a peer on another host over a fabric
-//! (`fabric_fetch.rs`) or, between GPUs, through NCCL (`clique_exchange.rs`). Begin at [`FetchThreadPool::fetch_or_enqueue`].
+//! (`fabric_fetch.rs`) or, between GPUs, through NCCL (`clique`). Begin at [`FetchThreadPool::fetch_or_enqueue`].
 //!
 //! Before a sender reuses a source buffer at the end of a connection, it marks the connection closed in shared
 //! memory. The receiver copies in steps, and checks the mark after each step

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use muster_fabric::FabricError;
 use rustix::io::Errno;
 
-use super::clique_exchange::CliqueExchange;
+use super::clique::{CliqueExchange, CliqueHost};
 use super::fabric_reads::FabricReads;
 use super::gpu_copies::CopyFailure;
 use super::peer_memory::PeerMemory;
@@ -15,7 +15,7 @@ use crate::protocol::link::GroupId;
 use crate::protocol::link::launch_definition::FetchSource;
 
 /// The session of a fetch, as the fetching threads see it.
-pub trait FetchHost: Send + Sync {
+pub trait FetchHost: CliqueHost {
     /// Returns the id of the peer's process, if its memory can be read.
     fn readable_peer_pid(&self) -> Option<i32>;
 
@@ -27,25 +27,6 @@ pub trait FetchHost: Send + Sync {
 
     /// Returns the exchange between GPUs through a clique, if that is how bytes between them move.
     fn clique_exchange(&self) -> Option<&Arc<CliqueExchange>>;
-
-    /// Queues a message about cliques for the peer. The caller may hold locks of the exchange.
-    fn send_clique_message(&self, message: Vec<u8>);
-
-    /// Sends the queued frames.
-    fn flush_control_frames(&self);
-
-    /// Returns the launch that sends the bytes of a group, if its list is matched, its bytes are defined, and nobody has cancelled it.
-    fn launch_that_sends(&self, at: GroupId) -> Option<Arc<PeerLaunch>>;
-
-    /// Calls `work` on a thread that may wait. If the engine ends before, `work` is dropped.
-    fn run_soon(&self, work: Box<dyn FnOnce() + Send>);
-
-    /// Reports that the clique that was to move the bytes of a launch has failed. With `nothing_yet` no byte has moved, and none can
-    /// any more, so the peer may push instead.
-    fn on_clique_failed(&self, launch: &Arc<PeerLaunch>, why: &str, nothing_yet: bool);
-
-    /// Asks the peer to push the bytes of a launch, of which none has been fetched.
-    fn request_push(&self, launch: &Arc<PeerLaunch>);
 
     /// Returns whether the session can fetch: this side must be able to read the peer's mark.
     fn can_fetch(&self) -> bool;
@@ -71,10 +52,4 @@ pub trait FetchHost: Send + Sync {
 
     /// Reports that so many more inbound bytes of a group were fetched; others are missing.
     fn on_group_fetched_in_part(&self, at: GroupId, bytes: u64);
-
-    /// Reports that all inbound bytes of a group were fetched.
-    fn on_group_fetched(&self, at: GroupId);
-
-    /// Counts bytes that were fetched.
-    fn count_received(&self, kind: TransportKind, bytes: u64);
 }

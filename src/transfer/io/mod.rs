@@ -2,8 +2,7 @@
 //!
 //! Sessions decide which bytes are sent and where received bytes are written. Begin at [`lane`] and [`wire`].
 
-pub mod clique_exchange;
-mod clique_fetch;
+pub mod clique;
 mod contiguous_runs;
 mod device_fetch;
 pub mod device_runs;

@@ -1,7 +1,7 @@
 //! The messages of two engines about their clique of GPUs: which pieces of receives its batches move, and in which order.
 //!
 //! One side *leads*: it begins cliques, and orders their batches. The other one follows: it joins, runs every batch in the order
-//! of its frames, and asks for the pieces that it wants to receive. `io/clique_exchange.rs` does both. A message is the payload of a
+//! of its frames, and asks for the pieces that it wants to receive. `io/clique` does both. A message is the payload of a
 //! frame of kind `Clique`; numbers are little endian. Begin at [`CliqueMessage`].
 
 use super::frame::{read_u32_at, read_u64_at};

@@ -15,7 +15,7 @@ use super::ring_session::RingSession;
 use crate::base::error::TransferError;
 use crate::base::sync::lock;
 use crate::base::transport::TransportKind;
-use crate::io::clique_exchange::CliqueExchange;
+use crate::io::clique::{CliqueExchange, CliqueHost};
 use crate::io::fabric_reads::FabricReads;
 use crate::io::fetch_host::FetchHost;
 use crate::io::gpu_copies::CopyFailure;
@@ -97,37 +97,6 @@ impl FetchHost for Connection {
         self.exchange.as_ref()
     }
 
-    fn send_clique_message(&self, message: Vec<u8>) {
-        lock(&self.link).send_clique_message(message);
-    }
-
-    fn flush_control_frames(&self) {
-        self.flush_queued_output(0);
-    }
-
-    fn launch_that_sends(&self, at: GroupId) -> Option<Arc<PeerLaunch>> {
-        lock(&self.link).launch_that_sends(at)
-    }
-
-    fn run_soon(&self, work: Box<dyn FnOnce() + Send>) {
-        self.io.fetchers.run_soon(work);
-    }
-
-    fn on_clique_failed(&self, launch: &Arc<PeerLaunch>, why: &str, nothing_yet: bool) {
-        if nothing_yet {
-            self.counts.fallbacks.fetch_add(1, Ordering::Relaxed);
-            return self.request_push(launch);
-        }
-        let (transport, why) = (TransportKind::Nccl, why.to_owned());
-        fail_and_tell_peer(launch, TransferError::Transport { transport, member: self.peer, why });
-    }
-
-    fn request_push(&self, launch: &Arc<PeerLaunch>) {
-        let Some(at) = launch.group_id() else { return };
-        lock(&self.link).request_push(at);
-        self.process_outputs_and_flush();
-    }
-
     fn can_fetch(&self) -> bool {
         self.outbox.get().is_some()
     }
@@ -178,6 +147,39 @@ impl FetchHost for Connection {
     fn on_group_fetched_in_part(&self, at: GroupId, bytes: u64) {
         lock(&self.link).announce_fetch_progress(at, bytes);
         self.flush_queued_output(0);
+    }
+}
+
+impl CliqueHost for Connection {
+    fn send_clique_message(&self, message: Vec<u8>) {
+        lock(&self.link).send_clique_message(message);
+    }
+
+    fn flush_control_frames(&self) {
+        self.flush_queued_output(0);
+    }
+
+    fn launch_that_sends(&self, at: GroupId) -> Option<Arc<PeerLaunch>> {
+        lock(&self.link).launch_that_sends(at)
+    }
+
+    fn run_soon(&self, work: Box<dyn FnOnce() + Send>) {
+        self.io.fetchers.run_soon(work);
+    }
+
+    fn on_clique_failed(&self, launch: &Arc<PeerLaunch>, why: &str, nothing_yet: bool) {
+        if nothing_yet {
+            self.counts.fallbacks.fetch_add(1, Ordering::Relaxed);
+            return self.request_push(launch);
+        }
+        let (transport, why) = (TransportKind::Nccl, why.to_owned());
+        fail_and_tell_peer(launch, TransferError::Transport { transport, member: self.peer, why });
+    }
+
+    fn request_push(&self, launch: &Arc<PeerLaunch>) {
+        let Some(at) = launch.group_id() else { return };
+        lock(&self.link).request_push(at);
+        self.process_outputs_and_flush();
     }
 
     fn on_group_fetched(&self, at: GroupId) {

@@ -20,9 +20,8 @@ use crate::base::error::TransferError;
 use crate::base::membership::MemberId;
 use crate::base::sync::{AtomicUsize, lock};
 use crate::base::transport::TransportKind;
-use crate::io::clique_exchange::CliqueExchange;
+use crate::io::clique::{CliqueExchange, CliqueHost};
 use crate::io::fabric_reads::FabricReads;
-use crate::io::fetch_host::FetchHost;
 use crate::io::lane::{Lane, LaneHost};
 use crate::io::peer_memory::PeerMemory;
 use crate::io::ring::{RingInbox, RingOutbox};
@@ -209,7 +208,7 @@ impl Connection {
             pid,
             fabric,
             exchange: nccl.map(|(nccl, options)| {
-                let host: Weak<dyn FetchHost> = this.clone();
+                let host: Weak<dyn CliqueHost> = this.clone();
                 CliqueExchange::new(host, nccl, options, me, peer)
             }),
             offered: Mutex::default(),

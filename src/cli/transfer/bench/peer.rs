@@ -183,6 +183,7 @@ impl PeerState {
         let mut config = EngineConfig::new(here, vec![near]);
         config.transport = setup.transport;
         config.fabric.clone_from(&setup.fabric);
+        config.cliques = setup.cliques;
         config.checks = setup.checksums;
         config.lanes = setup.lanes.unwrap_or(config.lanes);
         config.spin = setup.spin.unwrap_or(config.spin);

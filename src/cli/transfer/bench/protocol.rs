@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cli::certificates::TransferCertificateArgs;
 use crate::host_checks::ProbedGpus;
-use crate::transfer::{MemberId, MemberInfo, Membership, TransportChoice, TransportKind};
+use crate::transfer::{CliqueChoice, MemberId, MemberInfo, Membership, TransportChoice, TransportKind};
 
 /// The hidden subcommand that runs a task of the benchmark.
 pub const PEER: &str = "bench-peer";
@@ -47,6 +47,8 @@ pub struct BenchEngineSetup {
     pub transport: TransportChoice,
     /// The provider of the fabric, if one is to be used.
     pub fabric: Option<String>,
+    /// Where bytes between GPUs move through a clique.
+    pub cliques: CliqueChoice,
     pub lanes: Option<usize>,
     pub spin: Option<Duration>,
     pub checksums: bool,

@@ -309,6 +309,7 @@ mod tests {
         let setup = BenchEngineSetup {
             transport: TransportChoice::Tcp,
             fabric: None,
+            cliques: crate::transfer::CliqueChoice::Off,
             lanes: None,
             spin: None,
             checksums: true,
