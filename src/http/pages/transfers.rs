@@ -203,7 +203,9 @@ fn line_path(steps: &[u64], most: u64) -> String {
 
 /// A cell of the matrix.
 struct MatrixCell {
-    bytes: u64,
+    /// The bytes or the rate; empty if there are none.
+    text: String,
+    /// From 0 for none to 4 for the most.
     heat: u64,
 }
 
@@ -243,7 +245,7 @@ fn sent_plus_received_bytes(task: &TaskTransfers) -> u64 {
     task.totals.sent_bytes().saturating_add(task.totals.received_bytes())
 }
 
-fn pair_matrix(pairs: &[PairView], tasks: usize) -> Vec<Vec<MatrixCell>> {
+fn pair_matrix(pairs: &[PairView], tasks: usize, by_rate: bool) -> Vec<Vec<MatrixCell>> {
     if tasks > MATRIX || pairs.is_empty() {
         return Vec::new();
     }
@@ -251,12 +253,16 @@ fn pair_matrix(pairs: &[PairView], tasks: usize) -> Vec<Vec<MatrixCell>> {
     for pair in pairs {
         let [from, to] = [pair.from, pair.to].map(|task| usize::try_from(task.0).unwrap_or(usize::MAX));
         if let Some(sum) = sums.get_mut(from).and_then(|row| row.get_mut(to)) {
-            *sum = sum.saturating_add(pair.bytes());
+            *sum = sum.saturating_add(if by_rate { pair.rate } else { pair.bytes() });
         }
     }
     let most = sums.iter().flatten().copied().max().unwrap_or_default().max(1);
-    let heat = |bytes: u64| u64::try_from(u128::from(bytes) * 4 / u128::from(most)).unwrap_or(4);
-    let cell = |bytes: u64| MatrixCell { bytes, heat: if bytes == 0 { 0 } else { heat(bytes).max(1) } };
+    let heat = |value: u64| u64::try_from(u128::from(value) * 4 / u128::from(most)).unwrap_or(4);
+    let text = |value: u64| if by_rate { amount::rate_text(&value) } else { amount::bytes_text(&value) };
+    let cell = |value: u64| match value {
+        0 => MatrixCell { text: String::new(), heat: 0 },
+        _ => MatrixCell { text: text(value), heat: heat(value).max(1) },
+    };
     sums.into_iter().map(|row| row.into_iter().map(cell).collect()).collect()
 }
 
@@ -307,7 +313,7 @@ pub(super) fn render_fragments(
     }
     let throughput = board.throughput(job, &snapshot.roster, POINTS);
     let mut pairs = board.pair_views(job, &snapshot.roster, choice.task_filter(), choice.transport_filter());
-    let matrix = pair_matrix(&pairs, snapshot.roster.incarnations.len());
+    let matrix = pair_matrix(&pairs, snapshot.roster.incarnations.len(), choice.by == "rate");
     let map = match matrix.is_empty() {
         true => TransferMap::new(snapshot, &pairs, &view.failures, choice),
         false => None,
@@ -483,10 +489,10 @@ mod tests {
             rate: 0,
         };
         let pairs = [pair(0, 1, 100), pair(0, 1, 100), pair(1, 0, 1)];
-        let table = pair_matrix(&pairs, 2);
-        let shown: Vec<_> = table.iter().flatten().map(|cell| (cell.bytes, cell.heat)).collect();
-        assert_eq!(shown, [(0, 0), (200, 4), (1, 1), (0, 0)]);
-        assert!(pair_matrix(&pairs, MATRIX + 1).is_empty());
+        let table = pair_matrix(&pairs, 2, false);
+        let shown: Vec<_> = table.iter().flatten().map(|cell| (&*cell.text, cell.heat)).collect();
+        assert_eq!(shown, [("", 0), ("200 B", 4), ("1 B", 1), ("", 0)]);
+        assert!(pair_matrix(&pairs, MATRIX + 1, false).is_empty());
         assert_eq!(amount::bytes_text(5_u64 << 40), "5.0 TiB");
         assert_eq!(amount::rate_text(2048_u64), "2.0 KiB/s");
     }
