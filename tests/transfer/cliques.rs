@@ -105,22 +105,55 @@ fn many_pieces_between_several_gpus_move_in_one_request() {
 }
 
 #[test]
-fn memory_of_hosts_goes_through_sockets_at_once() {
-    run_on_simulated_nccl("devices=2", || {
-        let gpus = GpuCluster::new(with_cliques);
-        let len = 3 * MIB;
-        for (key, (from, to)) in (0..).zip([
-            (Memory::Host, Memory::Host),
-            (Memory::Gpu, Memory::Host),
-            (Memory::Host, Memory::Gpu),
-            (Memory::Gpu, Memory::Gpu),
-        ]) {
-            let (source, target) = (gpus.filled(0, from, len, key), gpus.empty(1, to, len));
-            gpus.send_to_end(&source, &target, key);
-            assert!(read(&target) == contents(len, key), "{from:?} {to:?}");
+fn every_pair_of_memories_moves_in_both_directions() {
+    run_on_simulated_nccl("devices=2;memory=1G", || {
+        for (choice, cliques) in
+            [(TransportChoice::Tcp, CliqueChoice::Auto), (TransportChoice::Auto, CliqueChoice::Always)]
+        {
+            let gpus = GpuCluster::new(|config| (config.transport, config.cliques) = (choice, cliques));
+            let len = 3 * MIB;
+            let pairs = [Memory::Host, Memory::Gpu].map(|from| [(from, Memory::Host), (from, Memory::Gpu)]);
+            let all = pairs.as_flattened().iter().flat_map(|pair| [(*pair, 0), (*pair, 1)]);
+            // Twice: the first round announces regions, whose numbers are small like those of GPUs.
+            let rounds = all.clone().chain(all);
+            for (key, ((from, to), sender)) in (0..).zip(rounds) {
+                let (source, target) = (gpus.filled(sender, from, len, key), gpus.empty(1 - sender, to, len));
+                let (sent, received) = gpus.cluster.send(sender, &source, 1 - sender, &target, key);
+                let what = format!("{choice:?}: task {sender} sends {from:?} to {to:?}");
+                assert_eq!((done(&sent).err(), done(&received).err()), (None, None), "{what}");
+                assert!(read(&target) == contents(len, key), "{what}");
+            }
+            assert_eq!(received_by(&gpus, TransportKind::Nccl), 2 * len as u64, "{choice:?}");
+            assert!(use_cliques(&gpus), "{choice:?}");
         }
-        let by = [TransportKind::Tcp, TransportKind::Nccl].map(|kind| received_by(&gpus, kind));
-        assert_eq!(by, [3 * len as u64, len as u64]);
+    });
+}
+
+#[test]
+fn a_clique_that_a_larger_one_replaced_ends_with_the_connection_too() {
+    run_on_simulated_nccl("devices=3;memory=1G", || {
+        let gpus = GpuCluster::new(with_cliques);
+        let more = Arena::on_gpu(&open_gpu(2), 8 * MIB).unwrap();
+        let len = 6 * MIB;
+        let (source, target) = (gpus.filled(0, Memory::Gpu, len, 1), gpus.empty(1, Memory::Gpu, len));
+        gpus.send_to_end(&source, &target, 1);
+        SimulatedGpu::load().set(Setting::NcclHang, 1);
+        let hangs = gpus.cluster.send(0, &source, 1, &target, 2);
+        eventually("a batch hangs", || SimulatedGpu::load().count(Counter::NcclHangs) > 0);
+        SimulatedGpu::load().set(Setting::NcclHang, 0);
+        let (other, into) = (gpus.filled(0, Memory::Gpu, len, 3), more.allocate(len).unwrap());
+        let options = options_on_channel(5);
+        let engines = &gpus.cluster.engines;
+        let received = engines[1].transfer(&[], vec![incoming(&into, 0, 1, 3)], options);
+        let sent = engines[0].transfer(&[], vec![outgoing(&other, 0, 1, 3)], options);
+        eventually("a clique of three", || SimulatedGpu::load().count(Counter::Communicators) > 2);
+        std::thread::sleep(Duration::from_millis(50));
+        gpus.cluster.engines[0].shutdown();
+        assert!(done(&hangs.0).is_err() && done(&hangs.1).is_err());
+        let _either = (done(&sent), done(&received));
+        target.write_contents(0, &[1; 10]).unwrap();
+        source.write_contents(0, &[1; 10]).unwrap();
+        eventually("no communicator is left", || SimulatedGpu::load().count(Counter::Communicators) == 0);
     });
 }
 

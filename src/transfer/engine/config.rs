@@ -60,7 +60,7 @@ pub struct EngineConfig {
     /// Where bytes between GPUs move through a clique of NCCL: on a connection if both engines choose so. NCCL encrypts nothing, so it
     /// cannot be used with `tls`.
     pub cliques: CliqueChoice,
-    /// The limits of cliques, and how they end.
+    /// The limits of cliques, and how they end. They must not block, and are reused.
     pub clique_options: CliqueOptions,
     /// How long a thread that waits for a small transfer within a host spins before it sleeps; zero for
     /// never. After several unsuccessful spins in a row it sleeps at once. The default is about the time that
@@ -71,6 +71,9 @@ pub struct EngineConfig {
     #[cfg(feature = "faults")]
     pub faults: Option<FaultInjector>,
 }
+
+/// The longest start of a clique: well below the stall limit of launches, whose bytes can be pushed afterwards.
+const CLIQUE_START: Duration = Duration::from_secs(10);
 
 /// The time that it takes to wake a thread whose processor the hypervisor has put to sleep.
 const SPIN: Duration = Duration::from_micros(50);
@@ -98,7 +101,7 @@ impl EngineConfig {
             tls: None,
             fabric: None,
             cliques: CliqueChoice::Off,
-            clique_options: CliqueOptions::default(),
+            clique_options: CliqueOptions { start_timeout: CLIQUE_START, ..CliqueOptions::default() },
             spin: if cores > 1 { SPIN } else { Duration::ZERO },
             #[cfg(feature = "faults")]
             faults: None,

@@ -86,6 +86,10 @@ fn load_nccl(config: &EngineConfig) -> std::io::Result<Option<&'static Nccl>> {
         let why = "cliques of GPUs are not encrypted: use either certificates or cliques";
         return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, why));
     }
+    if config.clique_options.is_blocking || !config.clique_options.is_reused {
+        let why = "transfers use a clique for many batches, and several cliques in no common order: its calls must not block";
+        return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, why));
+    }
     Nccl::get().map(Some).map_err(std::io::Error::other)
 }
 

@@ -164,7 +164,7 @@ fn define_transfers(
         };
         let source = match shared.config.transport {
             _ if !spec.outgoing || spec.span.is_empty() => FetchSource::None,
-            _ if let Some(gpu) = connection.gpu_of_clique(region) => FetchSource::Region(gpu, 0),
+            _ if let Some(gpu) = connection.gpu_of_clique(region) => FetchSource::Gpu(gpu),
             _ if connection.may_read_over_fabric() => match connection.can_offer_over_fabric(region) {
                 true => source_in_region(),
                 false => FetchSource::None,

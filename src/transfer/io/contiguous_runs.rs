@@ -48,7 +48,8 @@ impl ContiguousBytes {
     /// Returns whether the whole run can be fetched.
     pub fn is_available(&self, host: &dyn FetchHost) -> bool {
         match self.source {
-            FetchSource::None => false,
+            // Bytes between GPUs never come here, and others are pushed.
+            FetchSource::None | FetchSource::Gpu(_) => false,
             FetchSource::Region(_, offset) => {
                 let memory = self.memory.as_ref();
                 memory.is_some_and(|memory| memory.view_of_peer_bytes(offset, 0, self.len as usize).is_some())

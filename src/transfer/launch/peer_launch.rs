@@ -206,9 +206,18 @@ impl PeerLaunch {
     /// Returns a guard of the bytes that outlives this call; none once the launch has failed or was
     /// cancelled.
     pub fn access_owned(self: &Arc<Self>) -> Option<OwnedAccessGuard> {
+        self.try_access_owned().ok()
+    }
+
+    /// Returns a guard, as [`access_owned`](Self::access_owned) does. A refused one may be the last that the failed launch waits for: the
+    /// caller drops it where a program's callback may run.
+    ///
+    /// # Errors
+    /// Returns the refused guard once the launch has failed or was cancelled.
+    pub fn try_access_owned(self: &Arc<Self>) -> Result<OwnedAccessGuard, OwnedAccessGuard> {
         let may_stay = self.gate.enter();
         let guard = OwnedAccessGuard(Arc::clone(self));
-        may_stay.then_some(guard)
+        if may_stay { Ok(guard) } else { Err(guard) }
     }
 
     /// Returns whether the launch has failed or was cancelled: it gives no guard any more.

@@ -56,8 +56,8 @@ pub enum CliqueMessage {
         /// Its pieces.
         pieces: Vec<CliquePiece>,
     },
-    /// The sides send the batch's pieces whose bits are set from the memory of their launches. For others a launch was cancelled, and the
-    /// bytes mean nothing.
+    /// The sender of this message sends the batch's pieces whose bits are set from the memory of launches. For its others a launch was
+    /// cancelled, and the bytes mean nothing.
     Sent {
         /// The number of the batch.
         number: u64,

@@ -143,7 +143,7 @@ impl Connection {
     /// Returns the number of the GPU with a region's memory, if its bytes move through a clique; the peer may name it from now on.
     pub fn gpu_of_clique(&self, region: &MemoryRegion) -> Option<u32> {
         let gpu = region.device()?.gpu();
-        self.exchange.as_ref()?.use_gpu(gpu);
+        self.exchange.as_ref().filter(|exchange| exchange.is_usable())?.use_gpu(gpu);
         Some(gpu.ordinal())
     }
 

@@ -11,13 +11,15 @@ use super::fetch::CliqueFetch;
 use super::host::CliqueHost;
 use super::joined::{JoinedClique, clique_member};
 use crate::base::membership::MemberId;
-use crate::launch::peer_launch::OwnedAccessGuard;
+use crate::launch::peer_launch::{OwnedAccessGuard, PeerLaunch};
 use crate::memory::Span;
 use crate::protocol::clique_message::CliquePiece;
 use crate::protocol::link::{GroupId, ProtocolViolation};
 
 /// A batch is overdue after the longest stall limit of its launches and this part of it: the launches fail first, with their own reason.
 const GRACE: u32 = 16;
+/// The limit of a batch whose launches were all cancelled before.
+const LIMIT_WITHOUT_LAUNCHES: Duration = Duration::from_secs(30);
 
 /// A batch that was run.
 struct BatchState {
@@ -26,8 +28,12 @@ struct BatchState {
     has_ended: bool,
     /// The pieces that the sender sends from the memory of launches, once it has told.
     sent: Option<u64>,
+    /// When it began to be due: when it was run, when the batch before it in its clique ended, or when it ended itself and only the word
+    /// of the sender is missing.
     began: Instant,
     allowed: Duration,
+    /// The number of its clique.
+    clique: u32,
 }
 
 /// What keeps the memory of a batch.
@@ -36,6 +42,14 @@ pub struct BatchMemory {
     pub receiving: Vec<OwnedAccessGuard>,
     pub sending: Vec<(OwnedAccessGuard, u64)>,
     pub clique: Option<Arc<JoinedClique>>,
+}
+
+/// What is dropped where callbacks of the program may run: without a lock of the exchange.
+#[derive(Default)]
+pub struct DeferredDrops {
+    refused: Vec<OwnedAccessGuard>,
+    launches: Vec<Arc<PeerLaunch>>,
+    fetches: Vec<CliqueFetch>,
 }
 
 /// A batch that is about to be run.
@@ -53,6 +67,8 @@ pub struct SettledBatch {
     pub landed: Vec<(GroupId, OwnedAccessGuard, u64, u32, bool)>,
     /// The pieces to ask for next.
     pub next: Vec<CliquePiece>,
+    /// What the batch has kept.
+    pub deferred: DeferredDrops,
 }
 
 /// The batches of one connection, and the receives that they serve.
@@ -64,8 +80,6 @@ pub struct CliqueBatches {
     next: u64,
     under_way: BTreeMap<u64, BatchState>,
     pub fetches: HashMap<GroupId, CliqueFetch>,
-    /// When a batch last ended. A batch waits for those before it, so until then none was overdue.
-    last_end: Option<Instant>,
 }
 
 impl CliqueBatches {
@@ -79,7 +93,6 @@ impl CliqueBatches {
             next: 0,
             under_way: BTreeMap::new(),
             fetches: HashMap::new(),
-            last_end: None,
         }
     }
 
@@ -108,42 +121,47 @@ impl CliqueBatches {
         host: &dyn CliqueHost,
         pieces: &[CliquePiece],
         memory: &mut BatchMemory,
+        deferred: &mut DeferredDrops,
     ) -> Result<PreparedBatch, ProtocolViolation> {
         memory.clique = Some(Arc::clone(joined));
         let (mut operations, mut receives, mut sent) = (Vec::new(), Vec::new(), None::<u64>);
-        let mut allowed = Duration::ZERO;
+        let mut allowed = None::<Duration>;
         for (place, piece) in pieces.iter().enumerate() {
             if !joined.has_both(piece, self.leads) {
                 return Err(ProtocolViolation("a piece is on a GPU that is not in the clique"));
             }
             let is_received = piece.is_to_leader == self.leads;
             let (own, other) = piece.gpus(self.leads);
-            let found = if is_received {
-                // A fetch that a cancellation ended keeps its pieces until their batches have ended.
+            let launch = if is_received {
+                // A fetch whose launch was cancelled keeps its pieces until their batches have ended.
                 let unasked = ProtocolViolation("a piece was sent that nobody asked for");
                 let fetch = self.fetches.get_mut(&piece.group).ok_or(unasked.clone())?;
                 if !fetch.put_in_batch(piece) {
                     return Err(unasked);
                 }
-                Some((Arc::clone(&fetch.launch), true))
+                Some(Arc::clone(&fetch.launch))
             } else {
-                host.launch_that_sends(piece.group).map(|launch| (launch, false))
+                host.launch_that_sends(piece.group)
             };
-            let guarded = found.and_then(|(launch, is_received)| {
-                let spans = if is_received { &launch.lists.inbound } else { &launch.lists.outbound };
-                let address = address_of(spans.spans.get(piece.receive as usize)?, piece, own);
-                Some((address, launch.limits.stall, launch.access_owned()))
-            });
             let mut from_launch = None;
-            if let Some((address, stall, guard)) = guarded {
-                let address = address.ok_or(ProtocolViolation("a piece is not in its transfer"))?;
-                allowed = allowed.max(stall);
-                from_launch = guard.map(|guard| (address, guard));
+            if let Some(launch) = launch {
+                let spans = if is_received { &launch.lists.inbound } else { &launch.lists.outbound };
+                let span = spans.spans.get(piece.receive as usize);
+                let address = span.and_then(|span| address_of(span, piece, own));
+                allowed = allowed.max(Some(launch.limits.stall));
+                match launch.try_access_owned() {
+                    Ok(guard) => from_launch = address.map(|address| (address, guard)),
+                    Err(refused) => deferred.refused.push(refused),
+                }
+                deferred.launches.push(launch);
+                if address.is_none() {
+                    return Err(ProtocolViolation("a piece is not in its transfer"));
+                }
             }
-            if !is_received {
-                *sent.get_or_insert(0) |= u64::from(from_launch.is_some()) << place;
-            } else {
+            if is_received {
                 receives.push((place, *piece, from_launch.is_some()));
+            } else {
+                *sent.get_or_insert(0) |= u64::from(from_launch.is_some()) << place;
             }
             let address = match from_launch {
                 Some((address, guard)) if is_received => {
@@ -154,9 +172,9 @@ impl CliqueBatches {
                     memory.sending.push((guard, u64::from(piece.len)));
                     address
                 }
-                None => joined.scratch.get(&own).map_or(0, |scratch| {
-                    if is_received { scratch.sink.address() } else { scratch.zeros.address() }
-                }),
+                None => joined
+                    .scratch_address(own, is_received)
+                    .ok_or(ProtocolViolation("a piece is on a GPU without memory for it"))?,
             };
             operations.push(CliqueOperation {
                 rank: rank(joined, self.me, own),
@@ -168,16 +186,31 @@ impl CliqueBatches {
         }
         let number = self.next;
         self.next += 1;
-        let began = clock::monotonic();
-        self.under_way.insert(number, BatchState { receives, has_ended: false, sent: None, began, allowed });
+        let batch = BatchState {
+            receives,
+            has_ended: false,
+            sent: None,
+            began: clock::monotonic(),
+            allowed: allowed.unwrap_or(LIMIT_WITHOUT_LAUNCHES),
+            clique: joined.number,
+        };
+        self.under_way.insert(number, batch);
         Ok(PreparedBatch { number, operations, sent })
     }
 
-    /// Records that a batch has ended in order. Returns what follows.
+    /// Records that a batch has ended without an error. Returns what follows.
     pub fn record_end(&mut self, number: u64) -> SettledBatch {
-        self.last_end = Some(clock::monotonic());
+        let now = clock::monotonic();
         let Some(batch) = self.under_way.get_mut(&number) else { return SettledBatch::default() };
         batch.has_ended = true;
+        batch.began = now;
+        // Those behind it in its clique waited for it.
+        let clique = batch.clique;
+        for (_, later) in self.under_way.range_mut(number + 1..) {
+            if later.clique == clique && !later.has_ended {
+                later.began = now;
+            }
+        }
         self.settle(number)
     }
 
@@ -205,14 +238,24 @@ impl CliqueBatches {
         for (place, piece, is_into_launch) in batch.receives {
             let Some(fetch) = self.fetches.get_mut(&piece.group) else { continue };
             let is_real = is_into_launch && sent >> place & 1 != 0;
-            let guard = if is_real { fetch.launch.access_owned() } else { None };
-            let Some((start, is_last)) = fetch.end_piece(&piece, guard.is_some()) else { continue };
+            let guard = match is_real.then(|| fetch.launch.try_access_owned()) {
+                Some(Ok(guard)) => Some(guard),
+                Some(Err(refused)) => {
+                    settled.deferred.refused.push(refused);
+                    None
+                }
+                None => None,
+            };
+            let Some((start, is_last)) = fetch.end_piece(&piece, guard.is_some()) else {
+                settled.deferred.refused.extend(guard);
+                continue;
+            };
             if let Some(guard) = guard {
                 settled.landed.push((piece.group, guard, start, piece.len, is_last));
                 settled.next.extend(fetch.take_piece(piece.group, self.leads));
             }
             if fetch.is_idle() {
-                self.fetches.remove(&piece.group);
+                settled.deferred.fetches.extend(self.fetches.remove(&piece.group));
             }
         }
         settled
@@ -224,13 +267,10 @@ impl CliqueBatches {
         std::mem::take(&mut self.fetches)
     }
 
-    /// Returns when the first of the batches under way is overdue, if no other one ends before.
+    /// Returns when the first of the batches is overdue: one that has not ended, or whose sender has not told what it sent.
     pub fn first_limit(&self) -> Option<Instant> {
-        let limit = |batch: &BatchState| {
-            let begin = self.last_end.map_or(batch.began, |end| end.max(batch.began));
-            begin + batch.allowed + batch.allowed / GRACE
-        };
-        self.under_way.values().filter(|batch| !batch.has_ended).map(limit).min()
+        let limit = |batch: &BatchState| batch.began + batch.allowed + batch.allowed / GRACE;
+        self.under_way.values().map(limit).min()
     }
 }
 

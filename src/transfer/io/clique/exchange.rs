@@ -5,12 +5,12 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, TryLockError, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use muster_cliques::{CliqueError, CliqueId, CliqueOptions, GpuClique, GpuCliqueKey, Nccl};
 use muster_gpu::Gpu;
 
-use super::batches::{BatchMemory, CliqueBatches, PreparedBatch, SettledBatch};
+use super::batches::{BatchMemory, CliqueBatches, DeferredDrops, PreparedBatch, SettledBatch};
 use super::fetch::CliqueFetch;
 use super::host::CliqueHost;
 use super::joined::{GpuScratch, JoinedClique, clique_member};
@@ -28,8 +28,10 @@ use crate::protocol::link::launch_definition::LaunchDefinition;
 const PIECES_UNDER_WAY: usize = 16;
 /// The most batches under way: while one moves, the next one is being launched.
 const BATCHES_UNDER_WAY: usize = 2;
-/// The most pieces that the leader holds for the follower.
-const PENDING_MAX: usize = 1 << 16;
+/// The most pieces that the leader holds: for as many launches as a link has in flight, and those that were cancelled.
+const PENDING_MAX: usize = 1 << 18;
+/// The most messages that wait while a follower joins.
+const WAITING_MAX: usize = 1024;
 /// The most cliques of a connection: each has one GPU more than that before.
 const CLIQUES_MAX: u32 = 2 * GPUS_MAX as u32;
 
@@ -56,7 +58,12 @@ struct ExchangeState {
     starting: Option<Arc<GpuClique>>,
     /// Whether a clique is being made. Messages wait until it is.
     is_beginning: bool,
+    /// The number of cliques that were begun.
     begun: u32,
+    /// The cliques that larger ones replaced, until their batches have ended.
+    former: Vec<Weak<GpuClique>>,
+    /// The GPUs of the follower that its requests named; the leader's.
+    peer_gpus: BTreeSet<u32>,
     waiting_messages: VecDeque<CliqueMessage>,
     /// The pieces that are in no batch yet, of both directions; the leader's.
     pending: VecDeque<CliquePiece>,
@@ -82,6 +89,8 @@ impl CliqueExchange {
             starting: None,
             is_beginning: false,
             begun: 0,
+            former: Vec::new(),
+            peer_gpus: BTreeSet::new(),
             waiting_messages: VecDeque::new(),
             pending: VecDeque::new(),
             batches,
@@ -191,7 +200,7 @@ impl CliqueExchange {
         }
         // A follower that joins runs the batches of the clique once it has.
         if state.is_beginning && !self.leads {
-            if state.waiting_messages.len() >= PENDING_MAX {
+            if state.waiting_messages.len() >= WAITING_MAX {
                 return Err(ProtocolViolation("too many batches of a clique that begins"));
             }
             state.waiting_messages.push_back(message);
@@ -209,10 +218,14 @@ impl CliqueExchange {
         match message {
             CliqueMessage::Request(pieces) if self.leads => {
                 let mut state = lock(&self.state);
-                if pieces.iter().any(|piece| piece.is_to_leader)
-                    || state.pending.len() + pieces.len() > PENDING_MAX
-                {
-                    return Err(ProtocolViolation("pieces were asked for that do not exist"));
+                let is_possible =
+                    |piece: &CliquePiece| !piece.is_to_leader && state.own.contains_key(&piece.sender_gpu);
+                if !pieces.iter().all(is_possible) {
+                    return Err(ProtocolViolation("pieces were asked for that this side does not have"));
+                }
+                state.peer_gpus.extend(pieces.iter().map(|piece| piece.receiver_gpu));
+                if state.peer_gpus.len() > GPUS_MAX || state.pending.len() + pieces.len() > PENDING_MAX {
+                    return Err(ProtocolViolation("too many pieces or GPUs were asked for"));
                 }
                 state.pending.extend(pieces);
                 drop(state);
@@ -222,16 +235,16 @@ impl CliqueExchange {
             }
             CliqueMessage::Begin { id, gpus } if !self.leads => self.join(host, id, gpus),
             CliqueMessage::Batch { number, pieces } if !self.leads => {
+                // Declared first, so that they are dropped without a lock, also after an error.
+                let (mut deferred, mut memory) = (DeferredDrops::default(), BatchMemory::default());
                 let order = lock(&self.order);
-                // Declared first, so that after an error it is dropped without the lock.
-                let mut memory = BatchMemory::default();
                 let mut state = lock(&self.state);
                 if number != state.batches.next_number() {
                     return Err(ProtocolViolation("a batch is missing"));
                 }
                 let joined = state.clique.clone();
                 let joined = joined.ok_or(ProtocolViolation("a batch came before its clique"))?;
-                let prepared = state.batches.prepare(&joined, host, &pieces, &mut memory)?;
+                let prepared = state.batches.prepare(&joined, host, &pieces, &mut memory, &mut deferred)?;
                 drop(state);
                 self.run(host, prepared, memory);
                 drop(order);
@@ -251,17 +264,30 @@ impl CliqueExchange {
 
     /// Puts pending pieces into batches, and runs them; the leader only.
     fn run_pending(self: &Arc<Self>, host: &dyn CliqueHost) {
+        let mut deferred = DeferredDrops::default();
+        if let Err((ProtocolViolation(why), memory)) = self.run_pending_in_order(host, &mut deferred) {
+            self.fail(why, true);
+            drop(memory);
+        }
+    }
+
+    /// Does so with the lock of the order. What must not be dropped with it goes to `deferred`, or comes with the error.
+    fn run_pending_in_order(
+        self: &Arc<Self>,
+        host: &dyn CliqueHost,
+        deferred: &mut DeferredDrops,
+    ) -> Result<(), (ProtocolViolation, BatchMemory)> {
         let _order = lock(&self.order);
         loop {
             let mut memory = BatchMemory::default();
             let mut state = lock(&self.state);
             let under_way = state.batches.count_under_way();
             if state.failure.is_some() || state.is_beginning || under_way >= BATCHES_UNDER_WAY {
-                return;
+                return Ok(());
             }
             let count = state.pending.len().min(PIECES_MAX);
             if count == 0 {
-                return;
+                return Ok(());
             }
             let has_all = |joined: &&Arc<JoinedClique>| {
                 state.pending.iter().take(count).all(|piece| joined.has_both(piece, true))
@@ -270,29 +296,28 @@ impl CliqueExchange {
                 state.is_beginning = true;
                 drop(state);
                 let weak = Arc::downgrade(self);
-                return host.run_soon(Box::new(move || {
+                host.run_soon(Box::new(move || {
                     if let Some(this) = weak.upgrade() {
                         this.begin();
                     }
                 }));
+                return Ok(());
             };
             let pieces: Vec<_> = state.pending.drain(..count).collect();
             let number = state.batches.next_number();
-            match state.batches.prepare(&joined, host, &pieces, &mut memory) {
+            let prepared = state.batches.prepare(&joined, host, &pieces, &mut memory, deferred);
+            drop(state);
+            match prepared {
                 Ok(prepared) => {
-                    drop(state);
                     host.send_clique_message(CliqueMessage::Batch { number, pieces }.encode());
                     self.run(host, prepared, memory);
                 }
-                Err(ProtocolViolation(why)) => {
-                    drop(state);
-                    return self.fail(why, true);
-                }
+                Err(violation) => return Err((violation, memory)),
             }
         }
     }
 
-    /// Runs a batch, and tells the peer what it receives. The caller holds the order.
+    /// Runs a batch, and tells the peer which of its pieces have the bytes of launches. The caller holds the order.
     fn run(self: &Arc<Self>, host: &dyn CliqueHost, prepared: PreparedBatch, memory: BatchMemory) {
         let PreparedBatch { number, operations, sent } = prepared;
         if let Some(pieces) = sent {
@@ -344,20 +369,35 @@ impl CliqueExchange {
         self.ask_for(host, settled.next);
     }
 
-    /// Makes a clique of the GPUs of the present one and of the pending pieces; the leader, on a thread that may wait.
+    /// Makes a clique of the GPUs of the present one, of all that this side may send from, and of the pending pieces; the leader, on a
+    /// thread that may wait.
     fn begin(self: &Arc<Self>) {
         let Some(host) = self.host.upgrade() else { return };
-        let state = lock(&self.state);
+        let mut state = lock(&self.state);
         let mut gpus = state.clique.as_ref().map(|clique| clique.gpus.clone()).unwrap_or_default();
+        gpus[0].extend(state.own.keys());
         for piece in &state.pending {
             let (own, other) = piece.gpus(true);
             gpus[0].insert(own);
             gpus[1].insert(other);
         }
+        state.begun += 1;
+        let (number, groups) =
+            (state.begun, state.pending.iter().map(|piece| piece.group).collect::<BTreeSet<_>>());
+        let mut stalls: Vec<Duration> =
+            state.batches.fetches.values().map(|fetch| fetch.launch.limits.stall).collect();
         drop(state);
+        if number > CLIQUES_MAX {
+            return self.fail("too many cliques were begun", true);
+        }
+        // A start that never ends must cost no launch its stall limit: until then its bytes can be pushed.
+        stalls.extend(groups.iter().filter_map(|group| Some(host.launch_that_sends(*group)?.limits.stall)));
+        let shortest = stalls.into_iter().min().map_or(Duration::MAX, |stall| stall / 2);
+        let start_timeout = self.options.start_timeout.min(shortest);
+        let options = CliqueOptions { start_timeout, ..self.options };
         let lists = gpus.each_ref().map(|side| side.iter().copied().collect::<Vec<_>>());
         let id = self.nccl.new_id().map_err(CliqueError::from);
-        let started = id.and_then(|id| Ok((id, self.start(id, gpus)?)));
+        let started = id.and_then(|id| Ok((id, self.start(id, number, gpus, options)?)));
         let (id, joined) = match started {
             Ok(started) => started,
             Err(error) => return self.fail(&error.to_string(), true),
@@ -388,12 +428,13 @@ impl CliqueExchange {
         }
         state.begun += 1;
         state.is_beginning = true;
+        let number = state.begun;
         drop(state);
         let weak = Arc::downgrade(self);
         host.run_soon(Box::new(move || {
             let Some(this) = weak.upgrade() else { return };
             let gpus = [follower.into_iter().collect(), leader.into_iter().collect()];
-            let joined = match this.start(CliqueId::from_bytes(id), gpus) {
+            let joined = match this.start(CliqueId::from_bytes(id), number, gpus, this.options) {
                 Ok(joined) => joined,
                 Err(error) => return this.fail(&error.to_string(), true),
             };
@@ -409,7 +450,13 @@ impl CliqueExchange {
     }
 
     /// Starts a clique of these GPUs of this side and of the peer.
-    fn start(&self, id: CliqueId, gpus: [BTreeSet<u32>; 2]) -> Result<JoinedClique, CliqueError> {
+    fn start(
+        &self,
+        id: CliqueId,
+        number: u32,
+        gpus: [BTreeSet<u32>; 2],
+        options: CliqueOptions,
+    ) -> Result<JoinedClique, CliqueError> {
         let own: Vec<Gpu> = {
             let state = lock(&self.state);
             gpus[0].iter().filter_map(|gpu| state.own.get(gpu).cloned()).collect()
@@ -423,14 +470,14 @@ impl CliqueExchange {
             scratch.insert(gpu.ordinal(), GpuScratch::of_gpu(gpu)?);
         }
         let local: Vec<_> = own.into_iter().map(|gpu| (clique_member(self.me, gpu.ordinal()), gpu)).collect();
-        let clique = GpuClique::start(self.nccl, &key, id, &local, self.options)?;
+        let clique = GpuClique::start(self.nccl, &key, id, &local, options)?;
         let mut state = lock(&self.state);
         if let Some(why) = &state.failure {
             return Err(CliqueError::Ended(why.to_string()));
         }
         state.starting = Some(Arc::clone(&clique));
         drop(state);
-        Ok(JoinedClique { clique, gpus, scratch })
+        Ok(JoinedClique { number, clique, gpus, scratch })
     }
 
     /// Uses a clique for all later batches. The one before ends once its batches have.
@@ -439,6 +486,8 @@ impl CliqueExchange {
         let mut state = lock(&self.state);
         state.starting = None;
         let before = state.clique.replace(Arc::new(joined));
+        state.former.retain(|former| former.strong_count() > 0);
+        state.former.extend(before.iter().map(|before| Arc::downgrade(&before.clique)));
         drop(state);
         // Dropped without the lock: it may end here.
         drop(before);
@@ -490,12 +539,16 @@ impl CliqueExchange {
             return None;
         }
         state.failure = Some(why.into());
-        let cliques = [state.clique.take().map(|joined| Arc::clone(&joined.clique)), state.starting.take()];
+        let joined = state.clique.take();
+        let mut cliques: Vec<Arc<GpuClique>> =
+            joined.iter().map(|joined| Arc::clone(&joined.clique)).collect();
+        cliques.extend(state.starting.take());
+        cliques.extend(state.former.drain(..).filter_map(|former| former.upgrade()));
         let fetches = state.batches.take_all();
         state.pending.clear();
         state.waiting_messages.clear();
         drop(state);
-        for clique in cliques.into_iter().flatten() {
+        for clique in cliques {
             // Not in order: operations of batches may wait for the peer.
             clique.end(CliqueError::Ended(why.to_owned()));
         }

@@ -43,7 +43,7 @@ impl CliqueFetch {
     pub fn new(launch: &Arc<PeerLaunch>, definition: &LaunchDefinition) -> Option<Self> {
         let (mut runs, mut start) = (Vec::new(), 0);
         for (receive, span, source) in launch.lists.receives_with_sources(definition) {
-            let FetchSource::Region(sender_gpu, _) = source else { return None };
+            let FetchSource::Gpu(sender_gpu) = source else { return None };
             let (receiver_gpu, len) = (span.device_memory()?.gpu().ordinal(), span.len() as u64);
             runs.push(ReceiveRun { receive: receive as u32, start, len, sender_gpu, receiver_gpu });
             start += len;

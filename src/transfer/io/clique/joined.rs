@@ -13,6 +13,8 @@ use crate::protocol::clique_message::{CliquePiece, PIECE_MAX};
 
 /// A clique in use.
 pub struct JoinedClique {
+    /// Its number among those of the connection, from 1.
+    pub number: u32,
     pub clique: Arc<GpuClique>,
     /// The GPUs of this side and of the peer.
     pub gpus: [BTreeSet<u32>; 2],
@@ -49,6 +51,12 @@ impl GpuScratch {
 }
 
 impl JoinedClique {
+    /// Returns the address of the memory with which a cancelled launch takes part on a GPU of this side.
+    pub fn scratch_address(&self, gpu: u32, is_received: bool) -> Option<u64> {
+        let scratch = self.scratch.get(&gpu)?;
+        Some(if is_received { scratch.sink.address() } else { scratch.zeros.address() })
+    }
+
     /// Returns whether it has both GPUs of a piece, as seen by the leader or by the follower.
     pub fn has_both(&self, piece: &CliquePiece, leads: bool) -> bool {
         let (own, other) = piece.gpus(leads);

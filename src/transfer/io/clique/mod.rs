@@ -6,7 +6,7 @@
 //! the same batches in the same order. Both directions share batches.
 //!
 //! A piece that both sides' lists and buffers do not back does not exist: a receiver takes part only in pieces that it asked for,
-//! and a sender only in such of matched launches whose bytes are defined. If a launch is cancelled after its pieces were put into a
+//! and a sender only in pieces of launches that are matched and whose bytes are defined. If a launch is cancelled after its pieces were put into a
 //! batch, its side takes part with other memory, so that the clique survives. Therefore a sender tells of
 //! each batch which pieces have the bytes of launches, and a receiver counts no others.
 //!

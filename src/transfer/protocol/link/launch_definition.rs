@@ -22,6 +22,8 @@ pub enum FetchSource {
     Region(u32, u64),
     /// An address in the sender's process.
     Address(u64),
+    /// Memory of the GPU with this number in the sender's process, whose bytes move through a clique.
+    Gpu(u32),
 }
 
 /// One transfer. Both sides' entries are equal but for `outgoing` and `source`.
@@ -106,6 +108,7 @@ impl LaunchDefinition {
                 FetchSource::None => (0u32, 0, 0),
                 FetchSource::Region(region, offset) => (1, region, offset),
                 FetchSource::Address(address) => (2, 0, address),
+                FetchSource::Gpu(gpu) => (3, gpu, 0),
             };
             entry.append_layout(&mut bytes);
             bytes.extend_from_slice(&(kind << 1 | u32::from(entry.outgoing)).to_le_bytes());
@@ -130,6 +133,7 @@ impl LaunchDefinition {
                     0 => FetchSource::None,
                     1 => FetchSource::Region(read_u32_at(entry, 36), read_u64_at(entry, 40)),
                     2 => FetchSource::Address(read_u64_at(entry, 40)),
+                    3 => FetchSource::Gpu(read_u32_at(entry, 36)),
                     _ => return None,
                 };
                 let bytes = read_u64_at(entry, 16);

@@ -14,6 +14,9 @@ use super::link_side::{
 };
 use crate::protocol::frame::{FrameKind, Header, flag};
 
+/// The most messages of the peer about cliques that wait to be processed.
+const CLIQUE_MESSAGES_MAX: usize = 4096;
+
 impl<T: Clone> LinkSide<T> {
     /// Processes a control frame.
     ///
@@ -58,7 +61,12 @@ impl<T: Clone> LinkSide<T> {
                 }
             }
             FrameKind::Progress => self.on_fetch_progress(at, &payload),
-            FrameKind::Clique => self.clique_messages.push_back(payload),
+            FrameKind::Clique => {
+                if self.clique_messages.len() >= CLIQUE_MESSAGES_MAX {
+                    return Err(ProtocolViolation("too many messages about cliques wait"));
+                }
+                self.clique_messages.push_back(payload);
+            }
             FrameKind::Damaged => self.on_resend_request(at, header.index),
             FrameKind::Lost => self.outputs.push(LinkOutput::CloseLane(header.lane)),
             FrameKind::Have => self.on_chunk_report(at, header.lane, header.index, &payload),

@@ -8,7 +8,8 @@ use crate::protocol::link::fuzzing::bytes_held_for_peer;
 use crate::protocol::link::launch_definition::LaunchDefinition;
 use crate::protocol::link::*;
 
-const KINDS: [FrameKind; 23] = [
+const KINDS: [FrameKind; 24] = [
+    FrameKind::Clique,
     FrameKind::Define,
     FrameKind::Undefine,
     FrameKind::Go,
