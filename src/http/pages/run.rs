@@ -17,7 +17,7 @@ use super::live_page::{LivePage, TaskTableQuery, TimelinePageQuery};
 use super::snapshot::JobSnapshot;
 use super::timeline::{TimelineScope, render_state_chart_fragment, render_timeline_fragment};
 use super::{amount, status, task_grid, task_table, times};
-use crate::coordination::{JobName, JobView, RunDetail, RunNumber};
+use crate::coordination::{HostId, JobName, JobView, RunDetail, RunNumber};
 use crate::http::extractors::{JobPath, QueryParams, ViewedRun};
 use crate::http::{AppState, Problem};
 
@@ -34,6 +34,8 @@ struct RunSummaryFragment<'a> {
     barriers: usize,
     /// The bytes that its transfers sent, if any task reported some.
     sent_bytes: Option<u64>,
+    /// The host of the task of the first cause, if it has several tasks.
+    cause_host: Option<&'a HostId>,
 }
 
 impl RunSummaryFragment<'_> {
@@ -47,6 +49,9 @@ fn render_summary_fragment(snapshot: &JobSnapshot) -> Result<Fragment, Problem> 
     let run = &snapshot.view.run;
     let transfers =
         snapshot.records.reports.transfers_summary(snapshot.id, &snapshot.roster, snapshot.captured_at());
+    let cause_task = run.first_cause.as_ref().and_then(|cause| cause.task);
+    let host = cause_task.and_then(|task| snapshot.host_assignment.host_of(task));
+    let cause_host = host.filter(|host| host.tasks.len() > 1).map(|host| &host.name);
     Fragment::new(
         "run-summary",
         &RunSummaryFragment {
@@ -57,6 +62,7 @@ fn render_summary_fragment(snapshot: &JobSnapshot) -> Result<Fragment, Problem> 
             hosts: snapshot.hosts.len(),
             barriers: run.recent_barriers.len(),
             sent_bytes: (transfers.taken > 0).then(|| transfers.totals.sent_bytes()),
+            cause_host,
         },
     )
 }

@@ -55,9 +55,9 @@ impl TimeWindow {
         }
     }
 
-    /// Returns the beginning and the end.
+    /// Returns the beginning and the end, or how far the states are known if the run goes on.
     pub fn bounds(self) -> (Timestamp, Timestamp) {
-        (Timestamp(self.from), Timestamp(self.until))
+        (Timestamp(self.from), Timestamp(self.until.min(self.known_until)))
     }
 
     pub fn length(self) -> u64 {
