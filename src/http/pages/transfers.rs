@@ -258,7 +258,7 @@ fn pair_matrix(pairs: &[PairView], tasks: usize, by_rate: bool) -> Vec<Vec<Matri
     }
     let most = sums.iter().flatten().copied().max().unwrap_or_default().max(1);
     let heat = |value: u64| u64::try_from(u128::from(value) * 4 / u128::from(most)).unwrap_or(4);
-    let text = |value: u64| if by_rate { amount::rate_text(&value) } else { amount::bytes_text(&value) };
+    let text = |value: u64| if by_rate { amount::rate_text(value) } else { amount::bytes_text(value) };
     let cell = |value: u64| match value {
         0 => MatrixCell { text: String::new(), heat: 0 },
         _ => MatrixCell { text: text(value), heat: heat(value).max(1) },
