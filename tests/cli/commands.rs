@@ -107,7 +107,9 @@ fn events_are_chosen_and_have_their_task_and_their_barrier() {
     );
     assert!(said(&["--barrier", "registration"]).contains("barrier-passed"));
     assert_eq!(said(&["--barrier", "train"]), "", "it is the whole id");
-    assert_eq!((said(&["--run", "1"]), said(&["--run", "2"])), (said(&[]), String::new()));
+    assert_eq!(said(&["--run", "1"]), said(&[]));
+    let unknown = run(&mut muster(["events", "--run", "2", "--server", &server.url()]));
+    assert!(unknown.code == Some(1) && unknown.err.contains("has no run 2"), "{unknown:?}");
     let json = said(&["--json", "--barrier", "train/step", "--kind", "barrier-passed"]);
     let event: serde_json::Value = serde_json::from_str(json.trim_end()).expect("one event");
     assert_eq!((&event["barrier"], &event["kind"]), (&"train/step".into(), &"barrier-passed".into()));
