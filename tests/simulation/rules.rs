@@ -161,7 +161,8 @@ fn an_outage_is_not_lateness() {
     (0..3).for_each(|task| _ = job.call_barrier(task, "step", 3));
     job.coordinator.advance_time(Duration::from_secs(2));
     job.call_barrier(3, "step", 3);
-    assert_eq!(steps(&job, 3), Some((2, 1_000_000, 2_000_000)));
+    // The first step of a run counts in the average only until there is a second one.
+    assert_eq!(steps(&job, 3), Some((2, 2_000_000, 2_000_000)));
 }
 
 #[test]
