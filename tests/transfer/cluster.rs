@@ -193,10 +193,19 @@ impl Cluster {
         target: &Buffer,
         key: u64,
     ) -> (TransferHandle, TransferHandle) {
-        let sent =
-            self.engines[from].transfer(&[], vec![outgoing(source, from, to, key)], LaunchOptions::default());
-        let received =
-            self.engines[to].transfer(&[], vec![incoming(target, from, to, key)], LaunchOptions::default());
+        self.send_with_options((from, source), (to, target), key, LaunchOptions::default())
+    }
+
+    /// Sends a buffer of one task into a buffer of another task.
+    pub fn send_with_options(
+        &self,
+        (from, source): (usize, &Buffer),
+        (to, target): (usize, &Buffer),
+        key: u64,
+        options: LaunchOptions,
+    ) -> (TransferHandle, TransferHandle) {
+        let sent = self.engines[from].transfer(&[], vec![outgoing(source, from, to, key)], options);
+        let received = self.engines[to].transfer(&[], vec![incoming(target, from, to, key)], options);
         (sent, received)
     }
 }

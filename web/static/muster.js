@@ -342,7 +342,8 @@ const nearest = (links, from, [right, down]) => {
   const [x, y] = centre(from);
   let [best, least] = [null, Infinity];
   for (const link of links) {
-    const [dx, dy] = [centre(link)[0] - x, centre(link)[1] - y];
+    const [atX, atY] = centre(link);
+    const [dx, dy] = [atX - x, atY - y];
     const [ahead, aside] = right ? [dx * right, Math.abs(dy)] : [dy * down, Math.abs(dx)];
     // What is in the same row or column comes before what is nearer and beside it.
     const cost = ahead + 8 * aside;

@@ -15,8 +15,8 @@ use super::snapshot::{JobSnapshot, heartbeat_interval_us, last_arrival_time};
 use super::status::{self, AWAITED_AFTER, TaskStatus, barrier_display_name};
 use super::times;
 use crate::coordination::{
-    BarrierKind, BarrierView, JobName, RunOutcome, RunState, TaskId, TaskPhase, TaskView, Timestamp,
-    is_unreachable_host,
+    BarrierKind, BarrierView, FirstCause, JobName, RunOutcome, RunState, TaskId, TaskPhase, TaskView,
+    Timestamp, is_unreachable_host,
 };
 use crate::http::Problem;
 use crate::service::findings::{
@@ -176,10 +176,7 @@ impl Issue {
 
     /// Returns whether it concerns one of these tasks, which are ascending.
     pub fn concerns_one_of(&self, tasks: &[TaskId]) -> bool {
-        self.tasks
-            .iter()
-            .chain(&self.named.task_ids().collect::<Vec<_>>())
-            .any(|task| tasks.binary_search(task).is_ok())
+        self.tasks.iter().any(|task| tasks.binary_search(task).is_ok())
     }
 
     /// Returns the key of the issue among those of all jobs, by which a live update finds it.
@@ -199,11 +196,8 @@ pub(super) fn job_issues(snapshot: &JobSnapshot) -> Vec<Issue> {
     let found = |id: &str| snapshot.findings.iter().find(|finding| finding.id.as_ref() == id);
     // Tasks that restart repeatedly are one issue, whether they are down or back at this moment.
     let has_storm = found("restart-storm").is_some();
-    let is_in_storm = |task: &TaskId| match snapshot.find_task(*task).map(|task| &task.lives[..]) {
-        Some([present, _, ..]) if has_storm => {
-            snapshot.captured_at().since(present.registered_at) <= RESTART_WINDOW
-        }
-        _ => false,
+    let is_in_storm = |task: &TaskId| {
+        has_storm && snapshot.find_task(*task).is_some_and(|task| has_restarted_lately(snapshot, task))
     };
     let failed = tasks_with_status(snapshot, TaskStatus::Failed).into_iter();
     let (down_again, lost): (Vec<TaskId>, Vec<TaskId>) = failed.partition(is_in_storm);
@@ -280,9 +274,8 @@ fn failed_run_issue(snapshot: &JobSnapshot) -> Option<Issue> {
     }
     let (text, told) = match cause {
         Some(cause) => {
-            let whose = cause.task.map_or_else(String::new, |task| format!("task {task}: "));
             let (why, told) = status::first_cause_texts(cause);
-            (format!("First cause: {whose}{why}"), told)
+            (format!("First cause: {}{why}", task_prefix_of(cause)), told)
         }
         None => {
             let reason = run.end_reason.as_deref().filter(|reason| !reason.is_empty());
@@ -340,6 +333,7 @@ fn lost_tasks_issue(snapshot: &JobSnapshot, lost: &[TaskId]) -> Option<Issue> {
         _ => ("bad", title, advice),
     };
     let issue = Issue::new(snapshot, LOST_TASKS, tone, title, text, first.since).with_client_error(told);
+    let issue = Issue { tasks: order, ..issue };
     Some(issue.with_named_tasks(named).with_advice(advice, "/guide/states#failed"))
 }
 
@@ -371,11 +365,9 @@ fn text_of_wait_for(snapshot: &JobSnapshot, lost: &[TaskId]) -> Option<String> {
             && !barrier.missing.is_empty()
             && barrier.missing.iter().all(|task| lost.contains(task))
     })?;
-    let (arrived, members) = (format_grouped(barrier.arrived), format_grouped(barrier.members));
-    let verb = if barrier.arrived == 1 { "waits" } else { "wait" };
     let them = if barrier.missing.len() == 1 { "it" } else { "them" };
     let name = barrier_display_name(&barrier.id);
-    Some(format!("{arrived} of {members} tasks {verb} for {them} at {name}."))
+    Some(format!("{} for {them} at {name}.", waiting_members_text(barrier)))
 }
 
 /// Merges the issue of a stuck barrier into the issue of the lost tasks, if the barrier waits for these tasks alone: their failure is
@@ -385,14 +377,13 @@ fn merge_wait_for_lost_tasks(snapshot: &JobSnapshot, issues: &mut Vec<Issue>) {
     let waits_for_lost = |issue: &Issue| {
         issue.kind.as_ref() == "barrier-stuck" && !issue.tasks.is_empty() && issue.tasks.iter().all(is_lost)
     };
-    let Some(wait) = issues.iter().position(waits_for_lost) else { return };
-    if issues.iter().any(|issue| issue.kind.as_ref() == LOST_TASKS) {
-        let wait = issues.remove(wait);
-        let lost = issues.iter_mut().filter(|issue| issue.kind.as_ref() == LOST_TASKS);
-        for lost in lost {
-            lost.means.clone_from(&wait.means);
-            lost.evidence.extend_from_slice(&wait.evidence);
-        }
+    if let Some(lost) = issues.iter().position(|issue| issue.kind.as_ref() == LOST_TASKS)
+        && let Some(wait) = issues.iter().position(waits_for_lost)
+    {
+        let (means, evidence) = (issues[wait].means.clone(), std::mem::take(&mut issues[wait].evidence));
+        issues[lost].means = means;
+        issues[lost].evidence.extend(evidence);
+        issues.remove(wait);
     }
 }
 
@@ -426,9 +417,7 @@ fn awaited_tasks_issue(snapshot: &JobSnapshot) -> Option<Issue> {
         [one] => format!("task {one}"),
         many => format!("{} tasks", many.len()),
     };
-    let (arrived, members) = (format_grouped(barrier.arrived), format_grouped(barrier.members));
-    let verb = if barrier.arrived == 1 { "waits" } else { "wait" };
-    let title = format!("{arrived} of {members} tasks {verb} at {name} for {who}");
+    let title = format!("{} at {name} for {who}", waiting_members_text(barrier));
     // Lost tasks have an issue of their own, so they come last here.
     let mut missing = barrier.missing.clone();
     missing.sort_by_key(|task| !waits(task));
@@ -474,11 +463,8 @@ pub(super) fn no_issue_text(snapshot: &JobSnapshot) -> String {
             match snapshot.barriers_in_progress().into_iter().find(is_lasting) {
                 None => "No action needed".into(),
                 Some(barrier) => {
-                    let (arrived, members) =
-                        (format_grouped(barrier.arrived), format_grouped(barrier.members));
-                    let verb = if barrier.arrived == 1 { "waits" } else { "wait" };
                     let name = barrier_display_name(&barrier.id);
-                    format!("No action needed yet: {arrived} of {members} tasks {verb} at {name}")
+                    format!("No action needed yet: {} at {name}", waiting_members_text(barrier))
                 }
             }
         }
@@ -515,29 +501,41 @@ fn recently_late_text(snapshot: &JobSnapshot) -> Option<String> {
 
 /// Returns which tasks restarted a while ago, or that the run before failed; `None` if neither is so.
 fn recent_trouble_text(snapshot: &JobSnapshot) -> Option<String> {
-    let is_recent = |at: Timestamp| snapshot.captured_at().since(at) <= RESTART_WINDOW;
-    let run = &snapshot.view.run;
-    let restarted: Vec<TaskId> = run
-        .tasks
-        .iter()
-        .filter(|task| matches!(&task.lives[..], [present, _, ..] if is_recent(present.registered_at)))
-        .map(|task| task.task)
-        .collect();
-    let name = |tasks: &[TaskId]| NamedTasks::new(snapshot, tasks, tasks.len(), 1).whole_hosts_text();
+    let restarted = snapshot.view.run.tasks.iter().filter(|task| has_restarted_lately(snapshot, task));
+    let restarted: Vec<TaskId> = restarted.map(|task| task.task).collect();
     match &restarted[..] {
         [] => {}
         [one] => return Some(format!("task {one} restarted in the last ten minutes")),
         many => {
-            let count = format_grouped(many.len());
-            return Some(format!("{count} tasks restarted in the last ten minutes{}", name(many)));
+            let (count, named) = (format_grouped(many.len()), NamedTasks::new(snapshot, many, many.len(), 1));
+            let hosts = named.whole_hosts_text();
+            return Some(format!("{count} tasks restarted in the last ten minutes{hosts}"));
         }
     }
     let before = snapshot.view.history.first().filter(|past| {
-        past.outcome != RunOutcome::Completed && past.first_cause.is_some() && is_recent(past.ended_at)
+        past.outcome != RunOutcome::Completed && snapshot.captured_at().since(past.ended_at) <= RESTART_WINDOW
     })?;
     let cause = before.first_cause.as_ref()?;
-    let who = cause.task.map_or_else(String::new, |task| format!("task {task}: "));
-    Some(format!("run {} failed: {who}{}", before.number, status::first_cause_texts(cause).0))
+    let why = status::first_cause_texts(cause).0;
+    Some(format!("run {} failed: {}{why}", before.number, task_prefix_of(cause)))
+}
+
+/// Returns whether a task has registered again a while ago.
+fn has_restarted_lately(snapshot: &JobSnapshot, task: &TaskView) -> bool {
+    let is_recent = |at: Timestamp| snapshot.captured_at().since(at) <= RESTART_WINDOW;
+    matches!(&task.lives[..], [present, _, ..] if is_recent(present.registered_at))
+}
+
+/// Returns a label for the task of a first cause, if one is known.
+fn task_prefix_of(cause: &FirstCause) -> String {
+    cause.task.map_or_else(String::new, |task| format!("task {task}: "))
+}
+
+/// Returns how many of a barrier's members wait.
+fn waiting_members_text(barrier: &BarrierView) -> String {
+    let (arrived, members) = (format_grouped(barrier.arrived), format_grouped(barrier.members));
+    let verb = if barrier.arrived == 1 { "waits" } else { "wait" };
+    format!("{arrived} of {members} tasks {verb}")
 }
 
 fn is_connected(task: &TaskView) -> bool {

@@ -166,6 +166,7 @@ impl Connection {
     /// locks its pages. What is not registered is pushed.
     pub fn register_for_reads(&self, region: &MemoryRegion) {
         let _else_pushed = self.fabric.as_ref().is_some_and(|reads| reads.can_read_into(region));
+        let _into_gpu = self.gpu_of_clique(region);
     }
 
     /// Returns whether the peer may read a region over the fabric. The first call for a region takes long: it locks its pages.

@@ -111,7 +111,9 @@ impl Connection {
             }
             lock(&self.link).receive_control_frame(&header, payload)?;
             self.perform_all_outputs(replies);
-            self.process_clique_messages()?;
+            if header.kind == FrameKind::Clique {
+                self.process_clique_messages()?;
+            }
         }
         Ok(())
     }

@@ -257,7 +257,7 @@ impl LaneHost for Connection {
         }
         lock(&self.link).receive_control_frame(header, payload)?;
         self.perform_all_outputs(replies);
-        self.process_clique_messages()
+        if header.kind == FrameKind::Clique { self.process_clique_messages() } else { Ok(()) }
     }
 
     fn send_with_descriptors(

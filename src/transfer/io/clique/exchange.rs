@@ -18,7 +18,6 @@ use crate::base::membership::MemberId;
 use crate::base::sync::lock;
 use crate::base::transport::TransportKind;
 use crate::launch::peer_launch::PeerLaunch;
-use crate::memory::Span;
 use crate::protocol::clique_message::{CliqueMessage, CliquePiece, GPUS_MAX, PIECES_MAX};
 use crate::protocol::link::ProtocolViolation;
 use crate::protocol::link::launch_definition::LaunchDefinition;
@@ -120,8 +119,6 @@ impl CliqueExchange {
         launch: &Arc<PeerLaunch>,
         definition: &LaunchDefinition,
     ) {
-        let spans = &launch.lists.inbound.spans;
-        spans.iter().filter_map(Span::device_memory).for_each(|memory| self.use_gpu(memory.gpu()));
         let (Some(group), Some(mut fetch)) = (launch.group_id(), CliqueFetch::new(launch, definition)) else {
             return host.request_push(launch);
         };
@@ -146,11 +143,10 @@ impl CliqueExchange {
         }
         if self.leads {
             lock(&self.state).pending.extend(pieces);
-            self.run_pending(host);
-        } else {
-            for part in pieces.chunks(PIECES_MAX) {
-                host.send_clique_message(CliqueMessage::Request(part.to_vec()).encode());
-            }
+            return self.run_pending(host);
+        }
+        for part in pieces.chunks(PIECES_MAX) {
+            host.send_clique_message(CliqueMessage::Request(part.to_vec()).encode());
         }
         host.flush_control_frames();
     }
@@ -230,7 +226,6 @@ impl CliqueExchange {
                 state.pending.extend(pieces);
                 drop(state);
                 self.run_pending(host);
-                host.flush_control_frames();
                 Ok(())
             }
             CliqueMessage::Begin { id, gpus } if !self.leads => self.join(host, id, gpus),
@@ -262,13 +257,14 @@ impl CliqueExchange {
         }
     }
 
-    /// Puts pending pieces into batches, and runs them; the leader only.
+    /// Puts pending pieces into batches, tells the peer, and runs them; the leader only.
     fn run_pending(self: &Arc<Self>, host: &dyn CliqueHost) {
         let mut deferred = DeferredDrops::default();
         if let Err((ProtocolViolation(why), memory)) = self.run_pending_in_order(host, &mut deferred) {
             self.fail(why, true);
             drop(memory);
         }
+        host.flush_control_frames();
     }
 
     /// Does so with the lock of the order. What must not be dropped with it goes to `deferred`, or comes with the error.
@@ -351,7 +347,6 @@ impl CliqueExchange {
         self.complete(&*host, settled);
         if self.leads {
             self.run_pending(&*host);
-            host.flush_control_frames();
         }
     }
 
@@ -509,7 +504,6 @@ impl CliqueExchange {
         }
         if self.leads {
             self.run_pending(&*host);
-            host.flush_control_frames();
         }
     }
 

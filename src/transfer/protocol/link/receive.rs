@@ -61,6 +61,9 @@ impl<T: Clone> LinkSide<T> {
                 }
             }
             FrameKind::Progress => self.on_fetch_progress(at, &payload),
+            FrameKind::Clique if !self.terms.pushes_unsourced => {
+                return Err(ProtocolViolation("cliques were not agreed on"));
+            }
             FrameKind::Clique => {
                 if self.clique_messages.len() >= CLIQUE_MESSAGES_MAX {
                     return Err(ProtocolViolation("too many messages about cliques wait"));
