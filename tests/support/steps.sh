@@ -2,8 +2,8 @@
 # source it.
 #
 # MUSTER_STEPS names the file of the steps, a line each: seconds, status, name; without it nothing is noted. MUSTER_SKIPS names
-# the file of the skipped tests, which tests/support/skip.rs writes, and MUSTER_FLAKES that of the tests which passed only when
-# they ran again, a line each.
+# the file of the skipped tests, which tests/support/skip.rs writes, MUSTER_FLAKES that of the tests which passed only when they
+# ran again, a line each, and MUSTER_FAILURES that of what failed tests said.
 
 # Runs a command under a name, and notes the time that it took.
 step() {
@@ -26,6 +26,18 @@ print_skips() {
 print_flakes() {
     echo "passed only when they ran again: $(wc -l <"$MUSTER_FLAKES")"
     sed 's/^/        /' "$MUSTER_FLAKES"
+}
+
+# Notes what the failed tests in an output of `cargo test` said, without stack backtraces: `note_failures OUTPUT`.
+note_failures() {
+    awk '/^---- .* stdout ----$/ { told = 1; lines = 0 }
+         /^stack backtrace:$|^failures:$/ { told = 0 }
+         told && lines++ < 12 { print substr($0, 1, 600) }' "$1" >>"$MUSTER_FAILURES"
+}
+
+# Prints what failed tests said, those included that passed when they ran again.
+print_failures() {
+    [ ! -s "$MUSTER_FAILURES" ] || { echo "failed tests said:" && tail -n 80 "$MUSTER_FAILURES"; }
 }
 
 # Installs a tool of cargo into target/tools: `tool NAME VERSION`. A debug build takes a third of the time, and the tools run for
