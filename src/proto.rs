@@ -99,6 +99,8 @@ pub mod report_limits {
     pub const CONNECTIONS_MAX: usize = 4_096;
     /// The failures.
     pub const FAILURES_MAX: usize = 64;
+    /// The lost GPUs.
+    pub const LOST_GPUS_MAX: usize = 64;
 }
 
 impl muster::v1::ClockReading {

@@ -8,9 +8,9 @@ use std::sync::{Mutex, PoisonError};
 
 use super::clock_offset::ClockSamples;
 use crate::proto::muster::v1::{self as pb};
-use crate::proto::report_limits::{CONNECTIONS_MAX, FAILURES_MAX, PAIRS_MAX};
+use crate::proto::report_limits::{CONNECTIONS_MAX, FAILURES_MAX, LOST_GPUS_MAX, PAIRS_MAX};
 use crate::transfer::{
-    FailedLaunch, LaunchStage, PeerJob, TimeHistogram, TransferEngine, registered_bytes,
+    FailedLaunch, LaunchStage, PeerJob, TimeHistogram, TransferEngine, lost_gpus, registered_bytes,
     registered_device_bytes,
 };
 
@@ -156,6 +156,11 @@ impl ReportState {
             failures,
             clock: self.clock.shortest_round_trip_sample(),
             host_checks: self.host_checks_to_tell(host_checks),
+            lost_gpus: lost_gpus()
+                .into_iter()
+                .take(LOST_GPUS_MAX)
+                .map(|(gpu, error)| pb::LostGpu { gpu, error: error.to_string() })
+                .collect(),
         }
     }
 }

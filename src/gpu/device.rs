@@ -45,6 +45,16 @@ impl PartialEq for Gpu {
 
 impl Eq for Gpu {}
 
+/// The devices that were opened.
+static OPEN: Mutex<Vec<Gpu>> = Mutex::new(Vec::new());
+
+/// Returns the devices that are lost to this process, each with its [loss](Gpu::loss).
+#[must_use]
+pub fn lost_gpus() -> Vec<(u32, GpuError)> {
+    let open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+    open.iter().filter_map(|gpu| Some((gpu.ordinal(), gpu.loss()?.clone()))).collect()
+}
+
 /// What a device says of itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceFacts {
@@ -86,7 +96,6 @@ impl Gpu {
     /// # Errors
     /// Returns why there is no driver, or no such device.
     pub fn open(ordinal: u32) -> Result<Self, DriverUnavailable> {
-        static OPEN: Mutex<Vec<Gpu>> = Mutex::new(Vec::new());
         let driver = Driver::get()?;
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(found) = open.iter().find(|gpu| gpu.ordinal() == ordinal) {

@@ -105,5 +105,5 @@ pub use launch::outcome::LaunchStats;
 pub use launch::transfer::{QuiescenceFuture, TransferHandle};
 pub use memory::{Arena, ArenaPool, Buffer, BufferExport, Span, registered_bytes};
 pub use muster_cliques::{CliqueOptions, StopMethod};
-pub use muster_gpu::{Gpu, GpuEvent, device_memory_bytes as registered_device_bytes};
+pub use muster_gpu::{Gpu, GpuEvent, device_memory_bytes as registered_device_bytes, lost_gpus};
 pub use protocol::link::PriorityClass;

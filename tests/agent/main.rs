@@ -9,6 +9,9 @@ mod demo;
 mod fencing;
 #[path = "../harness/mod.rs"]
 mod harness;
+#[path = "../support/isolated_test.rs"]
+mod isolated_test;
+mod lost_gpu;
 mod metrics;
 mod peer_jobs;
 mod reconnect;

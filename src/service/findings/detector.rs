@@ -13,7 +13,7 @@ use crate::coordination::{
     BarrierKind, BarrierObservation, BarrierOutcome, JobObservation, RunState, TaskId, Timestamp,
 };
 use crate::service::collectives::{SlowRankView, StuckCliqueView};
-use crate::service::reports::ClockReading;
+use crate::service::reports::{ClockReading, LostGpuView};
 
 /// The severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
@@ -63,6 +63,8 @@ pub struct DetectorInput<'a> {
     pub job: &'a JobObservation,
     /// The clocks that native workers report.
     pub clocks: &'a [(TaskId, ClockReading)],
+    /// The first GPU that each native worker has lost.
+    pub lost_gpus: &'a [(TaskId, LostGpuView)],
     /// The cliques of collectives that wait too long.
     pub stuck_cliques: &'a [StuckCliqueView],
     /// The ranks for which others wait in most collectives, with their cliques.
@@ -83,7 +85,7 @@ impl<'a> DetectorInput<'a> {
     /// Returns the measurements of the service alone.
     #[must_use]
     pub fn without_reports(job: &'a JobObservation) -> Self {
-        Self { job, clocks: &[], stuck_cliques: &[], slow_ranks: &[], journal_trouble: None }
+        Self { job, clocks: &[], lost_gpus: &[], stuck_cliques: &[], slow_ranks: &[], journal_trouble: None }
     }
 }
 

@@ -57,10 +57,12 @@ pub use metrics::FindingMetrics;
 pub use recent_lateness::{LateArrivals, RecentLateness, count_late_arrivals};
 pub use restart_storm::{RESTART_WINDOW, restart_count_text};
 
-use crate::coordination::{FindingChange, JobId, JobObservation, TaskId, TaskObservation, TaskPhase};
+use crate::coordination::{
+    FindingChange, JobId, JobObservation, TaskId, TaskIncarnations, TaskObservation, TaskPhase,
+};
 use crate::engine::Engine;
 use crate::service::collectives::{CollectiveReports, CollectiveTroubles};
-use crate::service::reports::{ClockReading, TransferReportStore};
+use crate::service::reports::{ClockReading, LostGpuView, TransferReportStore};
 
 /// All detectors.
 pub static CATALOGUE: &[&Detector] = &[
@@ -105,14 +107,21 @@ pub struct WorkerReports {
 /// What reports say about one job.
 struct JobReportSummary {
     clocks: Vec<(TaskId, ClockReading)>,
+    lost_gpus: Vec<(TaskId, LostGpuView)>,
     collectives: CollectiveTroubles,
     journal_trouble: Option<String>,
 }
 
 impl JobReportSummary {
     fn new(engine: &Engine, reports: &WorkerReports, seen: &JobObservation) -> Self {
+        let of_transfers = incarnations_if_reported(engine, &reports.transfers, seen);
         Self {
-            clocks: worker_clocks(engine, &reports.transfers, seen),
+            clocks: of_transfers
+                .as_ref()
+                .map_or_else(Vec::new, |roster| reports.transfers.worker_clocks(seen.job, roster)),
+            lost_gpus: of_transfers
+                .as_ref()
+                .map_or_else(Vec::new, |roster| reports.transfers.lost_gpus(seen.job, roster)),
             collectives: reports.collectives.find_troubles(engine, seen.job, seen.tasks.len()),
             journal_trouble: journal_trouble(engine),
         }
@@ -122,6 +131,7 @@ impl JobReportSummary {
         DetectorInput {
             job,
             clocks: &self.clocks,
+            lost_gpus: &self.lost_gpus,
             stuck_cliques: &self.collectives.stuck,
             slow_ranks: &self.collectives.slow,
             journal_trouble: self.journal_trouble.as_deref(),
@@ -247,15 +257,14 @@ fn journal_trouble(engine: &Engine) -> Option<String> {
     engine.journal_state().and_then(|journal| journal.files.trouble)
 }
 
-/// Returns the clocks that a job's workers report.
-fn worker_clocks(
+/// Returns the present incarnations of a job's tasks if any worker has reported in this run.
+fn incarnations_if_reported(
     engine: &Engine,
     reports: &TransferReportStore,
     seen: &JobObservation,
-) -> Vec<(TaskId, ClockReading)> {
+) -> Option<TaskIncarnations> {
     if !reports.has_run_reports(seen.job, seen.run) {
-        return Vec::new();
+        return None;
     }
-    let roster = engine.read(|core, _| core.job(seen.job).map(|job| job.task_incarnations()));
-    roster.map_or_else(Vec::new, |roster| reports.worker_clocks(seen.job, &roster))
+    engine.read(|core, _| core.job(seen.job).map(|job| job.task_incarnations()))
 }

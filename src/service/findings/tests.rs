@@ -13,9 +13,9 @@ use super::*;
 use crate::clock::Clock;
 use crate::coordination::{
     AutoExcludeRule, BarrierArrival, BarrierKind, BarrierObservation, BarrierOutcome, BarrierRecord,
-    BoundUsage, GapHistogram, HostAssignment, HostCounts, HostId, JobName, JobSettings, PastRunObservation,
-    RunNumber, RunOutcome, RunState, StragglerView, TaskCounts, TaskObservation, TaskPhase, Timestamp,
-    WaitingCallCounts,
+    BoundUsage, FatalGpuError, GapHistogram, HostAssignment, HostCounts, HostId, JobName, JobSettings,
+    PastRunObservation, RunNumber, RunOutcome, RunState, StragglerView, TaskCounts, TaskObservation,
+    TaskPhase, Timestamp, WaitingCallCounts,
 };
 use crate::service::collectives::{CliqueWaitView, StuckCliqueView, WaitKind, WaitRole};
 
@@ -425,6 +425,40 @@ fn the_catalogue_is_whole_and_names_are_unique() {
         assert!(detector.means.ends_with('.') && detector.advice.ends_with('.'), "{}", detector.id);
     }
     let _: Arc<str> = CATALOGUE[0].id.into();
+}
+
+#[test]
+fn lost_gpus_are_one_finding_whoever_tells_of_them() {
+    let mut job = healthy_job();
+    let lost = |task: i32, gpu: u32, at: u64| {
+        (TaskId(task), LostGpuView { gpu, error: "cuMemcpy: ECC (214)".into(), reported_at: Timestamp(at) })
+    };
+    let detect = |job: &JobObservation, lost_gpus: &[(TaskId, LostGpuView)]| {
+        let mut found = run_detectors(DetectorInput { lost_gpus, ..DetectorInput::without_reports(job) });
+        found.pop().map(|(detector, found)| (detector.id, found))
+    };
+    let at = job.seen_at.0;
+    assert_eq!(detect(&job, &[]), None);
+    let (id, found) = detect(&job, &[lost(2, 5, at)]).unwrap();
+    assert_eq!(
+        (id, found.tasks.as_slice(), found.since),
+        ("fatal-gpu-error", &[TaskId(2)][..], Timestamp(at))
+    );
+    assert_eq!(found.summary_without_tasks, "GPU 5 of task 2 has a fatal error: cuMemcpy: ECC (214)");
+    assert!(found.may_exclude);
+    let (_, found) = detect(&job, &[lost(0, 1, at), lost(2, 5, at - 1)]).unwrap();
+    assert_eq!((found.tasks.as_slice(), found.since), (&[TaskId(0), TaskId(2)][..], Timestamp(at - 1)));
+    assert_eq!(
+        found.summary_without_tasks,
+        "GPUs of 2 tasks have fatal errors; first, GPU 5 of task 2 has a fatal error: cuMemcpy: ECC (214)"
+    );
+    let (task, device, status) = (TaskId(2), 5, "ECC".to_owned());
+    job.fatal_gpu_error = Some(FatalGpuError { task, device, status, at: Timestamp(at) });
+    let (_, found) = detect(&job, &[lost(2, 5, at + 1)]).unwrap();
+    assert_eq!(found.tasks, [TaskId(2)], "JAX and the worker tell of the same GPU");
+    assert_eq!(found.summary_without_tasks, "GPU 5 of task 2 has a fatal error: ECC");
+    job.state = RunState::Failed;
+    assert_eq!(detect(&job, &[lost(2, 5, at)]), None);
 }
 
 /// Runs all detectors on a job whose workers report these clocks: task, seconds ahead, and uncertainty.

@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use super::byte_series::{SecondSeries, TenSecondSeries};
 use super::parse::{
-    CheckedReport, ClockReading, HostChecksView, PeerJobPair, ReportedConnection, ReportedFailure,
-    ReportedTotals, TransportConnectionCounts,
+    CheckedReport, ClockReading, HostChecksView, LostGpuView, PeerJobPair, ReportedConnection,
+    ReportedFailure, ReportedTotals, TransportConnectionCounts,
 };
 use super::vocabulary::{ReportedTransport, TransferOutcome};
 use crate::coordination::{RunNumber, TaskId, TaskIncarnation, Timestamp, TransferFailure};
@@ -69,6 +69,18 @@ pub(super) struct TaskGauges {
     pub in_flight: [u64; 3],
     /// The offset of its clock, once it is reported.
     pub clock: Option<ClockReading>,
+    pub lost_gpus: Vec<LostGpuView>,
+}
+
+impl TaskGauges {
+    /// Returns the GPUs of a new report, with the times at which they were first reported.
+    fn with_first_times(&self, lost_gpus: Vec<(u32, String)>, now: Timestamp) -> Vec<LostGpuView> {
+        let first_time = |gpu: u32| {
+            self.lost_gpus.iter().find(|lost| lost.gpu == gpu).map_or(now, |lost| lost.reported_at)
+        };
+        let view = |(gpu, error)| LostGpuView { gpu, error, reported_at: first_time(gpu) };
+        lost_gpus.into_iter().map(view).collect()
+    }
 }
 
 /// The reports of one task.
@@ -306,6 +318,7 @@ impl JobReports {
             registered_device_bytes: report.registered_device_bytes,
             in_flight: report.in_flight,
             clock: report.clock,
+            lost_gpus: of_task.gauges.with_first_times(report.lost_gpus, now),
         };
         of_task.update_peer_job_pairs(report.peer_jobs, per_task_limit(PAIRS_KEPT, tasks));
         let (followed, others) = (&mut self.pairs, &mut self.others);

@@ -59,7 +59,7 @@ pub use job_reports::{CONNECTIONS_KEPT, PAIRS_KEPT, REASON_FAILURES_KEPT, SERIES
 pub use metrics::TransferReportMetrics;
 pub use parse::{
     BYTES_MAX, CONNECTIONS_MAX, ClockReading, FAILURES_MAX, HOST_CHECKS_MAX, HostCheckState, HostCheckView,
-    HostChecksView, OUTCOMES_MAX, PAIRS_MAX, ReportError, STAGES_MAX,
+    HostChecksView, LostGpuView, OUTCOMES_MAX, PAIRS_MAX, ReportError, STAGES_MAX,
 };
 pub use report_store::{AcceptedReport, TransferReportStore, report_interval_ms};
 pub use view::{

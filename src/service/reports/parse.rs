@@ -12,7 +12,7 @@ use super::vocabulary::{ReportedTransport, TransferCounter, TransferOutcome};
 use crate::coordination::{Code, Failure, InvalidJobName, JobName, TaskId, TaskIncarnation, Timestamp};
 use crate::proto::MessageFields;
 use crate::proto::muster::v1 as wire;
-pub use crate::proto::report_limits::{CONNECTIONS_MAX, FAILURES_MAX, PAIRS_MAX};
+pub use crate::proto::report_limits::{CONNECTIONS_MAX, FAILURES_MAX, LOST_GPUS_MAX, PAIRS_MAX};
 use crate::text::{escape_to_one_line, truncate_text};
 use crate::transfer::{LaunchStage, TIMES_US, TimeHistogram, size_class_names};
 
@@ -31,7 +31,7 @@ pub const HOST_CHECKS_MAX: usize = 32;
 const TEXT_KEPT: usize = 300;
 
 /// The lists of a report, by their number in the message.
-const LISTS: [(u32, &str, usize); 7] = [
+const LISTS: [(u32, &str, usize); 8] = [
     (4, "pairs", PAIRS_MAX),
     (5, "connections", CONNECTIONS_MAX),
     (6, "outcomes", OUTCOMES_MAX),
@@ -39,6 +39,7 @@ const LISTS: [(u32, &str, usize); 7] = [
     (11, "stages", STAGES_MAX),
     (12, "durations", DURATIONS_MAX),
     (13, "aborts", OUTCOMES_MAX),
+    (16, "lost GPUs", LOST_GPUS_MAX),
 ];
 
 /// The reason why a report is refused. A refused report changes nothing.
@@ -190,6 +191,11 @@ pub(super) struct ReportedConnection {
     pub launches: u32,
 }
 
+/// Returns a reported text on one line, at most [`TEXT_KEPT`] bytes of it.
+fn shorten_text(text: &str) -> String {
+    truncate_text(&escape_to_one_line(text), TEXT_KEPT, "…")
+}
+
 /// The offset of a worker's clock from the service's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ClockReading {
@@ -274,22 +280,32 @@ pub struct HostChecksView {
 
 impl From<wire::HostChecks> for HostChecksView {
     fn from(given: wire::HostChecks) -> Self {
-        let text = |text: &str| truncate_text(&escape_to_one_line(text), TEXT_KEPT, "…");
         let check = |row: &wire::HostCheck| {
             Some(HostCheckView {
-                id: text(&row.id),
-                title: text(&row.title),
+                id: shorten_text(&row.id),
+                title: shorten_text(&row.title),
                 state: match row.state.as_str() {
                     "could_be_better" => HostCheckState::CouldBeBetter,
                     "missing" => HostCheckState::Missing,
                     _ => return None,
                 },
-                found: text(&row.found),
-                fix: (!row.fix.is_empty()).then(|| text(&row.fix)),
+                found: shorten_text(&row.found),
+                fix: (!row.fix.is_empty()).then(|| shorten_text(&row.fix)),
             })
         };
         Self { good: given.good, found: given.found.iter().filter_map(check).take(HOST_CHECKS_MAX).collect() }
     }
+}
+
+/// A GPU that the driver has lost to a worker's process. Only another process can use it again.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct LostGpuView {
+    /// The GPU, as the process numbers it.
+    pub gpu: u32,
+    /// The driver's error.
+    pub error: String,
+    /// When it was first reported.
+    pub reported_at: Timestamp,
 }
 
 /// A reported failure.
@@ -327,6 +343,8 @@ pub(super) struct CheckedReport {
     pub in_flight: [u64; 3],
     pub clock: Option<ClockReading>,
     pub failures: Vec<ReportedFailure>,
+    /// The lost GPUs, each with the driver's error.
+    pub lost_gpus: Vec<(u32, String)>,
     /// The checks of the host, if the report has them.
     pub host_checks: Option<HostChecksView>,
 }
@@ -402,6 +420,7 @@ impl CheckedReport {
             in_flight: [in_flight.latency_bytes, in_flight.normal_bytes, in_flight.bulk_bytes],
             clock: given.clock.map(ClockReading::from),
             failures,
+            lost_gpus: given.lost_gpus.iter().map(|row| (row.gpu, shorten_text(&row.error))).collect(),
             host_checks: given.host_checks.map(HostChecksView::from),
         })
     }

@@ -2,6 +2,8 @@
 //!
 //! `tests/wire/reports.rs` tests the wire format. Begin at `StoreFixture`.
 
+mod present_state;
+
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
@@ -464,27 +466,6 @@ fn durations_and_aborts_add_up_over_lives_and_what_is_in_flight_is_of_the_last_r
         world.accept_encoded_report(&many),
         Err(ReportError::TooMany { what: "durations", .. })
     ));
-}
-
-#[test]
-fn what_a_life_holds_is_gone_with_it_in_the_task_as_in_the_sum() {
-    let world = StoreFixture::with_registered_tasks(2);
-    for (task, ahead_us) in [(0, 2000), (1, -2000)] {
-        let report = world.encode_report(task, 100 + u64::from(task), |report| {
-            report.cliques = Some(wire::CliqueCache { size: 3, ..Default::default() });
-            report.totals = Some(wire::EngineTotals { registered_bytes: 5, ..Default::default() });
-            report.clock = Some(wire::ClockReading { ahead_us, within_us: 0 });
-        });
-        assert_eq!(world.accept_encoded_report(&report), Ok(1000));
-    }
-    let clock = world.transfers_summary_now().clock.map(|clock| clock.ahead_us);
-    assert_eq!(clock, Some(2000), "of clocks that are equally far the first, as in the finding");
-    world.register_task(0, 777);
-    let (view, tasks) =
-        (world.transfers_summary_now(), world.board.task_transfers(world.job, &world.task_incarnations()));
-    let held: Vec<_> = tasks.iter().map(|it| (it.stale, it.cliques, it.registered_bytes)).collect();
-    assert_eq!(held, [(true, 0, 0), (false, 3, 5)]);
-    assert_eq!((view.cliques, view.registered_bytes), (3, 5), "the sum of what the tasks hold");
 }
 
 #[test]

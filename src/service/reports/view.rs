@@ -14,7 +14,7 @@ use utoipa::ToSchema;
 
 use super::byte_series::STEP_SECONDS;
 use super::job_reports::{JobReports, StoredTransferFailure, TaskGauges, TaskReports};
-use super::parse::{ClockReading, HostChecksView, ReportedTotals, TransportConnectionCounts};
+use super::parse::{ClockReading, HostChecksView, LostGpuView, ReportedTotals, TransportConnectionCounts};
 use super::report_store::{TransferReportStore, report_interval_ms};
 use super::vocabulary::ReportedTransport;
 use crate::coordination::{JobId, RunNumber, TaskId, TaskIncarnations, Timestamp};
@@ -66,6 +66,9 @@ pub struct TaskTransfers {
     pub clock: Option<ClockReading>,
     /// Its last failures, the latest first.
     pub failures: Vec<FailureView>,
+    /// The GPUs that the driver has lost to its process; none if the life has ended.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub lost_gpus: Vec<LostGpuView>,
     /// The checks of its host for fast transfers; none before they are reported, and none if the life has ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_checks: Option<HostChecksView>,
@@ -97,6 +100,7 @@ impl TaskTransfers {
             registered_device_bytes: held(|gauges| gauges.registered_device_bytes),
             in_flight_bytes: gauges.map_or([0; 3], |gauges| gauges.in_flight),
             clock: gauges.and_then(|gauges| gauges.clock),
+            lost_gpus: gauges.map_or_else(Vec::new, |gauges| gauges.lost_gpus.clone()),
             host_checks: gauges.and_then(|_| of_task.host_checks.clone()),
             failures: failures
                 .map(|failed| {
@@ -290,6 +294,17 @@ impl TransferReportStore {
                 TaskTransfers::from_reports(*task, of_task, roster, window)
             };
             tasks.map(view).collect()
+        };
+        self.with_run_reports(job, roster.run, view).unwrap_or_default()
+    }
+
+    /// Returns the first of the lost GPUs of each task whose life is present.
+    #[must_use]
+    pub fn lost_gpus(&self, job: JobId, roster: &TaskIncarnations) -> Vec<(TaskId, LostGpuView)> {
+        let view = |of_job: &JobReports| {
+            gauges_of_present_incarnations(of_job, roster)
+                .filter_map(|(task, gauges)| Some((task, gauges.lost_gpus.first()?.clone())))
+                .collect()
         };
         self.with_run_reports(job, roster.run, view).unwrap_or_default()
     }
