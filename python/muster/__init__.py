@@ -4,6 +4,7 @@
     muster.Client   shows the jobs of a service and steers them, over HTTP
     muster.Agent    a task without JAX: barriers, key-value store, live set; `muster.join()` makes one
     muster.show_stacks()  lets an operator ask for the stacks of this process
+    muster.nccl_plugin()  the file of NCCL's profiler plug-in, which this package contains
     muster.empty    allocates memory of the transfer engine as a muster.Buffer, which JAX and NumPy use without a copy
     muster.transfer moves arrays between the processes of a job: `muster.transfer.attach()`
     muster.errors   the exceptions
@@ -28,6 +29,7 @@ from muster._models import (
     Task,
 )
 from muster._native import __version__
+from muster._nccl import nccl_plugin
 from muster._network import Network
 from muster._stacks import show_stacks
 from muster._tls import Tls
@@ -93,5 +95,6 @@ __all__ = [
     "__version__",
     "empty",
     "join",
+    "nccl_plugin",
     "show_stacks",
 ]

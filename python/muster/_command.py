@@ -23,4 +23,4 @@ def run(restart: list[str]) -> NoReturn:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-    _native.run_command(["muster", *sys.argv[1:]], restart)
+    _native.run_command(["muster", *sys.argv[1:]], restart, _native.__file__)

@@ -3,6 +3,7 @@
 //! `muster::cli` parses the arguments. Begin at [`run_command_and_exit`].
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use pyo3::prelude::*;
@@ -13,13 +14,19 @@ const PANICKED: i32 = 101;
 /// Runs the command line and ends the process with its exit code.
 ///
 /// It does not return: the Rust runtime flushes its own standard output when it ends the process. `arguments` begin with
-/// the name of the program; `restart` is the command that starts it again. The caller has restored the signal
-/// dispositions that Python changed.
+/// the name of the program; `restart` is the command that starts it again, and `library` the file of this extension, which
+/// is NCCL's plug-in, too. The caller has restored the signal dispositions that Python changed.
 #[pyfunction]
-#[pyo3(name = "run_command", signature = (arguments, restart))]
-pub fn run_command_and_exit(py: Python<'_>, arguments: Vec<OsString>, restart: Vec<OsString>) {
+#[pyo3(name = "run_command", signature = (arguments, restart, library))]
+pub fn run_command_and_exit(
+    py: Python<'_>,
+    arguments: Vec<OsString>,
+    restart: Vec<OsString>,
+    library: PathBuf,
+) {
     py.detach(|| {
-        let done = std::panic::catch_unwind(|| muster::cli::main_in_other_program(arguments, restart));
+        let done =
+            std::panic::catch_unwind(|| muster::cli::main_in_other_program(arguments, restart, library));
         std::process::exit(done.map_or(PANICKED, exit_code_number))
     })
 }

@@ -15,6 +15,7 @@
 //! | `launch_request.rs` | converts launch requests of the Python code to transfers of the engine |
 //! | `reshard.rs` | arrays that change their sharding across processes |
 //! | `command.rs` | the command line |
+//! | crate `muster-nccl-profiler` | NCCL's profiler plug-in: this library has its tables |
 //! | `buffer.rs`, `buffer_protocol.rs`, `dlpack.rs` | memory of the transfer engine that Python uses as arrays |
 //! | `source.rs`, `array_shape.rs` | memory of arrays that transfers read |
 //! | `lent_memory.rs` | the thread that returns such memory to its library |
@@ -44,6 +45,8 @@ mod process_owned;
 mod source;
 mod target;
 
+// NCCL finds the plug-in's tables in this library.
+use muster_nccl_profiler as _;
 use pyo3::prelude::*;
 
 #[pymodule]

@@ -8,9 +8,10 @@ mod records;
 use std::fmt::Write as _;
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use clap::Args;
 
+use super::nccl_plugin::find_nccl_plugin;
 use super::output::TerminalText;
 use super::server_args::{JobArg, ServerArgs, block_on_requests, format_time_millis};
 use crate::service::collectives::{CliqueFunctionView, CliqueView, CollectiveView, CollectivesView};
@@ -18,7 +19,8 @@ use crate::text::{format_approximate_seconds, format_bytes, format_count_with_no
 
 /// Show the collectives of a job: how far each clique has come, and which tasks hold it up
 ///
-/// Processes report that have loaded NCCL's profiler plug-in of Muster, by NCCL_PROFILER_PLUGIN=.../libmuster_nccl_profiler.so.
+/// Processes report that have loaded NCCL's profiler plug-in of Muster: by `muster launch --collectives`, or by
+/// NCCL_PROFILER_PLUGIN=$(muster collectives --plugin).
 /// With --pid or --here, reads what processes of this host have recorded, also those that hang or were killed; no server is
 /// asked. Ends with status 1 if a clique has waited longer than the server's collective-stuck-after, or if there is no record.
 #[derive(Debug, Args)]
@@ -36,6 +38,10 @@ pub struct Arguments {
     #[arg(long, conflicts_with = "pid")]
     here: bool,
 
+    /// Print the path of the plug-in that programs load by NCCL_PROFILER_PLUGIN
+    #[arg(long, conflicts_with_all = ["clique", "pid", "here"])]
+    plugin: bool,
+
     #[command(flatten)]
     job_arg: JobArg,
 
@@ -48,10 +54,14 @@ Examples:
   muster collectives
   muster collectives --clique 5f3a
   muster collectives --pid 4711
+  export NCCL_PROFILER_PLUGIN=$(muster collectives --plugin)
   muster collectives --here --json";
 
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
+    if arguments.plugin {
+        return print_plugin_path(&arguments.server_args);
+    }
     if arguments.here || arguments.pid.is_some() {
         return records::run(arguments.pid, &arguments.server_args);
     }
@@ -83,11 +93,20 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     })
 }
 
+/// Prints the path of the plug-in, on a line that a shell can use.
+fn print_plugin_path(answers: &ServerArgs) -> Result<ExitCode> {
+    let file = find_nccl_plugin()?;
+    let text = file.to_str().with_context(|| format!("the path {} is no UTF-8", file.display()))?;
+    answers
+        .print_answer(&serde_json::json!({ "plugin": text }), |_| TerminalText::from_escaped_text(text))?;
+    Ok(ExitCode::SUCCESS)
+}
+
 /// Returns all cliques as lines.
 fn collectives_text(all: &CollectivesView) -> String {
     if all.processes == 0 && all.cliques.is_empty() {
-        return "No process reports collectives: load the plug-in by \
-                NCCL_PROFILER_PLUGIN=.../libmuster_nccl_profiler.so (guide: Collectives)."
+        return "No process reports collectives: start the program by `muster launch --collectives`, or with \
+                NCCL_PROFILER_PLUGIN=$(muster collectives --plugin) (guide: Collectives)."
             .to_owned();
     }
     let mut text = format!(

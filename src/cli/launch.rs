@@ -19,6 +19,7 @@ use clap::Args;
 use tokio::task::JoinSet;
 
 use super::credentials::CredentialArgs;
+use super::nccl_plugin::{NCCL_PLUGIN_VARIABLE, find_nccl_plugin};
 use super::output::print_error;
 use super::setting_flags::LaunchFlags;
 use super::{allocator, connection_limits};
@@ -77,6 +78,10 @@ pub struct Arguments {
     #[arg(long, value_name = "NAME", env = "MUSTER_HOST_ID", hide_env_values = true)]
     host_id: Option<String>,
 
+    /// Let NCCL load Muster's profiler plug-in in each process, so that the server knows which task holds up a collective
+    #[arg(long)]
+    collectives: bool,
+
     /// The job's name
     #[arg(long, value_name = "NAME", default_value = JobName::DEFAULT, env = "MUSTER_JOB", hide_env_values = true)]
     job: JobName,
@@ -103,6 +108,7 @@ Environment of each process:
                                 under mpirun, each of several processes then uses one GPU, that of its
                                 number; JAX_LOCAL_DEVICE_IDS names others. Not set if MUSTER_JAX_DETECTION is 0, as
                                 programs that use MPI itself need it
+  NCCL_PROFILER_PLUGIN          with --collectives: the plug-in's file
   PYTHONUNBUFFERED              1 unless it is set, so that lines come when they are written
 
 Exit code:
@@ -153,6 +159,7 @@ fn launch_job(arguments: &Arguments) -> Result<ExitCode> {
     let jobs = JobSelection::Only { name: arguments.job.clone(), tasks: arguments.processes };
     let config = arguments.options.load_config(jobs)?;
     log::start_logging(&config.server.log, config.server.log_format).map_err(anyhow::Error::msg)?;
+    let nccl_plugin = arguments.collectives.then(choose_nccl_plugin).transpose()?;
     let open_files = connection_limits::raise_open_file_limit();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(config.server.io_threads)
@@ -190,6 +197,7 @@ fn launch_job(arguments: &Arguments) -> Result<ExitCode> {
             tasks,
             job_tasks,
             host_id,
+            nccl_plugin,
             recoverable: target.is_recoverable(),
             max_restarts: arguments.max_restarts,
             kill_after: arguments.kill_after,
@@ -199,6 +207,18 @@ fn launch_job(arguments: &Arguments) -> Result<ExitCode> {
     });
     runtime.shutdown_background();
     Ok(ExitCode::from(code?))
+}
+
+/// Returns the plug-in that the processes should load.
+fn choose_nccl_plugin() -> Result<PathBuf> {
+    // NCCL loads one plug-in.
+    if let Some(other) = std::env::var_os(NCCL_PLUGIN_VARIABLE) {
+        anyhow::bail!(
+            "{NCCL_PLUGIN_VARIABLE} names {} already, and NCCL loads one plug-in: unset it, or omit --collectives",
+            other.display()
+        );
+    }
+    find_nccl_plugin()
 }
 
 /// The time that a launch waits for the task ids of its processes: for the launches on all other hosts.

@@ -24,6 +24,7 @@ mod launch;
 mod listeners;
 mod local_server;
 mod metrics;
+mod nccl_plugin;
 mod output;
 mod readmit;
 mod runs;
@@ -47,6 +48,7 @@ mod upgrade;
 mod worker;
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
@@ -152,10 +154,15 @@ pub fn main() -> ExitCode {
 /// Does what [`main`] does, in a process whose executable is another program, such as a Python interpreter.
 ///
 /// `arguments` begin with the name of the program. `restart` is the command that starts this program again: a launch
-/// runs its tasks by it.
+/// runs its tasks by it. `nccl_plugin` is a library that has the tables of NCCL's profiler plug-in.
 #[must_use]
-pub fn main_in_other_program(arguments: Vec<OsString>, restart: Vec<OsString>) -> ExitCode {
+pub fn main_in_other_program(
+    arguments: Vec<OsString>,
+    restart: Vec<OsString>,
+    nccl_plugin: PathBuf,
+) -> ExitCode {
     self_command::set_self_exec_words(restart);
+    nccl_plugin::set_nccl_plugin(nccl_plugin);
     run_command_line(arguments)
 }
 

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
 use std::os::unix::process::ExitStatusExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
@@ -20,6 +20,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::Sleep;
 
+use super::super::nccl_plugin::NCCL_PLUGIN_VARIABLE;
 use super::super::self_command;
 use super::children::{BECOME_COMMAND, ProcessGuard};
 use super::host_identities::IdentityPublisher;
@@ -48,6 +49,8 @@ pub struct LaunchPlan {
     pub job_tasks: u32,
     /// The identity of this host, if the processes should take it from the launch.
     pub host_id: Option<String>,
+    /// NCCL's profiler plug-in, if the processes should load it.
+    pub nccl_plugin: Option<PathBuf>,
     pub recoverable: bool,
     pub max_restarts: u32,
     pub kill_after: Duration,
@@ -272,6 +275,9 @@ impl Supervisor {
         }
         if let Some(host) = &self.plan.host_id {
             command.env("MUSTER_HOST_ID", host);
+        }
+        if let Some(file) = &self.plan.nccl_plugin {
+            command.env(NCCL_PLUGIN_VARIABLE, file);
         }
         if std::env::var_os("PYTHONUNBUFFERED").is_none() {
             command.env("PYTHONUNBUFFERED", "1");
