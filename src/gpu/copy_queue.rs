@@ -9,6 +9,7 @@ use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::panic::AssertUnwindSafe;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use cudarc::driver::sys::{CUDA_MEMCPY2D, CUmemorytype, CUstream};
@@ -118,7 +119,12 @@ struct CopyQueues {
     streams: [GpuStream; DIRECTIONS],
     state: Mutex<QueueState>,
     submitted: Condvar,
+    /// Held by the thread that reports: one at a time, so that ends are reported in their order.
+    reporting: Mutex<()>,
 }
+
+/// The requests and events of all devices whose end is not reported.
+static UNREPORTED: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
     static IS_REPORTING: Cell<bool> = const { Cell::new(false) };
@@ -136,12 +142,28 @@ pub fn is_reporting_thread() -> bool {
     IS_REPORTING.get()
 }
 
+/// Reports the copies and events that have ended, on this thread, unless another thread does so now. A thread that waits for a copy
+/// calls this again and again in place of sleeping: so the end of a short copy needs no change of threads.
+pub fn report_ended_copies() {
+    if UNREPORTED.load(Ordering::Acquire) == 0 || is_reporting_thread() {
+        return;
+    }
+    IS_REPORTING.set(true);
+    for queues in QUEUES.iter().filter_map(OnceLock::get) {
+        if let Ok(turn) = queues.reporting.try_lock() {
+            drop(queues.report_round(turn));
+        }
+    }
+    IS_REPORTING.set(false);
+}
+
 /// The queues of each device, by its number.
 static QUEUES: [OnceLock<Arc<CopyQueues>>; DEVICES_MAX] = [const { OnceLock::new() }; DEVICES_MAX];
 
 impl Gpu {
-    /// Copies, and calls `then` on another thread when all bytes are in place, or with the error. The call itself waits for
-    /// nothing. `then` must not wait: the thread reports all copies of the device.
+    /// Copies, and calls `then` when all bytes are in place, or with the error: on the thread of the device, or on one that calls
+    /// [`report_ended_copies`]. The call itself waits for nothing. `then` must not wait: meanwhile no other copy of the device is
+    /// reported.
     ///
     /// # Errors
     /// Returns the error of the driver if no copy was asked of the device: then `then` is dropped uncalled.
@@ -182,7 +204,7 @@ impl Gpu {
         })
     }
 
-    /// Calls `then` on another thread once the work before the latest record of an event of this device is done, or with the
+    /// Calls `then`, as [`Gpu::copy`] does, once the work before the latest record of an event of this device is done, or with the
     /// error of the work.
     ///
     /// # Errors
@@ -195,6 +217,7 @@ impl Gpu {
         let queues = CopyQueues::of(self)?;
         let mut state = queues.lock_state();
         state.awaited.push((event, Box::new(then)));
+        UNREPORTED.fetch_add(1, Ordering::Release);
         queues.wake_reporter(state);
         Ok(())
     }
@@ -219,8 +242,8 @@ impl CopyQueues {
     /// Creates the streams, and starts the thread. It runs as long as the process.
     fn start(gpu: &Gpu) -> Result<Arc<Self>, GpuError> {
         let streams = [GpuStream::new(gpu)?, GpuStream::new(gpu)?, GpuStream::new(gpu)?];
-        let (state, submitted) = (Mutex::default(), Condvar::new());
-        let queues = Arc::new(Self { gpu: gpu.clone(), streams, state, submitted });
+        let (state, submitted, reporting) = (Mutex::default(), Condvar::new(), Mutex::default());
+        let queues = Arc::new(Self { gpu: gpu.clone(), streams, state, submitted, reporting });
         let reporting = Arc::clone(&queues);
         std::thread::Builder::new()
             .name(format!("muster-gpu-{}", gpu.ordinal()))
@@ -261,6 +284,7 @@ impl CopyQueues {
         let outcome = outcome.and(recorded.clone()).map_err(noted);
         let event = recorded.is_ok().then_some(event);
         state.pending[direction as usize].push_back(PendingCopies { event, outcome, then });
+        UNREPORTED.fetch_add(1, Ordering::Release);
         self.wake_reporter(state);
         Ok(())
     }
@@ -352,7 +376,6 @@ impl CopyQueues {
         become_reporting_thread();
         let (mut idle_rounds, mut empty_rounds) = (0, 0);
         loop {
-            let mut ended = Vec::new();
             let mut state = self.lock_state();
             while state.awaited.is_empty() && state.pending.iter().all(VecDeque::is_empty) {
                 idle_rounds = 0;
@@ -366,25 +389,37 @@ impl CopyQueues {
                     state = self.submitted.wait(state).unwrap_or_else(PoisonError::into_inner);
                 }
             }
-            empty_rounds = 0;
-            for direction in 0..state.pending.len() {
-                self.take_ended(&mut state, direction, &mut ended);
-            }
-            self.take_happened(&mut state, &mut ended);
-            if ended.is_empty() {
-                idle_rounds = self.wait_for_next_round(state, idle_rounds + 1);
-                continue;
-            }
             drop(state);
-            idle_rounds = 0;
-            for (then, outcome) in ended {
-                // A listener that panics must not end the reports of all others.
-                let told = std::panic::catch_unwind(AssertUnwindSafe(|| then(outcome)));
-                if told.is_err() {
-                    tracing::error!(gpu = self.gpu.ordinal(), "a listener of a copy panicked");
-                }
+            empty_rounds = 0;
+            let turn = self.reporting.lock().unwrap_or_else(PoisonError::into_inner);
+            idle_rounds = match self.report_round(turn) {
+                Some(state) => self.wait_for_next_round(state, idle_rounds + 1),
+                None => 0,
+            };
+        }
+    }
+
+    /// Reports what has ended by now. Returns the state if nothing has.
+    fn report_round(&self, _turn: MutexGuard<'_, ()>) -> Option<MutexGuard<'_, QueueState>> {
+        let mut ended = Vec::new();
+        let mut state = self.lock_state();
+        for direction in 0..state.pending.len() {
+            self.take_ended(&mut state, direction, &mut ended);
+        }
+        self.take_happened(&mut state, &mut ended);
+        if ended.is_empty() {
+            return Some(state);
+        }
+        drop(state);
+        UNREPORTED.fetch_sub(ended.len(), Ordering::Release);
+        for (then, outcome) in ended {
+            // A listener that panics must not end the reports of all others.
+            let told = std::panic::catch_unwind(AssertUnwindSafe(|| then(outcome)));
+            if told.is_err() {
+                tracing::error!(gpu = self.gpu.ordinal(), "a listener of a copy panicked");
             }
         }
+        None
     }
 
     /// Waits a moment before the next look: the longer nothing has ended, the longer. Returns the number of such rounds, which

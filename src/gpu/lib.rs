@@ -44,7 +44,9 @@ mod release_thread;
 mod shared_memory;
 mod stream;
 
-pub use copy_queue::{CopyDirection, GpuCopy, GpuRows, become_reporting_thread, is_reporting_thread};
+pub use copy_queue::{
+    CopyDirection, GpuCopy, GpuRows, become_reporting_thread, is_reporting_thread, report_ended_copies,
+};
 pub use device::{ContextGuard, DeviceFacts, Gpu, lost_gpus};
 pub use device_memory::{DeviceMemory, device_memory_bytes};
 pub use driver::{device_count, driver_version};

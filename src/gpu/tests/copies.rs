@@ -1,16 +1,57 @@
 //! Copies: contents, order, and what an error ends.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use cudarc::driver::sys;
 use muster_gpu::{
     CopyDirection, DeviceMemory, Gpu, GpuCopy, GpuEvent, GpuRows, PageLocked, device_memory_bytes,
+    is_reporting_thread, report_ended_copies,
 };
 use simulated_gpu::{Counter, Setting, SimulatedGpu};
 
 use crate::copying::{Outcome, bytes_of, copy, copy_whole, wait, wait_until, whole};
 use crate::gpu_driver::{open_gpu, run_on_any_gpu, run_on_simulated_gpu};
+
+#[test]
+fn threads_that_wait_report_copies_in_their_order_and_each_once() {
+    run_on_any_gpu("", || {
+        const COPIES: usize = 2000;
+        let gpu = open_gpu(0);
+        let host = PageLocked::allocate(&gpu, 64).unwrap();
+        let memory = DeviceMemory::allocate(&gpu, 64).unwrap();
+        let ends = Arc::new(Mutex::new(Vec::new()));
+        let is_done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while !is_done.load(Ordering::Acquire) {
+                        report_ended_copies();
+                        assert!(!is_reporting_thread(), "only while it reports");
+                    }
+                });
+            }
+            for number in 0..COPIES {
+                let copy = GpuCopy::with_host(CopyDirection::ToDevice, host.base(), memory.address(), 64);
+                let ends = Arc::clone(&ends);
+                let then = move |outcome: Result<(), _>| {
+                    // A report from within a report does nothing.
+                    report_ended_copies();
+                    assert!(is_reporting_thread());
+                    ends.lock().unwrap().push((number, outcome));
+                };
+                // SAFETY: both memories live until all copies have ended.
+                unsafe { gpu.copy(CopyDirection::ToDevice, &[copy], then) }.unwrap();
+            }
+            wait_until("all are reported", || ends.lock().unwrap().len() == COPIES);
+            is_done.store(true, Ordering::Release);
+        });
+        let all: Vec<_> = (0..COPIES).map(|number| (number, Ok(()))).collect();
+        assert_eq!(*ends.lock().unwrap(), all);
+    });
+}
 
 #[test]
 fn random_pieces_arrive_where_they_belong_and_no_copy_blocks() {

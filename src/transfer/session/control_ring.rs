@@ -155,6 +155,10 @@ impl RingSession for Connection {
         &self.spin_wait
     }
 
+    fn report_ended_copies(&self) {
+        muster_gpu::report_ended_copies();
+    }
+
     fn is_over(&self) -> bool {
         self.over.get().is_some()
     }

@@ -52,6 +52,10 @@ pub trait RingSession {
     /// Returns how long threads spin before they sleep.
     fn spin_wait(&self) -> &SpinWait;
 
+    /// Does what may complete a launch and needs no frame: reports copies of GPUs that have ended. A thread that spins calls it again
+    /// and again.
+    fn report_ended_copies(&self) {}
+
     /// Returns whether the session is over.
     fn is_over(&self) -> bool;
 
@@ -182,9 +186,11 @@ pub trait RingSession {
             if left.is_zero() {
                 break;
             }
-            if reader.has_more()
-                || soon && self.spin_wait().spin_until(left, || reader.has_more() || is_over() || done())
-            {
+            let is_ready = || {
+                self.report_ended_copies();
+                reader.has_more() || is_over() || done()
+            };
+            if reader.has_more() || soon && self.spin_wait().spin_until(left, is_ready) {
                 continue;
             }
             let senders = has_waiters();

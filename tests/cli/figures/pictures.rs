@@ -207,12 +207,15 @@ impl Comparison<'_> {
         let hosts = list(&self.seen.hosts["hosts"]);
         let tasks = list(&self.seen.rest["run"]["tasks"]);
         let of = |host: &Value| list(&host["tasks"]).iter().filter_map(Value::as_u64).collect::<Vec<_>>();
-        // A box says the host, its state, and how many of its tasks are in each state but connected.
+        // A box says the host, its state, how many of its tasks are in each state but connected, and the findings about the host.
         let state_of = |id: u64| tasks.iter().find(|task| number(&task["task"]) == id).map(state_word);
         let mut boxes = Vec::new();
         for label in attributes(picture, "aria-label").filter(|label| label.contains(", task")) {
             let (name, rest) = label.split_once(", task").expect("its tasks");
             let (_, says) = rest.split_once(": ").expect("its state");
+            let mut parts = says.split("; finding: ").map(str::to_owned);
+            let says = parts.next().unwrap_or_default();
+            let findings: Vec<String> = parts.collect();
             let mut words = says.split(", ");
             let state = words.next().unwrap_or_default().to_owned();
             let counts: BTreeMap<String, u64> = words
@@ -221,7 +224,7 @@ impl Comparison<'_> {
                 .filter_map(|(count, word)| Some((word.to_owned(), count.parse().ok()?)))
                 .filter(|(word, _)| !word.starts_with("device"))
                 .collect();
-            boxes.push((name.to_owned(), state, counts));
+            boxes.push((name.to_owned(), state, counts, findings));
         }
         let in_rest = hosts.iter().map(|host| {
             let mut counts = BTreeMap::<String, u64>::new();
@@ -229,7 +232,11 @@ impl Comparison<'_> {
                 *counts.entry(state.to_owned()).or_default() += 1;
             }
             let text = |name: &str| host[name].as_str().unwrap_or_default().to_owned();
-            (text("host"), text("state"), counts)
+            let is_about =
+                |finding: &&Value| list(&finding["hosts"]).iter().any(|name| *name == host["host"]);
+            let findings = list(&self.seen.findings["open"]).iter().filter(is_about);
+            let titles = findings.map(|finding| finding["title"].as_str().unwrap_or_default().to_owned());
+            (text("host"), text("state"), counts, titles.collect())
         });
         let mut in_rest: Vec<_> = in_rest.collect();
         in_rest.sort();
