@@ -15,7 +15,7 @@ use muster::transfer::{
     Arena, Buffer, DeviceId, EngineConfig, Gpu, Incarnation, LaunchOptions, MemberId, MemberInfo, Membership,
     PreparedTransfers, TaskId, TransferEngine, TransferKey, TransferSpec, TransportChoice,
 };
-use muster_gpu::{CopyDirection, DeviceMemory, GpuCopy, PageLocked, report_ended_copies};
+use muster_gpu::{CopyDirection, DeviceMemory, GpuCopy, PageLocked, help_reporting};
 use simulated_gpu::{Counter, Setting, SimulatedGpu};
 
 const CHUNK: usize = 4 << 20;
@@ -153,13 +153,13 @@ fn time_requests(gpu: &Gpu, direction: CopyDirection, copies: &[GpuCopy]) -> Dur
 /// Returns how long a GPU takes for one copy, if the thread that asks for it looks itself whether it has ended: what the calls of
 /// the driver take.
 fn time_own_calls(gpu: &Gpu, direction: CopyDirection, copy: GpuCopy) -> Duration {
-    let (tell, told) = channel();
+    let ((tell, told), help) = (channel(), help_reporting().expect("the GPU has copied before"));
     let began = Instant::now();
     // SAFETY: both memories live until the copy has ended, which this function awaits.
     let asked = unsafe { gpu.copy(direction, &[copy], move |outcome| drop(tell.send(outcome))) };
     asked.expect("the GPU copies");
     loop {
-        report_ended_copies();
+        help.report_ended();
         if let Ok(outcome) = told.try_recv() {
             outcome.expect("the GPU copies");
             return began.elapsed();
@@ -272,15 +272,24 @@ fn measure_direct(all: &Gpus, rounds: usize) {
     let mut direct = prepare(&engines, &buffers, small, 6);
     let gpu = buffers[1].gpu().expect("it is a GPU's");
     let [from, to] = buffers.each_ref().map(|buffer| buffer.device_address().expect("it is a GPU's"));
-    let mut times = [const { Vec::new() }; 2];
-    for _ in 0..rounds * 200 {
+    // In turns of many of each, because each keeps other threads awake.
+    let (mut own, mut whole, mut beside) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..rounds * 2 {
         let copy = GpuCopy { from, to, len: small };
-        times[0].push(time_own_calls(gpu, CopyDirection::BetweenDevices, copy));
-        times[1].push(launch(&mut direct));
+        let many = |time: &mut dyn FnMut() -> Duration| median((0..500).map(|_| time()).collect());
+        own.push(many(&mut || time_own_calls(gpu, CopyDirection::BetweenDevices, copy)));
+        whole.push(many(&mut || launch(&mut direct)));
+        beside.push(whole[whole.len() - 1].saturating_sub(own[own.len() - 1]));
     }
-    let [own, whole] = times.map(median);
+    let (least, most) = (beside.iter().min().copied(), beside.iter().max().copied());
     println!(
-        "a prepared launch of 16 KiB between GPUs of one host: {whole:.1?}, of which the driver's own calls {own:.1?}"
+        "a prepared launch of 16 KiB between GPUs of one host: {:.1?}, of which the driver's own calls {:.1?}; beside them {:.1?} \
+         ({:.1?} to {:.1?})",
+        median(whole),
+        median(own),
+        median(beside),
+        least.unwrap_or_default(),
+        most.unwrap_or_default()
     );
 }
 

@@ -142,27 +142,57 @@ pub fn is_reporting_thread() -> bool {
     IS_REPORTING.get()
 }
 
-/// Reports the copies and events that have ended, on this thread, unless another thread does so now. A thread that waits for a copy
-/// calls this again and again in place of sleeping: so the end of a short copy needs no change of threads.
-pub fn report_ended_copies() {
-    if UNREPORTED.load(Ordering::Acquire) == 0 || is_reporting_thread() {
-        return;
+/// The threads that help to report. Meanwhile, requests wake no reporting thread.
+static HELPERS: AtomicUsize = AtomicUsize::new(0);
+
+/// While this value lives, its thread reports the ends of copies with [`ReportingHelp::report_ended`]: so the end of a short copy
+/// needs no change of threads.
+#[derive(Debug)]
+#[must_use = "the thread helps only while the value lives"]
+pub struct ReportingHelp(());
+
+/// Begins to help. None if this thread reports already, or no device has copied anything yet.
+pub fn help_reporting() -> Option<ReportingHelp> {
+    if is_reporting_thread() || QUEUES.iter().all(|queues| queues.get().is_none()) {
+        return None;
     }
-    IS_REPORTING.set(true);
-    for queues in QUEUES.iter().filter_map(OnceLock::get) {
-        if let Ok(turn) = queues.reporting.try_lock() {
-            drop(queues.report_round(turn));
+    HELPERS.fetch_add(1, Ordering::SeqCst);
+    Some(ReportingHelp(()))
+}
+
+impl ReportingHelp {
+    /// Reports the copies and events that have ended, on this thread, unless another thread does so now.
+    pub fn report_ended(&self) {
+        if UNREPORTED.load(Ordering::Relaxed) == 0 || is_reporting_thread() {
+            return;
+        }
+        IS_REPORTING.set(true);
+        for queues in QUEUES.iter().filter_map(OnceLock::get) {
+            if let Ok(turn) = queues.reporting.try_lock() {
+                drop(queues.report_round(turn));
+            }
+        }
+        IS_REPORTING.set(false);
+    }
+}
+
+impl Drop for ReportingHelp {
+    fn drop(&mut self) {
+        // A request counts itself before it looks for helpers, so one of the two wakes the reporting thread.
+        if HELPERS.fetch_sub(1, Ordering::SeqCst) == 1 && UNREPORTED.load(Ordering::SeqCst) > 0 {
+            for queues in QUEUES.iter().filter_map(OnceLock::get) {
+                queues.wake_reporter(queues.lock_state());
+            }
         }
     }
-    IS_REPORTING.set(false);
 }
 
 /// The queues of each device, by its number.
 static QUEUES: [OnceLock<Arc<CopyQueues>>; DEVICES_MAX] = [const { OnceLock::new() }; DEVICES_MAX];
 
 impl Gpu {
-    /// Copies, and calls `then` when all bytes are in place, or with the error: on the thread of the device, or on one that calls
-    /// [`report_ended_copies`]. The call itself waits for nothing. `then` must not wait: meanwhile no other copy of the device is
+    /// Copies, and calls `then` when all bytes are in place, or with the error: on the thread of the device, or on one that
+    /// [helps](ReportingHelp). The call itself waits for nothing. `then` must not wait: meanwhile no other copy of the device is
     /// reported.
     ///
     /// # Errors
@@ -217,8 +247,8 @@ impl Gpu {
         let queues = CopyQueues::of(self)?;
         let mut state = queues.lock_state();
         state.awaited.push((event, Box::new(then)));
-        UNREPORTED.fetch_add(1, Ordering::Release);
-        queues.wake_reporter(state);
+        UNREPORTED.fetch_add(1, Ordering::SeqCst);
+        queues.wake_reporter_without_helpers(state);
         Ok(())
     }
 }
@@ -284,9 +314,15 @@ impl CopyQueues {
         let outcome = outcome.and(recorded.clone()).map_err(noted);
         let event = recorded.is_ok().then_some(event);
         state.pending[direction as usize].push_back(PendingCopies { event, outcome, then });
-        UNREPORTED.fetch_add(1, Ordering::Release);
-        self.wake_reporter(state);
+        UNREPORTED.fetch_add(1, Ordering::SeqCst);
+        self.wake_reporter_without_helpers(state);
         Ok(())
+    }
+
+    fn wake_reporter_without_helpers(&self, state: MutexGuard<'_, QueueState>) {
+        if HELPERS.load(Ordering::SeqCst) == 0 {
+            self.wake_reporter(state);
+        }
     }
 
     fn wake_reporter(&self, mut state: MutexGuard<'_, QueueState>) {
@@ -411,7 +447,7 @@ impl CopyQueues {
             return Some(state);
         }
         drop(state);
-        UNREPORTED.fetch_sub(ended.len(), Ordering::Release);
+        UNREPORTED.fetch_sub(ended.len(), Ordering::SeqCst);
         for (then, outcome) in ended {
             // A listener that panics must not end the reports of all others.
             let told = std::panic::catch_unwind(AssertUnwindSafe(|| then(outcome)));

@@ -24,6 +24,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use muster_clock as clock;
+use muster_gpu::ReportingHelp;
 
 use super::connection::Connection;
 use super::ring_session::RingSession;
@@ -155,8 +156,8 @@ impl RingSession for Connection {
         &self.spin_wait
     }
 
-    fn report_ended_copies(&self) {
-        muster_gpu::report_ended_copies();
+    fn help_reporting_copies(&self) -> Option<ReportingHelp> {
+        muster_gpu::help_reporting()
     }
 
     fn is_over(&self) -> bool {
