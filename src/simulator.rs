@@ -6,21 +6,24 @@
 //!
 //! | file | what it does |
 //! | --- | --- |
-//! | `story.rs`, `built_in.rs` | a story as a file; the stories of this program |
+//! | `story.rs`, `story_values.rs`, `built_in.rs` | a story as a file; the stories of this program |
 //! | `layout.rs` | which tasks share a host, and which share a connection |
 //! | `schedule.rs` | which action comes when, for which tasks |
 //! | `narration.rs` | the words for an action, and what the service should do |
 //! | `connection.rs` | the connections, which can be reset |
 //! | `task.rs`, `cluster.rs` | one task; all tasks |
+//! | `clique.rs` | the collectives of all tasks |
 //! | `tally.rs` | steps, registrations and errors |
 
 mod built_in;
+mod clique;
 mod cluster;
 mod connection;
 mod layout;
 mod narration;
 mod schedule;
 mod story;
+mod story_values;
 mod tally;
 mod task;
 

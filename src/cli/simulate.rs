@@ -49,7 +49,7 @@ const OTHER_FILES: u64 = 256;
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {
-    /// The story: healthy, straggler, dead-host, restart-storm or partition, or the path of a file
+    /// The story: healthy, straggler, dead-host, restart-storm, partition or held-gpu, or the path of a file
     #[arg(long, value_name = "STORY|FILE", default_value = "healthy")]
     story: String,
 
@@ -126,6 +126,8 @@ Keys of a story ([default]):
               heartbeat-interval [half of the timeout], start-spread [1s],
               restart-delay [2s]: when a task starts again that ended with an error
   [steps]     time [2s], spread [100ms], timeout [5m] of the barrier of each step
+  [collectives]  all-reduces of each step, if it is there: each-step [8], bytes [64 MiB],
+              time [2ms], timed [false]: times on the GPU from the start
   [[events]]  at; what; tasks = \"8-15\", hosts = \"3\" or random-hosts = 2; every; and, by what:
     late       they are late at each barrier: by, for [until the end]
     hang       they send heartbeats, and reach no barrier: for [until the end]
@@ -134,7 +136,8 @@ Keys of a story ([default]):
     kill       their connections are reset
     restart    the same, and they register again: after [0s]
     stop       they shut down in good order
-    error      they report an error and end: message";
+    error      they report an error and end: message
+    hold-gpu   their GPUs begin no further collective: for [until the end]";
 
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {

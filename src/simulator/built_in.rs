@@ -2,12 +2,13 @@
 //!
 //! Begin at [`built_in_text`].
 
-const STORIES: [(&str, &str); 5] = [
+const STORIES: [(&str, &str); 6] = [
     ("healthy", include_str!("stories/healthy.toml")),
     ("straggler", include_str!("stories/straggler.toml")),
     ("dead-host", include_str!("stories/dead-host.toml")),
     ("restart-storm", include_str!("stories/restart-storm.toml")),
     ("partition", include_str!("stories/partition.toml")),
+    ("held-gpu", include_str!("stories/held-gpu.toml")),
 ];
 
 /// Returns the names of the stories.

@@ -10,6 +10,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
+use super::clique::SimulatedClique;
 use super::connection::{ConnectionPool, SimulatedTarget};
 use super::layout::{ClusterLayout, ConnectionPlan};
 use super::schedule::{Schedule, ScheduledAction};
@@ -89,6 +90,7 @@ impl SimulatedCluster {
             pool: ConnectionPool::new(target, story.layout(), plan),
             tally: Tally::new(story.tasks, story.job.recoverable),
             registered: watch::Sender::new(0),
+            clique: story.collectives.clone().map(|settings| SimulatedClique::new(story.tasks, settings)),
             story,
         });
         let mut running = JoinSet::new();

@@ -57,6 +57,12 @@ pub fn describe_action(action: &ScheduledAction) -> String {
                 lasts(time)
             )
         }
+        TaskAction::HoldGpu { lasts: time } => format!(
+            "{} heartbeats, and {} no further collective{}",
+            verb("sends", "send"),
+            verb("its GPU begins", "their GPUs begin"),
+            lasts(time)
+        ),
         TaskAction::Silence { lasts: time } if action.what == StoryAction::Partition => {
             format!("{} cut off from the network{}", verb("is", "are"), lasts(time))
         }
@@ -92,6 +98,9 @@ pub fn describe_expectation(story: &Story, action: &ScheduledAction) -> String {
         }
         TaskAction::Hang { .. } => {
             "the next barrier should wait for these tasks; after 30 s the service should report them as stalled".to_owned()
+        }
+        TaskAction::HoldGpu { .. } => {
+            "the collectives of all tasks should wait for these; after 30 s a finding should name them".to_owned()
         }
         TaskAction::Silence { lasts: Some(lasts) } if *lasts < story.job.heartbeat_timeout.0 => {
             format!("it ends before the heartbeat timeout ({timeout}), so no task should fail")
@@ -137,6 +146,9 @@ mod tests {
         let (action, expected) = told("what = \"partition\"\nhosts = \"3-4\"\nfor = \"5s\"");
         assert_eq!(action, "2 hosts host-0003, host-0004 (tasks 24-39) are cut off from the network for 5s");
         assert!(expected.contains("no task should fail"), "{expected}");
+        let (action, expected) = told("what = \"hold-gpu\"\ntasks = \"7\"\n[collectives]");
+        assert_eq!(action, "task 7 sends heartbeats, and its GPU begins no further collective");
+        assert!(expected.contains("a finding should name them"), "{expected}");
         assert_eq!(told("what = \"kill\"\ntasks = \"7\"").0, "task 7 dies without a shutdown");
         let (action, _) = told("what = \"late\"\nby = \"1s\"\ntasks = \"7-9\"");
         assert_eq!(action, "tasks 7-9 become late at every step, by 1s");

@@ -39,6 +39,11 @@ pub enum TaskAction {
     },
     /// It shuts down in good order.
     Stop,
+    /// Its GPU begins no further collective.
+    HoldGpu {
+        /// How long this lasts.
+        lasts: Option<Duration>,
+    },
     /// It reports an error and ends.
     ReportError {
         /// The message.
@@ -52,6 +57,7 @@ impl TaskAction {
         match event.what {
             StoryAction::Late => Self::Late { by: event.by.map_or(Duration::ZERO, |by| by.0), lasts },
             StoryAction::Hang => Self::Hang { lasts },
+            StoryAction::HoldGpu => Self::HoldGpu { lasts },
             StoryAction::Silence | StoryAction::Partition => Self::Silence { lasts },
             StoryAction::Kill => Self::Kill,
             StoryAction::Restart => {
@@ -74,7 +80,7 @@ impl TaskAction {
     /// Returns whether calls of tasks may fail because of it.
     #[must_use]
     pub const fn is_disruptive(&self) -> bool {
-        !matches!(self, Self::Late { .. })
+        !matches!(self, Self::Late { .. } | Self::HoldGpu { .. })
     }
 }
 

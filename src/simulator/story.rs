@@ -2,15 +2,15 @@
 //!
 //! `schedule.rs` computes from a story which action comes when. Begin at [`Story::parse`], then [`Story::check`].
 
-use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use serde::{Deserialize, Deserializer};
+use serde::Deserialize;
 
 use super::layout::ClusterLayout;
+use super::story_values::{NumberRanges, PositiveStoryDuration, StoryDuration};
 use crate::agent::DEVICES_MAX;
-use crate::text::{format_exact_duration, parse_duration, parse_positive_duration};
+use crate::text::format_exact_duration;
 
 /// The most tasks of a simulated job.
 pub const SIMULATED_TASKS_MAX: u32 = 100_000;
@@ -20,6 +20,8 @@ pub const SIMULATED_HOSTS_MAX: u32 = 10_000;
 const STORY_BYTES_MAX: u64 = 1 << 20;
 /// The most events of a story.
 const EVENTS_MAX: usize = 1000;
+/// The most collectives of a step.
+const COLLECTIVES_MAX: u32 = 1000;
 /// The shortest interval at which an event repeats.
 const EVERY_MIN: Duration = Duration::from_millis(100);
 /// The shortest step and the shortest interval between heartbeats.
@@ -73,67 +75,6 @@ impl StoryError {
     }
 }
 
-/// A duration of a story: `500ms`, `10s`, `2m`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct StoryDuration(pub Duration);
-
-impl<'de> Deserialize<'de> for StoryDuration {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        parse_duration(&text).map(Self).map_err(serde::de::Error::custom)
-    }
-}
-
-/// A duration that is not zero.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct PositiveStoryDuration(pub Duration);
-
-impl<'de> Deserialize<'de> for PositiveStoryDuration {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        parse_positive_duration(&text).map(Self).map_err(serde::de::Error::custom)
-    }
-}
-
-/// Numbers in ascending ranges, such as `0-3, 7`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NumberRanges(Vec<RangeInclusive<u32>>);
-
-impl NumberRanges {
-    const SYNTAX: &str = "write ascending numbers and ranges, such as \"8-15\" or \"0, 4-7\"";
-
-    fn parse(text: &str) -> Result<Self, String> {
-        let wrong = || format!("{text:?} is no list of numbers: {}", Self::SYNTAX);
-        let mut ranges: Vec<RangeInclusive<u32>> = Vec::new();
-        for part in text.split(',').map(str::trim) {
-            let (first, last) = part.split_once('-').unwrap_or((part, part));
-            let number = |text: &str| text.trim().parse::<u32>().map_err(|_| wrong());
-            let (first, last) = (number(first)?, number(last)?);
-            if first > last || ranges.last().is_some_and(|before| *before.end() >= first) {
-                return Err(wrong());
-            }
-            ranges.push(first..=last);
-        }
-        Ok(Self(ranges))
-    }
-
-    /// Returns the greatest number.
-    fn last(&self) -> u32 {
-        self.0.last().map_or(0, |range| *range.end())
-    }
-
-    /// Returns the numbers.
-    pub fn numbers(&self) -> impl Iterator<Item = u32> + '_ {
-        self.0.iter().cloned().flatten()
-    }
-}
-
-impl<'de> Deserialize<'de> for NumberRanges {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Self::parse(&String::deserialize(deserializer)?).map_err(serde::de::Error::custom)
-    }
-}
-
 /// A story.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
@@ -162,6 +103,8 @@ pub struct Story {
     /// The steps of the tasks.
     #[serde(default)]
     pub steps: StorySteps,
+    /// The collectives of each step; without them, a step has none.
+    pub collectives: Option<StoryCollectives>,
     /// What happens.
     #[serde(default)]
     pub events: Vec<StoryEvent>,
@@ -237,6 +180,32 @@ impl Default for StorySteps {
     }
 }
 
+/// The collectives of a step: all-reduces of one clique of all tasks, each of which has one GPU. Nothing is computed: the tasks tell
+/// the service what NCCL's profiler plug-in would tell.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct StoryCollectives {
+    /// The number of collectives of a step.
+    pub each_step: u32,
+    /// The bytes that each of them reduces.
+    pub bytes: u64,
+    /// The time that each takes once all GPUs have begun it.
+    pub time: PositiveStoryDuration,
+    /// NCCL is asked for times on the GPU from the start, and not only when the service wants them.
+    pub timed: bool,
+}
+
+impl Default for StoryCollectives {
+    fn default() -> Self {
+        Self {
+            each_step: 8,
+            bytes: 64 << 20,
+            time: PositiveStoryDuration(Duration::from_millis(2)),
+            timed: false,
+        }
+    }
+}
+
 /// What happens to tasks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -257,6 +226,8 @@ pub enum StoryAction {
     Stop,
     /// They report an error to the service, and end.
     Error,
+    /// Their GPUs begin no further collective. They send heartbeats.
+    HoldGpu,
 }
 
 impl StoryAction {
@@ -272,6 +243,7 @@ impl StoryAction {
             Self::Partition => "partition",
             Self::Stop => "stop",
             Self::Error => "error",
+            Self::HoldGpu => "hold-gpu",
         }
     }
 }
@@ -392,7 +364,17 @@ impl Story {
         if self.events.len() > EVENTS_MAX {
             return Err(StoryError::value("events", format!("there are more than {EVENTS_MAX}")));
         }
+        if let Some(collectives) = &self.collectives
+            && !(1..=COLLECTIVES_MAX).contains(&collectives.each_step)
+        {
+            let problem = format!("write 1 to {COLLECTIVES_MAX}");
+            return Err(StoryError::value("collectives.each-step", problem));
+        }
         for (at, event) in self.events.iter().enumerate() {
+            if event.what == StoryAction::HoldGpu && self.collectives.is_none() {
+                let problem = "`hold-gpu` needs collectives: add the table [collectives]";
+                return Err(StoryError::value(format!("events[{at}].what"), problem));
+            }
             event
                 .check(self.layout())
                 .map_err(|(key, problem)| StoryError::value(format!("events[{at}].{key}"), problem))?;
@@ -460,13 +442,13 @@ impl StoryEvent {
 
     /// Checks that the event has the keys that its action needs, and no others.
     fn check_keys(&self) -> Result<(), WrongKey> {
-        use StoryAction::{Error, Hang, Late, Partition, Restart, Silence};
+        use StoryAction::{Error, Hang, HoldGpu, Late, Partition, Restart, Silence};
         let action = self.what.name();
         let allowed = [
             ("by", self.by.is_some(), self.what == Late),
             ("after", self.after.is_some(), self.what == Restart),
             ("message", self.message.is_some(), self.what == Error),
-            ("for", self.lasts.is_some(), matches!(self.what, Late | Hang | Silence | Partition)),
+            ("for", self.lasts.is_some(), matches!(self.what, Late | Hang | HoldGpu | Silence | Partition)),
         ];
         if let Some((key, ..)) = allowed.into_iter().find(|(_, given, fits)| *given && !fits) {
             return Err((key, format!("`{action}` has no `{key}`: leave it out")));

@@ -7,7 +7,7 @@
 use std::convert::Infallible;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::future::OptionFuture;
@@ -16,6 +16,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
 use tonic::Code;
 
+use super::clique::SimulatedClique;
 use super::connection::{ConnectionPool, SimulatedConnection};
 use super::layout::{boot_id, host_name};
 use super::schedule::TaskAction;
@@ -25,6 +26,8 @@ use crate::agent::topology::{self, GLOBAL_TOPOLOGY_KEY};
 use crate::agent::{AgentError, CoordinationClient, DetectedPortProtocol};
 use crate::clock;
 use crate::coordination::ProcessIdentity;
+use crate::proto::muster::v1 as pb;
+use crate::proto::muster::v1::collectives_client::CollectivesClient;
 
 /// The id of the barrier at the end of each step.
 pub const STEP_BARRIER: &str = "train/step";
@@ -38,6 +41,8 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(60);
 const REGISTER_PAUSE: Duration = Duration::from_secs(1);
 /// The shortest pause before a task returns that an operator has excluded.
 const EXCLUDED_PAUSE: Duration = Duration::from_secs(5);
+/// The pause after a report of collectives that was not taken.
+const REPORT_RETRY: Duration = Duration::from_secs(5);
 /// Longer than any simulation.
 const FOREVER: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 /// The most devices of all tasks together that process 0 publishes in one value.
@@ -55,6 +60,8 @@ pub struct ClusterShared {
     pub service: String,
     /// The number of tasks that have registered at least once.
     pub registered: watch::Sender<u32>,
+    /// The collectives, if the story has any.
+    pub clique: Option<SimulatedClique>,
 }
 
 /// An instruction to a simulated task.
@@ -228,7 +235,10 @@ impl SimulatedTask {
         let random = fastrand::Rng::with_seed(self.random.u64(..));
         let mut polls = pin!(poll_for_errors(client));
         let mut heartbeats = pin!(send_heartbeats(client, first, interval));
-        let mut steps = pin!(make_steps(self.task, &shared, client, connection, &lateness, random));
+        let is_timed = AtomicBool::new(shared.clique.as_ref().is_some_and(SimulatedClique::is_always_timed));
+        let mut steps =
+            pin!(make_steps(self.task, &shared, client, connection, (&lateness, &is_timed), random));
+        let mut collectives = pin!(report_collectives(self.task, &shared, connection, &is_timed));
         let mut hang_until = None;
         let mut shutdown = OptionFuture::from(None);
         let mut is_shutting_down = false;
@@ -271,6 +281,8 @@ impl SimulatedTask {
                 Err(error) = &mut polls => error,
                 Err(error) = &mut heartbeats => error,
                 Err(error) = &mut steps, if makes_steps => error,
+                // A report that is not taken harms nothing.
+                never = &mut collectives => match never {},
                 () = sleep_until(next_end.unwrap_or_else(Instant::now)), if next_end.is_some() => {
                     hang_until = hang_until.filter(|end| *end > Instant::now());
                     self.end_lateness_if_over();
@@ -294,6 +306,10 @@ impl SimulatedTask {
                 None
             }
             TaskAction::Silence { lasts } => self.stay_silent(end_of(lasts), connection).await,
+            TaskAction::HoldGpu { lasts } => {
+                self.hold_gpu(lasts);
+                None
+            }
             TaskAction::ReportError { message } => {
                 let reporting = client.report_error(Code::Internal, &message, CALL_TIMEOUT);
                 if let Err(error) = Box::pin(reporting).await {
@@ -304,6 +320,19 @@ impl SimulatedTask {
             TaskAction::Kill | TaskAction::Restart { .. } | TaskAction::Hang { .. } | TaskAction::Stop => {
                 end_by_action(&action, connection)
             }
+        }
+    }
+
+    /// Lets the GPU of the task begin no further collective for a time.
+    fn hold_gpu(&self, lasts: Option<Duration>) {
+        let (shared, task) = (Arc::clone(&self.shared), self.task);
+        let hold = move |is_held| shared.clique.iter().for_each(|clique| clique.hold_gpu(task, is_held));
+        hold(true);
+        if let Some(lasts) = lasts {
+            tokio::spawn(async move {
+                sleep(lasts).await;
+                hold(false);
+            });
         }
     }
 
@@ -404,12 +433,13 @@ async fn make_steps(
     shared: &ClusterShared,
     client: &CoordinationClient,
     connection: &SimulatedConnection,
-    lateness: &Lateness,
+    (lateness, is_timed): (&Lateness, &AtomicBool),
     mut random: fastrand::Rng,
 ) -> Result<Infallible, AgentError> {
     // All tasks have registered at the same moment, and a real cluster publishes over some time.
     sleep(shared.story.workers.start_spread.0.mul_f64(random.f64())).await;
     Box::pin(publish(task, shared, client)).await?;
+    shared.clique.iter().for_each(|clique| clique.join(task));
     let steps = &shared.story.steps;
     let (limit, own_limit) = (steps.timeout.0, steps.timeout.0 + CALL_TIMEOUT);
     let mut counter = -1;
@@ -417,13 +447,54 @@ async fn make_steps(
         sleep(steps.time.0 + steps.spread.0.mul_f64(random.f64()) + lateness.get()).await;
         let arriving = client.barrier(STEP_BARRIER, &[], &mut counter, limit, own_limit);
         match Box::pin(arriving).await {
-            Ok(()) => shared.tally.record_step(client.service_incarnation(), counter),
+            Ok(()) => {
+                shared.tally.record_step(client.service_incarnation(), counter);
+                // After the barrier, which a task that has started again reaches as well: so all are in one communicator.
+                if let Some(clique) = &shared.clique {
+                    clique.run_step(task, is_timed.load(Ordering::Relaxed)).await;
+                }
+            }
             // A failed barrier is an exception in a JAX program. This program goes on with the next step.
             Err(error @ AgentError::Refused { .. }) if error.grpc_code() != Some(Code::PermissionDenied) => {
                 shared.tally.record_error(task, &error, connection.is_reset());
             }
             Err(error) => return Err(error),
         }
+    }
+}
+
+/// Reports the collectives of a task, as NCCL's profiler plug-in does.
+async fn report_collectives(
+    task: u32,
+    shared: &ClusterShared,
+    connection: &SimulatedConnection,
+    is_timed: &AtomicBool,
+) -> Infallible {
+    let Some(clique) = &shared.clique else { return std::future::pending().await };
+    let (process, mut sequence, mut wanted) = (clock::random_u64(), 0, Vec::new());
+    loop {
+        sequence += 1;
+        let report = pb::CollectivesReport {
+            process,
+            sequence,
+            pid: task + 1,
+            host: host_name(shared.story.layout().host_of_task(task)),
+            task: Some(task),
+            timing: is_timed.load(Ordering::Relaxed),
+            communicators_not_recorded: 0,
+            communicators: vec![clique.describe(task, shared.story.hosts, &wanted)],
+        };
+        let mut client = CollectivesClient::new(connection.channel());
+        let pause = match Box::pin(client.report(report)).await {
+            Ok(answer) => {
+                let answer = answer.into_inner();
+                is_timed.store(answer.timing || clique.is_always_timed(), Ordering::Relaxed);
+                wanted = answer.wanted;
+                Duration::from_millis(answer.interval_ms.into())
+            }
+            Err(_) => REPORT_RETRY,
+        };
+        sleep(pause).await;
     }
 }
 
