@@ -49,8 +49,8 @@ mod tests {
 
     #[test]
     fn the_plug_in_is_found_beside_the_executable_and_in_the_folder_of_libraries() {
-        let root = tempfile::tempdir().unwrap();
-        let [bin, lib] = ["bin", "lib"].map(|folder| root.path().join(folder));
+        let root = std::env::temp_dir().join(format!("muster-plugin-{}", std::process::id()));
+        let [bin, lib] = ["bin", "lib"].map(|folder| root.join(folder));
         std::fs::create_dir_all(&bin).unwrap();
         std::fs::create_dir_all(lib.join(FILE_NAME)).unwrap();
         let error = find_beside(&bin).unwrap_err().to_string();
@@ -60,5 +60,6 @@ mod tests {
         assert_eq!(find_beside(&bin).unwrap(), bin.join("../lib").join(FILE_NAME));
         std::fs::write(bin.join(FILE_NAME), "").unwrap();
         assert_eq!(find_beside(&bin).unwrap(), bin.join(FILE_NAME));
+        std::fs::remove_dir_all(root).unwrap();
     }
 }

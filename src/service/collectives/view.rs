@@ -3,7 +3,7 @@
 //! Each of them reads the reports of a job once. Begin at [`CollectiveReports::view`] and
 //! [`CollectiveReports::find_troubles`].
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use muster_collectives::{Collective, CollectiveFunction, clique_name};
@@ -264,21 +264,30 @@ fn wait_view(
 
 #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
 fn function_views(clique: &ReportedClique<'_>) -> Vec<CliqueFunctionView> {
-    let of_function = |function: CollectiveFunction| {
-        let rows = clique.members.values().flat_map(|report| &report.communicator.functions);
-        let rows: Vec<_> = rows.filter(|row| row.function == function).collect();
-        let most = rows.iter().max_by_key(|row| row.enqueued)?;
-        let gpu_s = rows.iter().map(|row| row.gpu_ns as f64 / 1e9).sum::<f64>();
-        let bus: f64 = rows.iter().map(|row| function.bus_bytes(row.timed_bytes, clique.ranks)).sum();
-        Some(CliqueFunctionView {
-            function: function.name().to_owned(),
-            operations: most.enqueued,
-            bytes: most.bytes,
-            gpu_s,
-            bus_bytes_per_s: (gpu_s > 0.0).then(|| bus / gpu_s),
-        })
+    #[derive(Default)]
+    struct Sums {
+        operations: u64,
+        bytes: u64,
+        gpu_s: f64,
+        bus_bytes: f64,
+    }
+    let mut all = BTreeMap::<CollectiveFunction, Sums>::new();
+    for row in clique.members.values().flat_map(|report| &report.communicator.functions) {
+        let sums = all.entry(row.function).or_default();
+        if row.enqueued >= sums.operations {
+            (sums.operations, sums.bytes) = (row.enqueued, row.bytes);
+        }
+        sums.gpu_s += row.gpu_ns as f64 / 1e9;
+        sums.bus_bytes += row.function.bus_bytes(row.timed_bytes, clique.ranks);
+    }
+    let view = |(function, sums): (CollectiveFunction, Sums)| CliqueFunctionView {
+        function: function.name().to_owned(),
+        operations: sums.operations,
+        bytes: sums.bytes,
+        gpu_s: sums.gpu_s,
+        bus_bytes_per_s: (sums.gpu_s > 0.0).then(|| sums.bus_bytes / sums.gpu_s),
     };
-    CollectiveFunction::ALL.into_iter().filter_map(of_function).collect()
+    all.into_iter().map(view).collect()
 }
 
 fn member_views(
