@@ -488,3 +488,43 @@ fn a_lost_service_is_a_failure() {
         "{summary}"
     );
 }
+
+#[test]
+fn a_gpu_that_is_held_is_named_by_the_clique_that_waits_and_all_go_on_when_it_does() {
+    let story = format!(
+        "{SMALL}[collectives]\neach-step = 3\ntimed = true\n\
+         [[events]]\nat = \"500ms\"\nwhat = \"hold-gpu\"\ntasks = \"5\"\nfor = \"6s\"\n"
+    );
+    let mut simulation = Simulation::start("simulate-held-gpu", &story, &[]);
+    let cliques = || simulation.get(&format!("{JOB}/collectives"))["cliques"].clone();
+    wait_until("the clique advances", || cliques()[0]["back"].as_u64() > Some(6));
+    assert_eq!((&cliques()[0]["ranks"], &cliques()[0]["reported"]), (&8.into(), &8.into()));
+    let wait = wait_for("the clique waits", || Some(cliques()[0]["wait"].clone()).filter(Value::is_object));
+    assert_eq!((&wait["kind"], &wait["certain"]), (&"not-begun".into(), &true.into()), "{wait}");
+    assert_eq!(wait["tasks"], serde_json::json!([{"first": 5, "last": 5}]), "{wait}");
+    assert_eq!(simulation.tasks_in_state("connected").len(), 8, "heartbeats go on");
+    let before = cliques()[0]["back"].as_u64();
+    wait_until("all go on", || cliques()[0]["wait"].is_null() && cliques()[0]["back"].as_u64() > before);
+    assert_eq!(simulation.tasks_of_next_event(), BTreeSet::from([5]));
+    assert_eq!(simulation.interrupt()["unexpected"], serde_json::json!([]));
+}
+
+#[test]
+fn tasks_that_start_again_are_in_a_new_clique_with_all_others() {
+    let story = format!(
+        "{SMALL}[collectives]\n[[events]]\nat = \"300ms\"\nevery = \"700ms\"\nwhat = \"restart\"\ntasks = \"2-3\"\n"
+    );
+    let simulation = Simulation::start("simulate-restarted-clique", &story, &[]);
+    let present = || {
+        let cliques = simulation.get(&format!("{JOB}/collectives"))["cliques"].clone();
+        let whole = cliques.as_array().expect("a list").iter().filter(|clique| clique["reported"] == 8);
+        let advanced = whole.filter(|clique| clique["back"].as_u64() > Some(0));
+        advanced.filter_map(|clique| Some(clique["clique"].as_str()?.to_owned())).collect::<Vec<_>>()
+    };
+    let mut seen = BTreeSet::new();
+    wait_until("three cliques have advanced with all ranks", || {
+        seen.extend(present());
+        seen.len() >= 3
+    });
+    simulation.interrupt();
+}

@@ -5,7 +5,8 @@
 //! one another in a cycle. `sources.rs` reads the imports. `methods.rs` finds calls of methods, which need no
 //! import. `graph.rs` finds cycles. `names.rs` checks that a public type name has one meaning.
 //!
-//! `ignored.rs` has the reasons for which a test may be ignored. `sizes.rs` bounds the length of files.
+//! `ignored.rs` has the reasons for which a test may be ignored. `sizes.rs` bounds the length of files. `symbols.rs` compares templates with the
+//! sprite.
 
 mod graph;
 mod ignored;
@@ -14,6 +15,7 @@ mod methods;
 mod names;
 mod sizes;
 mod sources;
+mod symbols;
 
 use std::collections::BTreeSet;
 use std::path::Path;
