@@ -15,7 +15,7 @@ use muster::transfer::{
     Arena, Buffer, DeviceId, EngineConfig, Gpu, Incarnation, LaunchOptions, MemberId, MemberInfo, Membership,
     PreparedTransfers, TaskId, TransferEngine, TransferKey, TransferSpec, TransportChoice,
 };
-use muster_gpu::{CopyDirection, DeviceMemory, GpuCopy, PageLocked, help_reporting};
+use muster_gpu::{CopyDirection, DeviceMemory, GpuCopy, PageLocked, report_ended_copies};
 use simulated_gpu::{Counter, Setting, SimulatedGpu};
 
 const CHUNK: usize = 4 << 20;
@@ -153,13 +153,13 @@ fn time_requests(gpu: &Gpu, direction: CopyDirection, copies: &[GpuCopy]) -> Dur
 /// Returns how long a GPU takes for one copy, if the thread that asks for it looks itself whether it has ended: what the calls of
 /// the driver take.
 fn time_own_calls(gpu: &Gpu, direction: CopyDirection, copy: GpuCopy) -> Duration {
-    let ((tell, told), help) = (channel(), help_reporting().expect("the GPU has copied before"));
+    let (tell, told) = channel();
     let began = Instant::now();
     // SAFETY: both memories live until the copy has ended, which this function awaits.
     let asked = unsafe { gpu.copy(direction, &[copy], move |outcome| drop(tell.send(outcome))) };
     asked.expect("the GPU copies");
     loop {
-        help.report_ended();
+        report_ended_copies();
         if let Ok(outcome) = told.try_recv() {
             outcome.expect("the GPU copies");
             return began.elapsed();
@@ -279,17 +279,18 @@ fn measure_direct(all: &Gpus, rounds: usize) {
         let many = |time: &mut dyn FnMut() -> Duration| median((0..500).map(|_| time()).collect());
         own.push(many(&mut || time_own_calls(gpu, CopyDirection::BetweenDevices, copy)));
         whole.push(many(&mut || launch(&mut direct)));
-        beside.push(whole[whole.len() - 1].saturating_sub(own[own.len() - 1]));
+        let us = |times: &[Duration]| times.last().map_or(0.0, |time| time.as_secs_f64() * 1e6);
+        beside.push(us(&whole) - us(&own));
     }
-    let (least, most) = (beside.iter().min().copied(), beside.iter().max().copied());
+    beside.sort_unstable_by(f64::total_cmp);
     println!(
-        "a prepared launch of 16 KiB between GPUs of one host: {:.1?}, of which the driver's own calls {:.1?}; beside them {:.1?} \
-         ({:.1?} to {:.1?})",
+        "a prepared launch of 16 KiB between GPUs of one host: {:.1?}; the driver's own calls {:.1?}; the difference {:.1} us ({:.1} to \
+         {:.1})",
         median(whole),
         median(own),
-        median(beside),
-        least.unwrap_or_default(),
-        most.unwrap_or_default()
+        beside[beside.len() / 2],
+        beside[0],
+        beside[beside.len() - 1]
     );
 }
 

@@ -10,7 +10,7 @@ from muster import _native
 def nccl_plugin() -> str:
     """Returns the file of the plug-in by which Muster sees which task holds up a collective.
 
-    Set it before the program makes its first communicator, for every task of the job::
+    Only a Python program can load it. Set it before the program makes its first communicator, for every task of the job::
 
         os.environ["NCCL_PROFILER_PLUGIN"] = muster.nccl_plugin()
 

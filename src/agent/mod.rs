@@ -108,6 +108,7 @@ pub use error::AgentError;
 pub use live_engines::ClusterRoster;
 pub use pending_launch::{PendingLaunch, WaitStatus};
 pub use transfer_access::{TransferAccess, check_credentials_if_exposed};
+pub(crate) use transfer_reports::asked_report_interval;
 pub use unregistered_access::{
     TaskPresence, UnregisteredJobClient, list_task_presences, query_admission_refusal,
 };

@@ -28,7 +28,7 @@ const FINAL_REPORT_TIMEOUT: Duration = Duration::from_secs(1);
 pub(super) const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Returns the pause before the next report of any kind that the service asks for, within bounds.
-pub(super) fn asked_report_interval(interval_ms: u32) -> Duration {
+pub(crate) fn asked_report_interval(interval_ms: u32) -> Duration {
     Duration::from_millis(u64::from(interval_ms)).clamp(INTERVAL_BOUNDS.0, INTERVAL_BOUNDS.1)
 }
 

@@ -211,14 +211,15 @@ fn launch_job(arguments: &Arguments) -> Result<ExitCode> {
 
 /// Returns the plug-in that the processes should load.
 fn choose_nccl_plugin() -> Result<PathBuf> {
+    let plugin = find_nccl_plugin()?;
     // NCCL loads one plug-in.
-    if let Some(other) = std::env::var_os(NCCL_PLUGIN_VARIABLE) {
-        anyhow::bail!(
+    match std::env::var_os(NCCL_PLUGIN_VARIABLE) {
+        Some(other) if !other.is_empty() && plugin.as_os_str() != other => anyhow::bail!(
             "{NCCL_PLUGIN_VARIABLE} names {} already, and NCCL loads one plug-in: unset it, or omit --collectives",
             other.display()
-        );
+        ),
+        _ => Ok(plugin),
     }
-    find_nccl_plugin()
 }
 
 /// The time that a launch waits for the task ids of its processes: for the launches on all other hosts.

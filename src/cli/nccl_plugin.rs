@@ -1,7 +1,7 @@
 //! The file of NCCL's profiler plug-in, which programs load by `NCCL_PROFILER_PLUGIN`.
 //!
-//! The extension of the Python package has the plug-in's tables, so there the file is the extension itself. Beside an executable, the plug-in
-//! is a file of its own. Begin at [`find_nccl_plugin`].
+//! The extension of the Python package has the plug-in's tables, so there the file is the extension itself: only a Python program can load it.
+//! Beside an executable, the plug-in is a file of its own, which every program can load. Begin at [`find_nccl_plugin`].
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -37,7 +37,7 @@ fn find_beside(folder: &Path) -> Result<PathBuf> {
     found.with_context(|| {
         format!(
             "there is no {FILE_NAME} in {folder} nor in {folder}/../lib: build it with `cargo build --release -p \
-             muster-nccl-profiler` and copy it there, or use the command of the Python package, which contains it",
+             muster-nccl-profiler` and copy it there, or, for Python programs, use the command of the Python package, which contains it",
             folder = folder.display()
         )
     })

@@ -1,5 +1,5 @@
 //! Ordered copies between page-locked memory and a device, or between devices, and the thread that reports the ends of copies and the events
-//! that have happened.
+//! that have happened. Threads that wait may report as well ([`report_ended_copies`]).
 //!
 //! The streams of a device and the thread start with its first copy. Begin at [`Gpu::copy`].
 #![allow(unsafe_code, reason = "calls the driver")]
@@ -9,8 +9,9 @@ use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::panic::AssertUnwindSafe;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use cudarc::driver::sys::{CUDA_MEMCPY2D, CUmemorytype, CUstream};
 
@@ -119,11 +120,11 @@ struct CopyQueues {
     streams: [GpuStream; DIRECTIONS],
     state: Mutex<QueueState>,
     submitted: Condvar,
-    /// Held by the thread that reports: one at a time, so that ends are reported in their order.
+    /// Held by the thread that reports for the device: one at a time, so that ends are reported in their order.
     reporting: Mutex<()>,
 }
 
-/// The requests and events of all devices whose end is not reported.
+/// The requests and events of all devices that are in a list: nobody has taken them to report them.
 static UNREPORTED: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
@@ -142,49 +143,30 @@ pub fn is_reporting_thread() -> bool {
     IS_REPORTING.get()
 }
 
-/// The threads that help to report. Meanwhile, requests wake no reporting thread.
-static HELPERS: AtomicUsize = AtomicUsize::new(0);
+/// Whether a thread has called [`report_ended_copies`] since the thread of a device looked last.
+static IS_HELPED: AtomicBool = AtomicBool::new(false);
+/// The pause between two looks of the thread of a device while other threads look again and again, and for how many such looks it
+/// expects them to go on.
+const PAUSE_WHILE_HELPED: Duration = Duration::from_micros(200);
+const ROUNDS_HELPED: u32 = 16;
 
-/// While this value lives, its thread reports the ends of copies with [`ReportingHelp::report_ended`]: so the end of a short copy
-/// needs no change of threads.
-#[derive(Debug)]
-#[must_use = "the thread helps only while the value lives"]
-pub struct ReportingHelp(());
-
-/// Begins to help. None if this thread reports already, or no device has copied anything yet.
-pub fn help_reporting() -> Option<ReportingHelp> {
-    if is_reporting_thread() || QUEUES.iter().all(|queues| queues.get().is_none()) {
-        return None;
+/// Reports the copies and events that have ended, on this thread, unless another thread does so now. A thread that waits for a short copy
+/// calls it again and again: so the end of the copy needs no change of threads. The thread of the device looks as well, but
+/// less often meanwhile, so what this thread does beside is no matter.
+pub fn report_ended_copies() {
+    if UNREPORTED.load(Ordering::Relaxed) == 0 || is_reporting_thread() {
+        return;
     }
-    HELPERS.fetch_add(1, Ordering::SeqCst);
-    Some(ReportingHelp(()))
-}
-
-impl ReportingHelp {
-    /// Reports the copies and events that have ended, on this thread, unless another thread does so now.
-    pub fn report_ended(&self) {
-        if UNREPORTED.load(Ordering::Relaxed) == 0 || is_reporting_thread() {
-            return;
-        }
-        IS_REPORTING.set(true);
-        for queues in QUEUES.iter().filter_map(OnceLock::get) {
-            if let Ok(turn) = queues.reporting.try_lock() {
-                drop(queues.report_round(turn));
-            }
-        }
-        IS_REPORTING.set(false);
-    }
-}
-
-impl Drop for ReportingHelp {
-    fn drop(&mut self) {
-        // A request counts itself before it looks for helpers, so one of the two wakes the reporting thread.
-        if HELPERS.fetch_sub(1, Ordering::SeqCst) == 1 && UNREPORTED.load(Ordering::SeqCst) > 0 {
-            for queues in QUEUES.iter().filter_map(OnceLock::get) {
-                queues.wake_reporter(queues.lock_state());
-            }
+    IS_HELPED.store(true, Ordering::Relaxed);
+    IS_REPORTING.set(true);
+    for queues in QUEUES.iter().filter_map(OnceLock::get) {
+        if let Ok(turn) = queues.reporting.try_lock()
+            && let Ok(state) = queues.state.try_lock()
+        {
+            drop(queues.report_round(turn, state));
         }
     }
+    IS_REPORTING.set(false);
 }
 
 /// The queues of each device, by its number.
@@ -192,7 +174,7 @@ static QUEUES: [OnceLock<Arc<CopyQueues>>; DEVICES_MAX] = [const { OnceLock::new
 
 impl Gpu {
     /// Copies, and calls `then` when all bytes are in place, or with the error: on the thread of the device, or on one that
-    /// [helps](ReportingHelp). The call itself waits for nothing. `then` must not wait: meanwhile no other copy of the device is
+    /// calls [`report_ended_copies`]. The call itself waits for nothing. `then` must not wait: meanwhile no other copy of the device is
     /// reported.
     ///
     /// # Errors
@@ -247,8 +229,8 @@ impl Gpu {
         let queues = CopyQueues::of(self)?;
         let mut state = queues.lock_state();
         state.awaited.push((event, Box::new(then)));
-        UNREPORTED.fetch_add(1, Ordering::SeqCst);
-        queues.wake_reporter_without_helpers(state);
+        UNREPORTED.fetch_add(1, Ordering::Relaxed);
+        queues.wake_reporter(state);
         Ok(())
     }
 }
@@ -314,15 +296,9 @@ impl CopyQueues {
         let outcome = outcome.and(recorded.clone()).map_err(noted);
         let event = recorded.is_ok().then_some(event);
         state.pending[direction as usize].push_back(PendingCopies { event, outcome, then });
-        UNREPORTED.fetch_add(1, Ordering::SeqCst);
-        self.wake_reporter_without_helpers(state);
+        UNREPORTED.fetch_add(1, Ordering::Relaxed);
+        self.wake_reporter(state);
         Ok(())
-    }
-
-    fn wake_reporter_without_helpers(&self, state: MutexGuard<'_, QueueState>) {
-        if HELPERS.load(Ordering::SeqCst) == 0 {
-            self.wake_reporter(state);
-        }
     }
 
     fn wake_reporter(&self, mut state: MutexGuard<'_, QueueState>) {
@@ -410,15 +386,14 @@ impl CopyQueues {
     /// Reports the ends of copies, for ever.
     fn report_ends(&self) {
         become_reporting_thread();
-        let (mut idle_rounds, mut empty_rounds) = (0, 0);
+        let (mut idle_rounds, mut empty_rounds, mut helped_rounds) = (0, 0, 0);
         loop {
             let mut state = self.lock_state();
             while state.awaited.is_empty() && state.pending.iter().all(VecDeque::is_empty) {
                 idle_rounds = 0;
                 empty_rounds += 1;
                 if empty_rounds <= ROUNDS_AWAKE {
-                    drop(state);
-                    std::thread::yield_now();
+                    self.pause_awake(state, &mut helped_rounds);
                     state = self.lock_state();
                 } else {
                     state.is_reporter_asleep = true;
@@ -428,17 +403,35 @@ impl CopyQueues {
             drop(state);
             empty_rounds = 0;
             let turn = self.reporting.lock().unwrap_or_else(PoisonError::into_inner);
-            idle_rounds = match self.report_round(turn) {
-                Some(state) => self.wait_for_next_round(state, idle_rounds + 1),
+            idle_rounds = match self.report_round(turn, self.lock_state()) {
+                Some(state) => self.wait_for_next_round(state, idle_rounds + 1, &mut helped_rounds),
                 None => 0,
             };
         }
     }
 
+    /// Pauses for a moment in which a request wakes nobody: the shortest one, or a longer one while other threads look, too.
+    fn pause_awake(&self, state: MutexGuard<'_, QueueState>, helped_rounds: &mut u32) {
+        *helped_rounds = match IS_HELPED.swap(false, Ordering::Relaxed) {
+            true => ROUNDS_HELPED,
+            false => helped_rounds.saturating_sub(1),
+        };
+        if *helped_rounds == 0 {
+            drop(state);
+            std::thread::yield_now();
+        } else {
+            let paused = self.submitted.wait_timeout(state, PAUSE_WHILE_HELPED);
+            drop(paused.unwrap_or_else(PoisonError::into_inner));
+        }
+    }
+
     /// Reports what has ended by now. Returns the state if nothing has.
-    fn report_round(&self, _turn: MutexGuard<'_, ()>) -> Option<MutexGuard<'_, QueueState>> {
+    fn report_round<'a>(
+        &self,
+        _turn: MutexGuard<'_, ()>,
+        mut state: MutexGuard<'a, QueueState>,
+    ) -> Option<MutexGuard<'a, QueueState>> {
         let mut ended = Vec::new();
-        let mut state = self.lock_state();
         for direction in 0..state.pending.len() {
             self.take_ended(&mut state, direction, &mut ended);
         }
@@ -447,7 +440,7 @@ impl CopyQueues {
             return Some(state);
         }
         drop(state);
-        UNREPORTED.fetch_sub(ended.len(), Ordering::SeqCst);
+        UNREPORTED.fetch_sub(ended.len(), Ordering::Relaxed);
         for (then, outcome) in ended {
             // A listener that panics must not end the reports of all others.
             let told = std::panic::catch_unwind(AssertUnwindSafe(|| then(outcome)));
@@ -460,10 +453,14 @@ impl CopyQueues {
 
     /// Waits a moment before the next look: the longer nothing has ended, the longer. Returns the number of such rounds, which
     /// begins anew with a new request.
-    fn wait_for_next_round(&self, mut state: MutexGuard<'_, QueueState>, idle_rounds: u32) -> u32 {
+    fn wait_for_next_round(
+        &self,
+        mut state: MutexGuard<'_, QueueState>,
+        idle_rounds: u32,
+        helped_rounds: &mut u32,
+    ) -> u32 {
         let Some(pause) = pause_before_next_query(idle_rounds) else {
-            drop(state);
-            std::thread::yield_now();
+            self.pause_awake(state, helped_rounds);
             return idle_rounds;
         };
         state.is_reporter_asleep = true;

@@ -45,14 +45,14 @@ impl PartialEq for Gpu {
 
 impl Eq for Gpu {}
 
-/// The devices that were opened.
-static OPEN: Mutex<Vec<Gpu>> = Mutex::new(Vec::new());
+/// The devices that are lost to this process, in the order of their losses.
+static LOST: Mutex<Vec<(u32, GpuError)>> = Mutex::new(Vec::new());
 
-/// Returns the devices that are lost to this process, each with its [loss](Gpu::loss).
+/// Returns the devices that are lost to this process, each with its [loss](Gpu::loss), in the order of the losses. It makes no
+/// call of the driver, and waits for none.
 #[must_use]
 pub fn lost_gpus() -> Vec<(u32, GpuError)> {
-    let open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
-    open.iter().filter_map(|gpu| Some((gpu.ordinal(), gpu.loss()?.clone()))).collect()
+    LOST.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
 /// What a device says of itself.
@@ -96,6 +96,7 @@ impl Gpu {
     /// # Errors
     /// Returns why there is no driver, or no such device.
     pub fn open(ordinal: u32) -> Result<Self, DriverUnavailable> {
+        static OPEN: Mutex<Vec<Gpu>> = Mutex::new(Vec::new());
         let driver = Driver::get()?;
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(found) = open.iter().find(|gpu| gpu.ordinal() == ordinal) {
@@ -133,6 +134,7 @@ impl Gpu {
     /// Records an error of the device. The first sticky one is its loss.
     pub(crate) fn note_error(&self, error: &GpuError) {
         if error.is_sticky() && self.0.loss.set(error.clone()).is_ok() {
+            LOST.lock().unwrap_or_else(PoisonError::into_inner).push((self.ordinal(), error.clone()));
             tracing::error!(gpu = self.ordinal(), %error, "a GPU is lost to this process");
         }
     }

@@ -45,8 +45,7 @@ mod shared_memory;
 mod stream;
 
 pub use copy_queue::{
-    CopyDirection, GpuCopy, GpuRows, ReportingHelp, become_reporting_thread, help_reporting,
-    is_reporting_thread,
+    CopyDirection, GpuCopy, GpuRows, become_reporting_thread, is_reporting_thread, report_ended_copies,
 };
 pub use device::{ContextGuard, DeviceFacts, Gpu, lost_gpus};
 pub use device_memory::{DeviceMemory, device_memory_bytes};

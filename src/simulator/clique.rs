@@ -1,6 +1,8 @@
 //! The collectives of a simulated job: one clique of all tasks, in which each has one GPU.
 //!
-//! A collective ends at one moment on all GPUs: some time after the last of them has begun it. A GPU begins a collective when its
+//! A step begins with a barrier, and then each task calls the collectives of the step and waits for their end. When a task leaves, the
+//! step has no further collectives, as JAX ends those that wait for a lost task; the next step is in a new communicator of those that are
+//! there. A task that comes back is in the communicator of the step after its first one. A collective ends at one moment on all GPUs: some time after the last of them has begun it. A GPU begins a collective when its
 //! program has called it and the one before has ended. So what all ranks have called decides everything, and each rank tells the
 //! service the part of it that NCCL's profiler plug-in would see. Begin at [`SimulatedClique`].
 
@@ -11,14 +13,14 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
-use super::story::StoryCollectives;
+use super::story::{COLLECTIVES_MAX, StoryCollectives};
 use crate::clock;
 use crate::proto::muster::v1 as pb;
 
 /// The steps of which a rank knows when it called their collectives.
 const STEPS_KEPT: usize = 8;
-/// The ended collectives of which the end is known.
-const ENDS_KEPT: usize = 256;
+/// The collectives of which the end is known: all of a step, since those may be in the future.
+const ENDS_KEPT: usize = COLLECTIVES_MAX as usize;
 /// The most collectives that a report names because they have not ended, and because the service asked for them.
 const UNENDED_MAX: u64 = 8;
 const WANTED_MAX: u64 = 16;
@@ -33,14 +35,15 @@ struct CalledStep {
     is_timed: bool,
 }
 
-/// What one rank has done in the present communicator.
+/// What one task has done in the present communicator.
 #[derive(Debug, Clone, Default)]
 struct SimulatedRank {
-    has_joined: bool,
     steps: VecDeque<CalledStep>,
     called: u64,
     /// The first collective that its GPU does not begin.
     held_from: Option<u64>,
+    /// The first collective that its GPU began after it was held, and when it could.
+    released: Option<(u64, Instant)>,
     /// Of the collectives that have ended and were timed: how many, and their time on the GPU.
     timed: u64,
     on_gpu: Duration,
@@ -57,11 +60,30 @@ impl SimulatedRank {
     }
 }
 
+/// A task, in whatever communicator.
+#[derive(Debug, Clone, Default)]
+struct CliqueTask {
+    /// What it has done in the present communicator, if it is in it.
+    rank: Option<Box<SimulatedRank>>,
+    /// It will be in the next communicator.
+    has_come: bool,
+    /// The number of the hold of its GPU, if it is held; and of the last one.
+    hold: Option<u64>,
+    last_hold: u64,
+}
+
 #[derive(Debug)]
 struct CliqueState {
+    tasks: Vec<CliqueTask>,
     hash: u64,
-    ranks: Vec<SimulatedRank>,
-    /// The ranks that are not ready for the collective after those that have ended.
+    /// The tasks of the communicator, in the order of their ranks.
+    members: Vec<u32>,
+    /// The latest step whose collectives were called. The collectives of steps up to `skipped` are not called any more.
+    step: i64,
+    skipped: i64,
+    /// Tasks have come or left since the communicator was made.
+    is_outdated: bool,
+    /// The members that are not ready for the collective after those that have ended.
     not_ready: usize,
     /// The ends of the latest collectives, the last one at the back. An end may be in the future.
     ends: VecDeque<Instant>,
@@ -71,15 +93,42 @@ struct CliqueState {
 }
 
 impl CliqueState {
-    fn begin(ranks: usize, now: Instant) -> Self {
-        Self {
-            hash: clock::random_u64(),
-            ranks: vec![SimulatedRank::default(); ranks],
-            not_ready: ranks,
+    /// Begins with a communicator of all tasks.
+    fn begin(tasks: usize, now: Instant) -> Self {
+        let all = CliqueTask { has_come: true, ..CliqueTask::default() };
+        let mut state = Self {
+            tasks: vec![all; tasks],
+            hash: 0,
+            members: Vec::new(),
+            step: -1,
+            skipped: -1,
+            is_outdated: false,
+            not_ready: 0,
             ends: VecDeque::new(),
             ended: 0,
             changed_at: now,
+        };
+        state.make_communicator();
+        state
+    }
+
+    /// Makes a communicator of all tasks that are there.
+    fn make_communicator(&mut self) {
+        self.hash = clock::random_u64();
+        self.members.clear();
+        for (number, task) in (0..).zip(&mut self.tasks) {
+            if std::mem::take(&mut task.has_come) || task.rank.is_some() {
+                let held_from = task.hold.map(|_| 0);
+                task.rank = Some(Box::new(SimulatedRank { held_from, ..SimulatedRank::default() }));
+                self.members.push(number);
+            }
         }
+        (self.is_outdated, self.not_ready, self.ended) = (false, self.members.len(), 0);
+        self.ends.clear();
+    }
+
+    fn ranks(&self) -> impl Iterator<Item = &SimulatedRank> {
+        self.members.iter().filter_map(|task| self.tasks[*task as usize].rank.as_deref())
     }
 
     fn end_of(&self, number: u64) -> Option<Instant> {
@@ -93,25 +142,29 @@ impl CliqueState {
         if rank.held_from.is_some_and(|held| number >= held) {
             return None;
         }
-        let Some(before) = number.checked_sub(1) else { return Some(called) };
-        self.end_of(before).map(|end| end.max(called))
+        let released = rank.released.filter(|(first, _)| number >= *first).map(|(_, at)| at);
+        let ready = released.into_iter().fold(called, Instant::max);
+        let Some(before) = number.checked_sub(1) else { return Some(ready) };
+        self.end_of(before).map(|end| end.max(ready))
     }
 
     /// Ends the collectives that all GPUs have begun.
-    fn advance(&mut self, time: Duration, now: Instant) {
-        let ready = self.ranks.iter().map(SimulatedRank::ready).min().unwrap_or_default();
+    fn advance(&mut self, time: Duration) {
+        let ready = self.ranks().map(SimulatedRank::ready).min().unwrap_or_default();
         while self.ended < ready {
             let number = self.ended;
-            let last_call =
-                self.ranks.iter().filter_map(|rank| rank.call_of(number)).map(|step| step.at).max();
-            let begun = self.ends.back().copied().into_iter().chain(last_call).max().unwrap_or(now);
-            let end = begun.max(self.changed_at) + time;
-            for at in 0..self.ranks.len() {
-                let call = self.ranks[at].call_of(number).filter(|step| step.is_timed);
-                let begun = call.and_then(|step| self.begin_of(&self.ranks[at], number, step.at));
-                if let Some(begun) = begun {
-                    self.ranks[at].timed += 1;
-                    self.ranks[at].on_gpu += end - begun;
+            let begun_at = |rank: &SimulatedRank| {
+                let call = rank.call_of(number)?;
+                Some((self.begin_of(rank, number, call.at)?, call.is_timed))
+            };
+            let begun: Vec<Option<(Instant, bool)>> = self.ranks().map(begun_at).collect();
+            let last = begun.iter().flatten().map(|(at, _)| *at).max().unwrap_or(self.changed_at);
+            let end = last + time;
+            for (task, begun) in self.members.iter().zip(begun) {
+                let rank = self.tasks[*task as usize].rank.as_deref_mut();
+                if let (Some(rank), Some((at, true))) = (rank, begun) {
+                    rank.timed += 1;
+                    rank.on_gpu += end - at;
                 }
             }
             self.ends.push_back(end);
@@ -121,7 +174,7 @@ impl CliqueState {
             }
         }
         let ended = self.ended;
-        self.not_ready = self.ranks.iter().filter(|rank| rank.ready() <= ended).count();
+        self.not_ready = self.ranks().filter(|rank| rank.ready() <= ended).count();
     }
 }
 
@@ -134,9 +187,9 @@ pub struct SimulatedClique {
 }
 
 impl SimulatedClique {
-    /// Begins a clique of so many ranks.
-    pub fn new(ranks: u32, settings: StoryCollectives) -> Self {
-        let state = Mutex::new(CliqueState::begin(ranks as usize, Instant::now()));
+    /// Begins a clique of so many tasks.
+    pub fn new(tasks: u32, settings: StoryCollectives) -> Self {
+        let state = Mutex::new(CliqueState::begin(tasks as usize, Instant::now()));
         Self { settings, state, changed: Notify::new() }
     }
 
@@ -144,31 +197,36 @@ impl SimulatedClique {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Joins with a new life of a task. If it was there before, all ranks go on in a new communicator, as JAX makes one.
-    pub fn join(&self, task: u32) {
+    /// Ends the part of a task whose life has ended. The others wait for nothing any more.
+    pub fn leave(&self, task: u32) {
         let mut state = self.lock();
-        if state.ranks[task as usize].has_joined {
-            *state = CliqueState::begin(state.ranks.len(), Instant::now());
-            for rank in &mut state.ranks {
-                rank.has_joined = true;
-            }
-            self.changed.notify_waiters();
+        let left = &mut state.tasks[task as usize];
+        (left.has_come, left.hold) = (false, None);
+        if left.rank.take().is_none() {
+            return;
         }
-        state.ranks[task as usize].has_joined = true;
+        (state.is_outdated, state.skipped) = (true, state.step);
+        // All have left: another run begins with its first step.
+        if state.tasks.iter().all(|task| task.rank.is_none()) {
+            *state = CliqueState::begin(state.tasks.len(), Instant::now());
+        }
+        drop(state);
+        self.changed.notify_waiters();
     }
 
-    /// Calls the collectives of a step, and waits until they have ended, or until the communicator is replaced.
-    pub async fn run_step(&self, task: u32, is_timed: bool) {
-        let (hash, last) = self.call(task, is_timed);
+    /// Calls the collectives of a step, and waits until they have ended. Returns at once if a task has left since the step began, or if
+    /// this task is in the communicator of the next step only.
+    pub async fn run_step(&self, task: u32, step: i64, is_timed: bool) {
+        let Some((hash, last)) = self.call(task, step, is_timed) else { return };
         loop {
             let changed = self.changed.notified();
             let end = {
                 let state = self.lock();
-                if state.hash != hash {
+                if state.hash != hash || state.skipped >= step {
                     return;
                 }
                 // The end of an old one is not known any more.
-                if state.ended > last { Some(state.end_of(last).unwrap_or_else(Instant::now)) } else { None }
+                (state.ended > last).then(|| state.end_of(last).unwrap_or_else(Instant::now))
             };
             match end {
                 Some(end) => return sleep_until(end).await,
@@ -178,10 +236,22 @@ impl SimulatedClique {
     }
 
     /// Calls the collectives of a step. Returns the communicator, and the number of the last one.
-    fn call(&self, task: u32, is_timed: bool) -> (u64, u64) {
+    fn call(&self, task: u32, step: i64, is_timed: bool) -> Option<(u64, u64)> {
         let mut state = self.lock();
+        if step <= state.skipped {
+            return None;
+        }
+        if step > state.step {
+            state.step = step;
+            if state.is_outdated {
+                state.make_communicator();
+            }
+        }
         let (now, count, before) = (Instant::now(), u64::from(self.settings.each_step), state.ended);
-        let rank = &mut state.ranks[task as usize];
+        let Some(rank) = state.tasks[task as usize].rank.as_deref_mut() else {
+            (state.tasks[task as usize].has_come, state.is_outdated) = (true, true);
+            return None;
+        };
         let was_ready = rank.ready() > before;
         rank.steps.push_back(CalledStep { first: rank.called, count, at: now, is_timed });
         if rank.steps.len() > STEPS_KEPT {
@@ -191,7 +261,7 @@ impl SimulatedClique {
         let (last, is_ready) = (rank.called - 1, rank.ready() > before);
         state.changed_at = now;
         self.advance_if_ready(&mut state, was_ready, is_ready);
-        (state.hash, last)
+        Some((state.hash, last))
     }
 
     fn advance_if_ready(&self, state: &mut CliqueState, was_ready: bool, is_ready: bool) {
@@ -201,23 +271,43 @@ impl SimulatedClique {
             _ => {}
         }
         if state.not_ready == 0 {
-            state.advance(self.settings.time.0, Instant::now());
+            state.advance(self.settings.time.0);
             self.changed.notify_waiters();
         }
     }
 
-    /// Lets the GPU of a task begin no further collective, or again.
-    pub fn hold_gpu(&self, task: u32, is_held: bool) {
+    /// Lets the GPU of a task begin no further collective. Returns the number of this hold.
+    pub fn hold_gpu(&self, task: u32) -> u64 {
         let mut state = self.lock();
         let ended = state.ended;
-        let rank = &mut state.ranks[task as usize];
-        let was_ready = rank.ready() > ended;
-        rank.held_from = is_held.then_some(ended);
-        let is_ready = rank.ready() > ended;
-        if !is_held {
-            state.changed_at = Instant::now();
+        let held = &mut state.tasks[task as usize];
+        held.last_hold += 1;
+        let hold = held.last_hold;
+        held.hold = Some(hold);
+        if let Some(rank) = &mut held.rank {
+            let was_ready = rank.ready() > ended;
+            rank.held_from = Some(rank.held_from.unwrap_or(ended));
+            let is_ready = rank.ready() > ended;
+            self.advance_if_ready(&mut state, was_ready, is_ready);
         }
-        self.advance_if_ready(&mut state, was_ready, is_ready);
+        hold
+    }
+
+    /// Lets the GPU of a task go on, if this hold is its last one.
+    pub fn release_gpu(&self, task: u32, hold: u64) {
+        let mut state = self.lock();
+        let (ended, now) = (state.ended, Instant::now());
+        let held = &mut state.tasks[task as usize];
+        if held.hold != Some(hold) {
+            return;
+        }
+        held.hold = None;
+        if let Some(rank) = &mut held.rank {
+            let was_ready = rank.ready() > ended;
+            rank.released = rank.held_from.take().map(|first| (first, now));
+            let is_ready = rank.ready() > ended;
+            self.advance_if_ready(&mut state, was_ready, is_ready);
+        }
     }
 
     /// Returns whether NCCL is asked for times from the start.
@@ -225,22 +315,23 @@ impl SimulatedClique {
         self.settings.timed
     }
 
-    /// Returns what a task tells of its communicator. `wanted` is what the service asked for.
+    /// Returns what a task tells of its communicator, if it has one. `wanted` is what the service asked for.
     pub fn describe(
         &self,
         task: u32,
         hosts: u32,
         wanted: &[pb::WantedCollectives],
-    ) -> pb::CommunicatorReport {
+    ) -> Option<pb::CommunicatorReport> {
         let (state, now) = (self.lock(), Instant::now());
-        let rank = &state.ranks[task as usize];
+        let rank = state.tasks[task as usize].rank.as_deref()?;
+        let number_of_rank = u32::try_from(state.members.binary_search(&task).ok()?).ok()?;
         let has_ended = |number: u64| state.end_of(number).is_none_or(|end| end <= now);
         let mut ended = state.ended.min(rank.called);
         while ended > 0 && !has_ended(ended - 1) {
             ended -= 1;
         }
         let unended = ended..rank.called.min(ended + UNENDED_MAX);
-        let asked = wanted.iter().filter(|wanted| (wanted.hash, wanted.rank) == (state.hash, task));
+        let asked = wanted.iter().filter(|wanted| (wanted.hash, wanted.rank) == (state.hash, number_of_rank));
         let asked =
             asked.flat_map(|wanted| wanted.first..rank.called.min(wanted.first.saturating_add(WANTED_MAX)));
         let latest = ended.checked_sub(1).into_iter().chain(rank.called.checked_sub(1));
@@ -271,10 +362,10 @@ impl SimulatedClique {
         });
         let begun = rank.call_of(ended).and_then(|step| begun_at(ended, &step)).map_or(ended, |_| ended + 1);
         let is_known = rank.timed > 0;
-        pb::CommunicatorReport {
+        Some(pb::CommunicatorReport {
             hash: state.hash,
-            rank: task,
-            ranks: u32::try_from(state.ranks.len()).unwrap_or(u32::MAX),
+            rank: number_of_rank,
+            ranks: u32::try_from(state.members.len()).unwrap_or(u32::MAX),
             nodes: hosts,
             name: String::new(),
             changed_us: rank.steps.back().map_or(0, |step| age(step.at)),
@@ -290,7 +381,7 @@ impl SimulatedClique {
                 timed_bytes: rank.timed.saturating_mul(self.settings.bytes),
                 gpu_ns: u64::try_from(rank.on_gpu.as_nanos()).unwrap_or(u64::MAX),
             }],
-        }
+        })
     }
 }
 
@@ -300,16 +391,17 @@ mod tests {
 
     const TIME: Duration = Duration::from_millis(2);
 
-    fn clique(ranks: u32) -> SimulatedClique {
-        let clique =
-            SimulatedClique::new(ranks, StoryCollectives { each_step: 3, ..StoryCollectives::default() });
-        (0..ranks).for_each(|task| clique.join(task));
-        clique
+    fn clique(tasks: u32) -> SimulatedClique {
+        SimulatedClique::new(tasks, StoryCollectives { each_step: 3, ..StoryCollectives::default() })
+    }
+
+    fn describe(clique: &SimulatedClique, task: u32) -> pb::CommunicatorReport {
+        clique.describe(task, 1, &[]).expect("the task is in a communicator")
     }
 
     /// Returns what a task tells: how many it has called, begun and ended, and the numbers of its collectives.
     fn told(clique: &SimulatedClique, task: u32) -> (u64, u64, u64, Vec<u64>) {
-        let told = clique.describe(task, 1, &[]);
+        let told = describe(clique, task);
         let function = &told.functions[0];
         let numbers = told.operations.iter().map(|operation| operation.number).collect();
         (told.collectives, function.begun, function.ended, numbers)
@@ -318,62 +410,110 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_collective_ends_for_all_when_the_last_gpu_has_begun_it() {
         let clique = clique(2);
-        clique.call(0, true);
+        clique.call(0, 0, true);
         tokio::time::advance(Duration::from_secs(1)).await;
-        assert_eq!(told(&clique, 0), (3, 0, 0, vec![0, 1, 2]), "times are known from the first end on");
-        assert_eq!(clique.describe(0, 1, &[]).operations[0].begun_us, Some(1_000_000));
-        tokio::join!(clique.run_step(1, true), tokio::time::advance(TIME));
-        tokio::time::advance(3 * TIME).await;
+        assert_eq!(
+            told(&clique, 0),
+            (3, 0, 0, vec![0, 1, 2]),
+            "totals of times are known from the first end on"
+        );
+        assert_eq!(describe(&clique, 0).operations[0].begun_us, Some(1_000_000));
+        clique.run_step(1, 0, true).await;
         assert_eq!(told(&clique, 0), (3, 3, 3, vec![2]));
-        let on_gpu = [0, 1].map(|task| clique.describe(task, 1, &[]).functions[0].gpu_ns / 1_000_000);
+        let on_gpu = [0, 1].map(|task| describe(&clique, task).functions[0].gpu_ns / 1_000_000);
         assert_eq!(on_gpu, [1006, 6], "the GPU of the task that came first has waited");
-        let chains = [0, 1].map(|task| clique.describe(task, 1, &[]).operations[0].chain);
+        let chains = [0, 1].map(|task| describe(&clique, task).operations[0].chain);
         assert_eq!(chains[0], chains[1]);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_held_gpu_begins_nothing_until_it_goes_on() {
+    async fn a_held_gpu_begins_nothing_until_its_last_hold_ends() {
         let clique = clique(2);
-        clique.hold_gpu(1, true);
-        clique.call(0, true);
-        clique.call(1, true);
+        let first = clique.hold_gpu(1);
+        clique.call(0, 0, true);
+        clique.call(1, 0, true);
+        let second = clique.hold_gpu(1);
         tokio::time::advance(Duration::from_secs(1)).await;
-        let begun = |task| clique.describe(task, 1, &[]).operations[0].begun_us;
+        clique.release_gpu(1, first);
+        let begun = |task| describe(&clique, task).operations[0].begun_us;
         assert_eq!((begun(0), begun(1)), (Some(1_000_000), None));
-        clique.hold_gpu(1, false);
+        clique.release_gpu(1, second);
         tokio::time::advance(4 * TIME).await;
         assert_eq!((told(&clique, 0).2, told(&clique, 1).2), (3, 3));
+        let on_gpu = [0, 1].map(|task| describe(&clique, task).functions[0].gpu_ns / 1_000_000);
+        assert_eq!(on_gpu, [1006, 6], "the GPU that was held has waited for nobody");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_task_that_starts_again_ends_the_waits_of_the_others() {
+    async fn when_a_task_leaves_the_step_is_over_and_the_next_is_without_it() {
         let clique = clique(3);
-        let before = clique.describe(0, 1, &[]).hash;
-        let waiting = clique.run_step(0, false);
-        let again = async {
+        let before = describe(&clique, 0).hash;
+        let leaves = async {
             tokio::task::yield_now().await;
-            clique.join(1);
+            clique.leave(1);
         };
-        tokio::join!(waiting, again);
-        assert_ne!(clique.describe(0, 1, &[]).hash, before);
-        assert_eq!(told(&clique, 0).0, 0);
+        tokio::join!(clique.run_step(0, 0, false), leaves);
+        // A task that comes to this step later does not wait either.
+        clique.run_step(2, 0, false).await;
+        assert!(clique.describe(1, 1, &[]).is_none());
+        tokio::join!(clique.run_step(0, 1, false), clique.run_step(2, 1, false));
+        let after = describe(&clique, 2);
+        assert_eq!((after.rank, after.ranks, after.collectives), (1, 2, 3));
+        assert_ne!(after.hash, before);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_task_that_comes_back_is_in_the_communicator_of_the_step_after_its_first_one() {
+        let clique = clique(2);
+        clique.hold_gpu(1);
+        clique.leave(1);
+        clique.run_step(0, 0, false).await;
+        // It comes while the other one is between two steps, and calls before it.
+        clique.run_step(1, 1, false).await;
+        assert!(clique.describe(1, 1, &[]).is_none());
+        clique.run_step(0, 1, false).await;
+        tokio::join!(clique.run_step(0, 2, false), clique.run_step(1, 2, false));
+        assert_eq!(
+            (describe(&clique, 1).ranks, told(&clique, 1).0),
+            (2, 3),
+            "another process has no held GPU"
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn when_all_have_left_another_run_begins_with_its_first_step() {
+        let clique = clique(2);
+        tokio::join!(clique.run_step(0, 7, false), clique.run_step(1, 7, false));
+        clique.leave(0);
+        clique.leave(1);
+        tokio::join!(clique.run_step(0, 0, false), clique.run_step(1, 0, false));
+        assert_eq!(told(&clique, 0).0, 3);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_report_has_what_the_service_asked_for_as_far_as_it_is_known() {
         let clique = clique(1);
-        for _ in 0..20 {
-            clique.run_step(0, false).await;
+        for step in 0..20 {
+            clique.run_step(0, step, false).await;
         }
-        let hash = clique.describe(0, 1, &[]).hash;
+        let hash = describe(&clique, 0).hash;
         let asked = |first| vec![pb::WantedCollectives { hash, rank: 0, first }];
         let numbers = |wanted: &[pb::WantedCollectives]| -> Vec<u64> {
-            clique.describe(0, 1, wanted).operations.iter().map(|operation| operation.number).collect()
+            let told = clique.describe(0, 1, wanted).unwrap();
+            told.operations.iter().map(|operation| operation.number).collect()
         };
         assert_eq!(numbers(&asked(50)), (50..60).collect::<Vec<_>>());
         assert_eq!(numbers(&asked(0)), [59], "the oldest are not known any more");
         assert_eq!(numbers(&asked(u64::MAX)), [59]);
-        let operation = &clique.describe(0, 1, &[]).operations[0];
+        let operation = &describe(&clique, 0).operations[0];
         assert_eq!((operation.timed, operation.begun_us, operation.ended_us), (false, None, None));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn of_the_longest_step_every_end_is_known() {
+        let settings = StoryCollectives { each_step: COLLECTIVES_MAX, ..StoryCollectives::default() };
+        let clique = SimulatedClique::new(1, settings);
+        clique.call(0, 0, true);
+        assert_eq!(told(&clique, 0).2, 0, "all ends are in the future");
     }
 }

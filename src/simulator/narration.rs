@@ -11,6 +11,8 @@ use crate::text::{format_exact_duration, format_ranges};
 
 /// The most ranges of tasks and the most hosts that a line names.
 const NAMED_MAX: usize = 8;
+/// The wait in a collective from which there is a finding, by default.
+const STUCK_AFTER: Duration = Duration::from_secs(30);
 
 /// Returns tasks as ranges: `24-31, 40`.
 fn task_ranges(tasks: &[u32]) -> String {
@@ -99,8 +101,12 @@ pub fn describe_expectation(story: &Story, action: &ScheduledAction) -> String {
         TaskAction::Hang { .. } => {
             "the next barrier should wait for these tasks; after 30 s the service should report them as stalled".to_owned()
         }
-        TaskAction::HoldGpu { .. } => {
-            "the collectives of all tasks should wait for these; after 30 s a finding should name them".to_owned()
+        TaskAction::HoldGpu { lasts } => {
+            let finding = match lasts {
+                Some(lasts) if *lasts <= STUCK_AFTER => "",
+                _ => "; after 30 s a finding should name them",
+            };
+            format!("the collectives of all tasks should wait for these{finding}")
         }
         TaskAction::Silence { lasts: Some(lasts) } if *lasts < story.job.heartbeat_timeout.0 => {
             format!("it ends before the heartbeat timeout ({timeout}), so no task should fail")

@@ -21,7 +21,7 @@ const STORY_BYTES_MAX: u64 = 1 << 20;
 /// The most events of a story.
 const EVENTS_MAX: usize = 1000;
 /// The most collectives of a step.
-const COLLECTIVES_MAX: u32 = 1000;
+pub const COLLECTIVES_MAX: u32 = 1000;
 /// The shortest interval at which an event repeats.
 const EVERY_MIN: Duration = Duration::from_millis(100);
 /// The shortest step and the shortest interval between heartbeats.

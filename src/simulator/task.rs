@@ -13,7 +13,7 @@ use std::time::Duration;
 use futures_util::future::OptionFuture;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tonic::Code;
 
 use super::clique::SimulatedClique;
@@ -23,7 +23,7 @@ use super::schedule::TaskAction;
 use super::story::Story;
 use super::tally::Tally;
 use crate::agent::topology::{self, GLOBAL_TOPOLOGY_KEY};
-use crate::agent::{AgentError, CoordinationClient, DetectedPortProtocol};
+use crate::agent::{AgentError, CoordinationClient, DetectedPortProtocol, asked_report_interval};
 use crate::clock;
 use crate::coordination::ProcessIdentity;
 use crate::proto::muster::v1 as pb;
@@ -179,6 +179,7 @@ impl SimulatedTask {
             self.shared.registered.send_modify(|count| *count += 1);
         }
         let end = self.take_part(&client, &connection).await;
+        self.shared.clique.iter().for_each(|clique| clique.leave(self.task));
         self.shared.tally.record_departure();
         end
     }
@@ -326,12 +327,11 @@ impl SimulatedTask {
     /// Lets the GPU of the task begin no further collective for a time.
     fn hold_gpu(&self, lasts: Option<Duration>) {
         let (shared, task) = (Arc::clone(&self.shared), self.task);
-        let hold = move |is_held| shared.clique.iter().for_each(|clique| clique.hold_gpu(task, is_held));
-        hold(true);
+        let Some(hold) = shared.clique.as_ref().map(|clique| clique.hold_gpu(task)) else { return };
         if let Some(lasts) = lasts {
             tokio::spawn(async move {
                 sleep(lasts).await;
-                hold(false);
+                shared.clique.iter().for_each(|clique| clique.release_gpu(task, hold));
             });
         }
     }
@@ -439,7 +439,6 @@ async fn make_steps(
     // All tasks have registered at the same moment, and a real cluster publishes over some time.
     sleep(shared.story.workers.start_spread.0.mul_f64(random.f64())).await;
     Box::pin(publish(task, shared, client)).await?;
-    shared.clique.iter().for_each(|clique| clique.join(task));
     let steps = &shared.story.steps;
     let (limit, own_limit) = (steps.timeout.0, steps.timeout.0 + CALL_TIMEOUT);
     let mut counter = -1;
@@ -449,9 +448,8 @@ async fn make_steps(
         match Box::pin(arriving).await {
             Ok(()) => {
                 shared.tally.record_step(client.service_incarnation(), counter);
-                // After the barrier, which a task that has started again reaches as well: so all are in one communicator.
                 if let Some(clique) = &shared.clique {
-                    clique.run_step(task, is_timed.load(Ordering::Relaxed)).await;
+                    clique.run_step(task, counter, is_timed.load(Ordering::Relaxed)).await;
                 }
             }
             // A failed barrier is an exception in a JAX program. This program goes on with the next step.
@@ -482,17 +480,17 @@ async fn report_collectives(
             task: Some(task),
             timing: is_timed.load(Ordering::Relaxed),
             communicators_not_recorded: 0,
-            communicators: vec![clique.describe(task, shared.story.hosts, &wanted)],
+            communicators: clique.describe(task, shared.story.hosts, &wanted).into_iter().collect(),
         };
         let mut client = CollectivesClient::new(connection.channel());
-        let pause = match Box::pin(client.report(report)).await {
-            Ok(answer) => {
+        let pause = match timeout(CALL_TIMEOUT, Box::pin(client.report(report))).await {
+            Ok(Ok(answer)) => {
                 let answer = answer.into_inner();
                 is_timed.store(answer.timing || clique.is_always_timed(), Ordering::Relaxed);
                 wanted = answer.wanted;
-                Duration::from_millis(answer.interval_ms.into())
+                asked_report_interval(answer.interval_ms)
             }
-            Err(_) => REPORT_RETRY,
+            _ => REPORT_RETRY,
         };
         sleep(pause).await;
     }

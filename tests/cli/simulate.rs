@@ -512,7 +512,7 @@ fn a_gpu_that_is_held_is_named_by_the_clique_that_waits_and_all_go_on_when_it_do
 #[test]
 fn tasks_that_start_again_are_in_a_new_clique_with_all_others() {
     let story = format!(
-        "{SMALL}[collectives]\n[[events]]\nat = \"300ms\"\nevery = \"700ms\"\nwhat = \"restart\"\ntasks = \"2-3\"\n"
+        "{SMALL}[collectives]\n[[events]]\nat = \"1s\"\nevery = \"4s\"\nwhat = \"restart\"\ntasks = \"2-3\"\n"
     );
     let simulation = Simulation::start("simulate-restarted-clique", &story, &[]);
     let present = || {

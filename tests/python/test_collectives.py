@@ -109,3 +109,5 @@ def test_a_launch_refuses_a_second_plug_in():
     done = launch("--collectives", "--", "true", NCCL_PROFILER_PLUGIN="other.so")
     assert done.returncode == 125, done
     assert "NCCL_PROFILER_PLUGIN names other.so already" in done.stderr, done
+    for same in ("", muster.nccl_plugin()):
+        assert launch("--collectives", "--", "true", NCCL_PROFILER_PLUGIN=same).returncode == 0

@@ -63,7 +63,7 @@ pub struct DetectorInput<'a> {
     pub job: &'a JobObservation,
     /// The clocks that native workers report.
     pub clocks: &'a [(TaskId, ClockReading)],
-    /// The first GPU that each native worker has lost.
+    /// The GPU of each native worker that was first reported as lost.
     pub lost_gpus: &'a [(TaskId, LostGpuView)],
     /// The cliques of collectives that wait too long.
     pub stuck_cliques: &'a [StuckCliqueView],

@@ -428,7 +428,7 @@ fn the_catalogue_is_whole_and_names_are_unique() {
 }
 
 #[test]
-fn lost_gpus_are_one_finding_whoever_tells_of_them() {
+fn lost_gpus_are_one_finding_from_jax_and_from_workers() {
     let mut job = healthy_job();
     let lost = |task: i32, gpu: u32, at: u64| {
         (TaskId(task), LostGpuView { gpu, error: "cuMemcpy: ECC (214)".into(), reported_at: Timestamp(at) })

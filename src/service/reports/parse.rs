@@ -420,10 +420,21 @@ impl CheckedReport {
             in_flight: [in_flight.latency_bytes, in_flight.normal_bytes, in_flight.bulk_bytes],
             clock: given.clock.map(ClockReading::from),
             failures,
-            lost_gpus: given.lost_gpus.iter().map(|row| (row.gpu, shorten_text(&row.error))).collect(),
+            lost_gpus: read_lost_gpus(&given.lost_gpus),
             host_checks: given.host_checks.map(HostChecksView::from),
         })
     }
+}
+
+/// Reads the lost GPUs, each once.
+fn read_lost_gpus(rows: &[wire::LostGpu]) -> Vec<(u32, String)> {
+    let mut lost: Vec<(u32, String)> = Vec::with_capacity(rows.len());
+    for row in rows {
+        if lost.iter().all(|(gpu, _)| *gpu != row.gpu) {
+            lost.push((row.gpu, shorten_text(&row.error)));
+        }
+    }
+    lost
 }
 
 /// Reads every counter but the bytes, which are counted with the pairs.

@@ -298,12 +298,15 @@ impl TransferReportStore {
         self.with_run_reports(job, roster.run, view).unwrap_or_default()
     }
 
-    /// Returns the first of the lost GPUs of each task whose life is present.
+    /// Returns the lost GPU of each task whose life is present: the one that was reported first.
     #[must_use]
     pub fn lost_gpus(&self, job: JobId, roster: &TaskIncarnations) -> Vec<(TaskId, LostGpuView)> {
         let view = |of_job: &JobReports| {
             gauges_of_present_incarnations(of_job, roster)
-                .filter_map(|(task, gauges)| Some((task, gauges.lost_gpus.first()?.clone())))
+                .filter_map(|(task, gauges)| {
+                    let first = gauges.lost_gpus.iter().min_by_key(|lost| lost.reported_at)?;
+                    Some((task, first.clone()))
+                })
                 .collect()
         };
         self.with_run_reports(job, roster.run, view).unwrap_or_default()

@@ -24,7 +24,6 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use muster_clock as clock;
-use muster_gpu::ReportingHelp;
 
 use super::connection::Connection;
 use super::ring_session::RingSession;
@@ -156,8 +155,8 @@ impl RingSession for Connection {
         &self.spin_wait
     }
 
-    fn help_reporting_copies(&self) -> Option<ReportingHelp> {
-        muster_gpu::help_reporting()
+    fn report_ended_copies(&self) {
+        muster_gpu::report_ended_copies();
     }
 
     fn is_over(&self) -> bool {

@@ -7,7 +7,6 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use muster_clock as clock;
-use muster_gpu::ReportingHelp;
 
 use super::spin_wait::SpinWait;
 use crate::base::sync::{AtomicUsize, fence, fence_after_read_modify_write};
@@ -53,10 +52,8 @@ pub trait RingSession {
     /// Returns how long threads spin before they sleep.
     fn spin_wait(&self) -> &SpinWait;
 
-    /// Begins to report copies of GPUs that end, on this thread, if there are any.
-    fn help_reporting_copies(&self) -> Option<ReportingHelp> {
-        None
-    }
+    /// Reports copies of GPUs that have ended, which may complete a launch.
+    fn report_ended_copies(&self) {}
 
     /// Returns whether the session is over.
     fn is_over(&self) -> bool;
@@ -171,8 +168,6 @@ pub trait RingSession {
         let Some(reader) = self.inbox().and_then(RingInbox::try_lock_reader) else { return false };
         let has_waiters = || self.send_waiters().load(Ordering::SeqCst) > 0;
         reader.announce_awake();
-        let begin_help = || soon.then(|| self.help_reporting_copies()).flatten();
-        let mut help = begin_help();
         let is_over = || self.is_over() || self.is_peer_gone();
         let mut is_done = done();
         let mut drained = Ok(());
@@ -191,7 +186,7 @@ pub trait RingSession {
                 break;
             }
             let is_ready = || {
-                help.iter().for_each(ReportingHelp::report_ended);
+                self.report_ended_copies();
                 reader.has_more() || is_over() || done()
             };
             if reader.has_more() || soon && self.spin_wait().spin_until(left, is_ready) {
@@ -204,9 +199,7 @@ pub trait RingSession {
                 break;
             }
             if senders == has_waiters() && !is_over() {
-                drop(help.take());
                 sleep.wait(left.min(POLL_INTERVAL));
-                help = begin_help();
             }
         }
         if let Err(violation) = self.leave_ring(reader, drained) {

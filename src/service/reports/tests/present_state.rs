@@ -1,4 +1,4 @@
-//! What is true only while a life of a task lasts.
+//! Tests of what a task holds: the store forgets it when the life of the task ends.
 
 use std::time::Duration;
 
@@ -43,13 +43,15 @@ fn a_lost_gpu_is_lost_until_another_life_reports() {
     let first = list_lost().remove(0);
     assert!(first.1.starts_with("an | errorx") && first.1.len() < 310, "{first:?}");
     std::thread::sleep(Duration::from_millis(2));
-    assert_eq!(accept(vec![lost(3, &first.1), lost(0, "another")]), Ok(1000));
+    assert_eq!(accept(vec![lost(0, "another"), lost(3, &first.1)]), Ok(1000));
     let both = list_lost();
-    assert_eq!((both.len(), &both[0]), (2, &first), "the time at which it was first reported stays");
-    assert!(both[1].2 > first.2);
+    assert_eq!((both.len(), &both[1]), (2, &first), "the time at which it was first reported stays");
+    assert!(both[0].2 > first.2);
     let by_task = world.board.lost_gpus(world.job, &world.task_incarnations());
     let by_task: Vec<_> = by_task.into_iter().map(|(task, lost)| (task, lost.gpu)).collect();
-    assert_eq!(by_task, [(TaskId(1), 3)], "the first one of each task");
+    assert_eq!(by_task, [(TaskId(1), 3)], "that of each task which was reported first");
+    assert_eq!(accept(vec![lost(3, &first.1), lost(3, "again")]), Ok(1000));
+    assert_eq!(list_lost(), std::slice::from_ref(&first), "each GPU counts once");
     assert!(matches!(
         accept(vec![lost(0, ""); 65]),
         Err(ReportError::TooMany { what: "lost GPUs", most: 64 })
