@@ -270,28 +270,35 @@ fn measure_direct(all: &Gpus, rounds: usize) {
     }
     let small = 16 << 10;
     let mut direct = prepare(&engines, &buffers, small, 6);
+    let on_host =
+        [(); 2].map(|()| Arena::new(small).and_then(|arena| arena.allocate(small)).expect("there is memory"));
+    let mut host = prepare(&engines, &on_host, small, 5);
     let gpu = buffers[1].gpu().expect("it is a GPU's");
     let [from, to] = buffers.each_ref().map(|buffer| buffer.device_address().expect("it is a GPU's"));
+    let copy = GpuCopy { from, to, len: small };
     // In turns of many of each, because each keeps other threads awake.
-    let (mut own, mut whole, mut beside) = (Vec::new(), Vec::new(), Vec::new());
+    let many = |time: &mut dyn FnMut() -> Duration| median((0..500).map(|_| time()).collect());
+    let mut times = [const { Vec::new() }; 3];
     for _ in 0..rounds * 2 {
-        let copy = GpuCopy { from, to, len: small };
-        let many = |time: &mut dyn FnMut() -> Duration| median((0..500).map(|_| time()).collect());
-        own.push(many(&mut || time_own_calls(gpu, CopyDirection::BetweenDevices, copy)));
-        whole.push(many(&mut || launch(&mut direct)));
-        let us = |times: &[Duration]| times.last().map_or(0.0, |time| time.as_secs_f64() * 1e6);
-        beside.push(us(&whole) - us(&own));
+        times[0].push(many(&mut || time_own_calls(gpu, CopyDirection::BetweenDevices, copy)));
+        times[1].push(many(&mut || launch(&mut direct)));
+        times[2].push(many(&mut || launch(&mut host)));
     }
-    beside.sort_unstable_by(f64::total_cmp);
     println!(
-        "a prepared launch of 16 KiB between GPUs of one host: {:.1?}; the driver's own calls {:.1?}; the difference {:.1} us ({:.1} to \
-         {:.1})",
-        median(whole),
-        median(own),
-        beside[beside.len() / 2],
-        beside[0],
-        beside[beside.len() - 1]
+        "a prepared launch of 16 KiB within the host, medians of {} blocks of 500 (least to most):",
+        rounds * 2
     );
+    for (name, mut times) in
+        ["the driver's own calls", "between GPUs", "in memory of the host"].into_iter().zip(times)
+    {
+        times.sort_unstable();
+        println!(
+            "  {name}: {:.1?} ({:.1?} to {:.1?})",
+            times[times.len() / 2],
+            times[0],
+            times[times.len() - 1]
+        );
+    }
 }
 
 /// Returns how long the GPU of the second buffer copies the first `len` bytes of the first one, so many at once.

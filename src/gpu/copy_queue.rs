@@ -147,8 +147,8 @@ pub fn is_reporting_thread() -> bool {
 static IS_HELPED: AtomicBool = AtomicBool::new(false);
 /// The pause between two looks of the thread of a device while other threads look again and again, and for how many such looks it
 /// expects them to go on.
-const PAUSE_WHILE_HELPED: Duration = Duration::from_micros(200);
-const ROUNDS_HELPED: u32 = 16;
+const PAUSE_WHILE_HELPED: Duration = Duration::from_micros(100);
+const ROUNDS_HELPED: u32 = 4;
 
 /// Reports the copies and events that have ended, on this thread, unless another thread does so now. A thread that waits for a short copy
 /// calls it again and again: so the end of the copy needs no change of threads. The thread of the device looks as well, but

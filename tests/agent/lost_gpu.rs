@@ -14,8 +14,8 @@ use crate::worker::worker;
 /// Returns what a task has reported of its transfers; null before it has.
 fn transfers_of_task(server: &MusterServer, task: i32) -> Value {
     let tasks = server.get("/api/v1/jobs/default/transfers/tasks").json()["tasks"].clone();
-    let tasks = tasks.as_array().expect("a list").iter();
-    tasks.filter(|row| row["task"] == task).cloned().next().unwrap_or_default()
+    let tasks = tasks.as_array().expect("a list");
+    tasks.into_iter().find(|row| row["task"] == task).cloned().unwrap_or_default()
 }
 
 #[test]
