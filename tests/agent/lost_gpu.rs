@@ -15,7 +15,7 @@ use crate::worker::worker;
 fn transfers_of_task(server: &MusterServer, task: i32) -> Value {
     let tasks = server.get("/api/v1/jobs/default/transfers/tasks").json()["tasks"].clone();
     let tasks = tasks.as_array().expect("a list");
-    tasks.into_iter().find(|row| row["task"] == task).cloned().unwrap_or_default()
+    tasks.iter().find(|row| row["task"] == task).cloned().unwrap_or_default()
 }
 
 #[test]
