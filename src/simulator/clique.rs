@@ -2,8 +2,10 @@
 //!
 //! A step begins with a barrier, and then each task calls the collectives of the step and waits for their end. When a task leaves, the
 //! step has no further collectives, as JAX ends those that wait for a lost task; the next step is in a new communicator of those that are
-//! there. A task that comes back is in the communicator of the step after its first one. A collective ends at one moment on all GPUs: some time after the last of them has begun it. A GPU begins a collective when its
-//! program has called it and the one before has ended. So what all ranks have called decides everything, and each rank tells the
+//! there. A task that comes back is in the communicator of the step after its first one.
+//!
+//! A collective ends at one moment on all GPUs: some time after the last of them has begun it. A GPU begins a collective when its
+//! program has called it and the one before has ended. What all ranks have called decides everything, and each rank tells the
 //! service the part of it that NCCL's profiler plug-in would see. Begin at [`SimulatedClique`].
 
 use std::collections::VecDeque;
@@ -89,12 +91,11 @@ struct CliqueState {
     ends: VecDeque<Instant>,
     /// The number of collectives whose end is known.
     ended: u64,
-    changed_at: Instant,
 }
 
 impl CliqueState {
     /// Begins with a communicator of all tasks.
-    fn begin(tasks: usize, now: Instant) -> Self {
+    fn begin(tasks: usize) -> Self {
         let all = CliqueTask { has_come: true, ..CliqueTask::default() };
         let mut state = Self {
             tasks: vec![all; tasks],
@@ -106,7 +107,6 @@ impl CliqueState {
             not_ready: 0,
             ends: VecDeque::new(),
             ended: 0,
-            changed_at: now,
         };
         state.make_communicator();
         state
@@ -158,7 +158,7 @@ impl CliqueState {
                 Some((self.begin_of(rank, number, call.at)?, call.is_timed))
             };
             let begun: Vec<Option<(Instant, bool)>> = self.ranks().map(begun_at).collect();
-            let last = begun.iter().flatten().map(|(at, _)| *at).max().unwrap_or(self.changed_at);
+            let Some(last) = begun.iter().flatten().map(|(at, _)| *at).max() else { break };
             let end = last + time;
             for (task, begun) in self.members.iter().zip(begun) {
                 let rank = self.tasks[*task as usize].rank.as_deref_mut();
@@ -189,7 +189,7 @@ pub struct SimulatedClique {
 impl SimulatedClique {
     /// Begins a clique of so many tasks.
     pub fn new(tasks: u32, settings: StoryCollectives) -> Self {
-        let state = Mutex::new(CliqueState::begin(tasks as usize, Instant::now()));
+        let state = Mutex::new(CliqueState::begin(tasks as usize));
         Self { settings, state, changed: Notify::new() }
     }
 
@@ -208,7 +208,7 @@ impl SimulatedClique {
         (state.is_outdated, state.skipped) = (true, state.step);
         // All have left: another run begins with its first step.
         if state.tasks.iter().all(|task| task.rank.is_none()) {
-            *state = CliqueState::begin(state.tasks.len(), Instant::now());
+            *state = CliqueState::begin(state.tasks.len());
         }
         drop(state);
         self.changed.notify_waiters();
@@ -247,25 +247,35 @@ impl SimulatedClique {
                 state.make_communicator();
             }
         }
-        let (now, count, before) = (Instant::now(), u64::from(self.settings.each_step), state.ended);
-        let Some(rank) = state.tasks[task as usize].rank.as_deref_mut() else {
+        let called = self.change_rank(&mut state, task, |rank, _| {
+            let (first, count) = (rank.called, u64::from(self.settings.each_step));
+            rank.steps.push_back(CalledStep { first, count, at: Instant::now(), is_timed });
+            if rank.steps.len() > STEPS_KEPT {
+                rank.steps.pop_front();
+            }
+            rank.called += count;
+            rank.called - 1
+        });
+        let Some(last) = called else {
             (state.tasks[task as usize].has_come, state.is_outdated) = (true, true);
             return None;
         };
-        let was_ready = rank.ready() > before;
-        rank.steps.push_back(CalledStep { first: rank.called, count, at: now, is_timed });
-        if rank.steps.len() > STEPS_KEPT {
-            rank.steps.pop_front();
-        }
-        rank.called += count;
-        let (last, is_ready) = (rank.called - 1, rank.ready() > before);
-        state.changed_at = now;
-        self.advance_if_ready(&mut state, was_ready, is_ready);
         Some((state.hash, last))
     }
 
-    fn advance_if_ready(&self, state: &mut CliqueState, was_ready: bool, is_ready: bool) {
-        match (was_ready, is_ready) {
+    /// Changes what a task has done in the communicator, if it is in it, and ends the collectives that all GPUs have begun by that. `change`
+    /// gets the number of those that have ended.
+    fn change_rank<T>(
+        &self,
+        state: &mut CliqueState,
+        task: u32,
+        change: impl FnOnce(&mut SimulatedRank, u64) -> T,
+    ) -> Option<T> {
+        let ended = state.ended;
+        let rank = state.tasks[task as usize].rank.as_deref_mut()?;
+        let was_ready = rank.ready() > ended;
+        let changed = change(rank, ended);
+        match (was_ready, rank.ready() > ended) {
             (false, true) => state.not_ready -= 1,
             (true, false) => state.not_ready += 1,
             _ => {}
@@ -274,40 +284,33 @@ impl SimulatedClique {
             state.advance(self.settings.time.0);
             self.changed.notify_waiters();
         }
+        Some(changed)
     }
 
     /// Lets the GPU of a task begin no further collective. Returns the number of this hold.
     pub fn hold_gpu(&self, task: u32) -> u64 {
         let mut state = self.lock();
-        let ended = state.ended;
         let held = &mut state.tasks[task as usize];
         held.last_hold += 1;
         let hold = held.last_hold;
         held.hold = Some(hold);
-        if let Some(rank) = &mut held.rank {
-            let was_ready = rank.ready() > ended;
-            rank.held_from = Some(rank.held_from.unwrap_or(ended));
-            let is_ready = rank.ready() > ended;
-            self.advance_if_ready(&mut state, was_ready, is_ready);
-        }
+        self.change_rank(&mut state, task, |rank, ended| {
+            rank.held_from.get_or_insert(ended);
+        });
         hold
     }
 
     /// Lets the GPU of a task go on, if this hold is its last one.
     pub fn release_gpu(&self, task: u32, hold: u64) {
         let mut state = self.lock();
-        let (ended, now) = (state.ended, Instant::now());
         let held = &mut state.tasks[task as usize];
         if held.hold != Some(hold) {
             return;
         }
         held.hold = None;
-        if let Some(rank) = &mut held.rank {
-            let was_ready = rank.ready() > ended;
-            rank.released = rank.held_from.take().map(|first| (first, now));
-            let is_ready = rank.ready() > ended;
-            self.advance_if_ready(&mut state, was_ready, is_ready);
-        }
+        self.change_rank(&mut state, task, |rank, _| {
+            rank.released = rank.held_from.take().map(|first| (first, Instant::now()));
+        });
     }
 
     /// Returns whether NCCL is asked for times from the start.

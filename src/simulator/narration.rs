@@ -7,12 +7,11 @@ use std::time::Duration;
 use super::layout::host_name;
 use super::schedule::{ScheduledAction, TaskAction};
 use super::story::{Story, StoryAction};
+use crate::service::collectives::STUCK_AFTER;
 use crate::text::{format_exact_duration, format_ranges};
 
 /// The most ranges of tasks and the most hosts that a line names.
 const NAMED_MAX: usize = 8;
-/// The wait in a collective from which there is a finding, by default.
-const STUCK_AFTER: Duration = Duration::from_secs(30);
 
 /// Returns tasks as ranges: `24-31, 40`.
 fn task_ranges(tasks: &[u32]) -> String {
@@ -103,8 +102,10 @@ pub fn describe_expectation(story: &Story, action: &ScheduledAction) -> String {
         }
         TaskAction::HoldGpu { lasts } => {
             let finding = match lasts {
-                Some(lasts) if *lasts <= STUCK_AFTER => "",
-                _ => "; after 30 s a finding should name them",
+                Some(lasts) if *lasts <= STUCK_AFTER => String::new(),
+                _ => {
+                    format!("; after {} a finding should name them", format_exact_duration(STUCK_AFTER))
+                }
             };
             format!("the collectives of all tasks should wait for these{finding}")
         }

@@ -18,6 +18,15 @@ fn transfers_of_task(server: &MusterServer, task: i32) -> Value {
     tasks.iter().find(|row| row["task"] == task).cloned().unwrap_or_default()
 }
 
+/// Lets this process lose a GPU: a copy meets an uncorrectable error of its memory.
+fn lose_gpu(number: u32) {
+    let driver = SimulatedGpu::load_if_wanted().expect("the simulated driver");
+    let gpu = Gpu::open(number).expect("a GPU");
+    let memory = Arena::on_gpu(&gpu, 4096).and_then(|arena| arena.allocate(4096)).expect("there is memory");
+    driver.set(Setting::EccAfter, 1);
+    assert!(memory.write_contents(0, &[7; 4096]).is_err(), "the copy meets an error");
+}
+
 #[test]
 fn a_worker_that_loses_a_gpu_is_found_and_excluded_by_the_rule_of_the_job() {
     run_isolated(&[("SIMULATED_GPU", "devices=2")], || {
@@ -31,12 +40,7 @@ fn a_worker_that_loses_a_gpu_is_found_and_excluded_by_the_rule_of_the_job() {
         wait_until("it reports", || transfers_of_task(&server, 3)["reported_at"].is_number());
         assert_eq!(get("/findings")["open"], json!([]));
 
-        let driver = SimulatedGpu::load_if_wanted().expect("the simulated driver");
-        let memory =
-            Arena::on_gpu(&Gpu::open(1).expect("a GPU"), 4096).and_then(|arena| arena.allocate(4096));
-        let memory = memory.expect("there is memory");
-        driver.set(Setting::EccAfter, 1);
-        assert!(memory.write_contents(0, &[7; 4096]).is_err(), "the copy meets an error");
+        lose_gpu(1);
 
         wait_until("the task is excluded", || get("/exclusions")["exclusions"] != json!([]));
         let exclusion = &get("/exclusions")["exclusions"][0];
@@ -58,12 +62,7 @@ fn a_lost_gpu_is_on_the_page_of_its_task_until_the_task_starts_again() {
         let runtime = tokio::runtime::Runtime::new().expect("a runtime");
         let join = || Agent::join(AgentConfig::new(server.grpc.to_string(), 0));
         let agent = runtime.block_on(join()).expect("it joins");
-        let driver = SimulatedGpu::load_if_wanted().expect("the simulated driver");
-        let memory =
-            Arena::on_gpu(&Gpu::open(0).expect("a GPU"), 4096).and_then(|arena| arena.allocate(4096));
-        let memory = memory.expect("there is memory");
-        driver.set(Setting::EccAfter, 1);
-        assert!(memory.write_contents(0, &[7; 4096]).is_err(), "the copy meets an error");
+        lose_gpu(0);
         let lost = || transfers_of_task(&server, 0)["lost_gpus"].clone();
         wait_until("REST tells of it", || lost()[0]["gpu"] == 0);
         assert!(lost()[0]["error"].as_str().is_some_and(|error| error.contains("ECC")), "{}", lost());

@@ -114,14 +114,16 @@ struct JobReportSummary {
 
 impl JobReportSummary {
     fn new(engine: &Engine, reports: &WorkerReports, seen: &JobObservation) -> Self {
-        let of_transfers = incarnations_if_reported(engine, &reports.transfers, seen);
+        let transfers = &reports.transfers;
+        let (clocks, lost_gpus) = match incarnations_if_reported(engine, transfers, seen) {
+            Some(roster) => {
+                (transfers.worker_clocks(seen.job, &roster), transfers.lost_gpus(seen.job, &roster))
+            }
+            None => Default::default(),
+        };
         Self {
-            clocks: of_transfers
-                .as_ref()
-                .map_or_else(Vec::new, |roster| reports.transfers.worker_clocks(seen.job, roster)),
-            lost_gpus: of_transfers
-                .as_ref()
-                .map_or_else(Vec::new, |roster| reports.transfers.lost_gpus(seen.job, roster)),
+            clocks,
+            lost_gpus,
             collectives: reports.collectives.find_troubles(engine, seen.job, seen.tasks.len()),
             journal_trouble: journal_trouble(engine),
         }

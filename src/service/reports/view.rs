@@ -298,29 +298,33 @@ impl TransferReportStore {
         self.with_run_reports(job, roster.run, view).unwrap_or_default()
     }
 
-    /// Returns the lost GPU of each task whose life is present: the one that was reported first.
-    #[must_use]
-    pub fn lost_gpus(&self, job: JobId, roster: &TaskIncarnations) -> Vec<(TaskId, LostGpuView)> {
+    /// Returns what the present state of tasks has, of those whose life is present and whose state has it.
+    fn list_from_present_state<T>(
+        &self,
+        job: JobId,
+        roster: &TaskIncarnations,
+        find: impl Fn(&TaskGauges) -> Option<T>,
+    ) -> Vec<(TaskId, T)> {
         let view = |of_job: &JobReports| {
             gauges_of_present_incarnations(of_job, roster)
-                .filter_map(|(task, gauges)| {
-                    let first = gauges.lost_gpus.iter().min_by_key(|lost| lost.reported_at)?;
-                    Some((task, first.clone()))
-                })
+                .filter_map(|(task, gauges)| Some((task, find(gauges)?)))
                 .collect()
         };
         self.with_run_reports(job, roster.run, view).unwrap_or_default()
     }
 
+    /// Returns the lost GPU of each task whose life is present: the one that was reported first.
+    #[must_use]
+    pub fn lost_gpus(&self, job: JobId, roster: &TaskIncarnations) -> Vec<(TaskId, LostGpuView)> {
+        self.list_from_present_state(job, roster, |gauges| {
+            gauges.lost_gpus.iter().min_by_key(|lost| lost.reported_at).cloned()
+        })
+    }
+
     /// Returns the reported clocks of tasks whose life is present.
     #[must_use]
     pub fn worker_clocks(&self, job: JobId, roster: &TaskIncarnations) -> Vec<(TaskId, ClockReading)> {
-        let view = |of_job: &JobReports| {
-            gauges_of_present_incarnations(of_job, roster)
-                .filter_map(|(task, gauges)| Some((task, gauges.clock?)))
-                .collect()
-        };
-        self.with_run_reports(job, roster.run, view).unwrap_or_default()
+        self.list_from_present_state(job, roster, |gauges| gauges.clock)
     }
 
     /// Returns the transfers of one task, if it has reported.
