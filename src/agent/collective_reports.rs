@@ -1,12 +1,14 @@
 //! Reports the collectives of this process to the service, for the profiler plug-in of NCCL.
 //!
 //! The process need not have registered: an unmodified program registers through JAX, and knows nothing of the plug-in. So a
-//! report says by itself which process it is of. `muster_collectives` has the record that is reported. Begin at
-//! [`CollectiveReporter`].
+//! report says by itself which process it is of. `muster_collectives` has the record that is reported, and the question to RAS
+//! that the service may ask for. Begin at [`CollectiveReporter`].
 
 use std::time::Duration;
 
+use muster_collectives::ras::{RasCommunicator, RasRank, RasRankState, ask_ras, ras_address_of_environment};
 use muster_collectives::{CommunicatorSnapshot, OperationSnapshot, Record, monotonic_nanos};
+use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tonic::Code;
 use tonic::transport::Channel;
@@ -38,6 +40,64 @@ pub struct CollectiveReporter {
     process: u64,
     sequence: u64,
     wanted: Vec<pb::WantedCollectives>,
+    ras: RasQuestion,
+}
+
+/// The question to RAS, NCCL's own monitoring. It takes seconds, so a thread of its own asks.
+#[derive(Debug, Default)]
+struct RasQuestion {
+    asking: Option<JoinHandle<pb::RasReport>>,
+    /// For the next report.
+    answer: Option<pb::RasReport>,
+}
+
+impl RasQuestion {
+    /// Asks about these communicators, unless the answer to another question is awaited.
+    fn ask(&mut self, hashes: Vec<u64>) {
+        if !hashes.is_empty() && self.asking.is_none() {
+            self.asking = Some(tokio::task::spawn_blocking(move || ask_ras_about(&hashes)));
+        }
+    }
+
+    /// Takes the answer, if it has come.
+    async fn take_answer(&mut self) {
+        if let Some(asking) = self.asking.take_if(|asking| asking.is_finished()) {
+            self.answer = asking.await.ok();
+        }
+    }
+}
+
+/// Returns what RAS of this host says of communicators. Blocks for seconds.
+fn ask_ras_about(hashes: &[u64]) -> pb::RasReport {
+    match ask_ras(&ras_address_of_environment()) {
+        Ok(report) => {
+            let wanted = report.communicators.iter().filter(|it| hashes.contains(&it.hash));
+            let communicators = wanted.map(describe_ras_communicator).collect();
+            pb::RasReport { nccl_version: report.nccl_version, error: String::new(), communicators }
+        }
+        Err(error) => pb::RasReport { error: error.to_string(), ..pb::RasReport::default() },
+    }
+}
+
+fn describe_ras_communicator(found: &RasCommunicator) -> pb::RasCommunicator {
+    let describe = |rank: &RasRank| pb::RasRank {
+        rank: rank.rank,
+        host: rank.host.clone(),
+        pid: rank.pid,
+        state: rank.state.name().to_owned(),
+        error: if let RasRankState::Failed(code) = rank.state { code } else { 0 },
+        called: rank.called,
+    };
+    pb::RasCommunicator {
+        hash: found.hash,
+        ranks: found.ranks,
+        answered: found.answered,
+        front: found.front,
+        back: found.back,
+        notable: found.notable.iter().map(describe).collect(),
+        notable_count: found.notable_count,
+        total_called: found.total_called,
+    }
 }
 
 impl CollectiveReporter {
@@ -70,7 +130,17 @@ impl CollectiveReporter {
         let (channel, _) = channel::open_channel(&service, authority.as_deref(), tls.as_ref())?;
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let process = clock::random_u64();
-        Ok(Self { channel, service, job, task, host, process, sequence: 0, wanted: Vec::new() })
+        Ok(Self {
+            channel,
+            service,
+            job,
+            task,
+            host,
+            process,
+            sequence: 0,
+            wanted: Vec::new(),
+            ras: RasQuestion::default(),
+        })
     }
 
     /// Returns the address of the service.
@@ -96,10 +166,12 @@ impl CollectiveReporter {
         let mut retry = RETRY_PAUSE.0;
         let mut answered_at = Instant::now();
         loop {
+            self.ras.take_answer().await;
             let result = self.report(record).await;
             record.touch();
+            // An answer of RAS is for one report. What was asked for may be why the report was refused.
+            self.ras.answer = None;
             if result.is_err() {
-                // What was asked for may be why the report was refused.
                 self.wanted.clear();
                 if answered_at.elapsed() >= TIMING_KEPT {
                     set_timing(false);
@@ -110,6 +182,7 @@ impl CollectiveReporter {
                     answered_at = Instant::now();
                     set_timing(answer.timing);
                     self.wanted = answer.wanted;
+                    self.ras.ask(answer.ras);
                     retry = RETRY_PAUSE.0;
                     asked_report_interval(answer.interval_ms)
                 }
@@ -165,6 +238,7 @@ impl CollectiveReporter {
             timing: snapshot.is_timed,
             communicators_not_recorded: snapshot.communicators_not_recorded,
             communicators: communicators.collect(),
+            ras: self.ras.answer.clone(),
         }
     }
 }
@@ -230,6 +304,7 @@ mod tests {
             process: 1,
             sequence: 0,
             wanted: Vec::new(),
+            ras: RasQuestion::default(),
         };
         let record = Record::in_memory(None, None).unwrap();
         let (began, told) = (Instant::now(), RefCell::new(Vec::new()));

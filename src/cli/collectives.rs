@@ -1,8 +1,9 @@
 //! Implements `muster collectives`: shows how far the cliques of a job have come and for whom they wait, or what the processes
 //! of this host have recorded.
 //!
-//! `collectives/records.rs` reads the records of this host. Begin at `run`.
+//! `collectives/records.rs` reads the records of this host, and `collectives/ras.rs` asks NCCL itself. Begin at `run`.
 
+mod ras;
 mod records;
 
 use std::fmt::Write as _;
@@ -22,12 +23,14 @@ use crate::text::{format_approximate_seconds, format_bytes, format_count_with_no
 /// Processes report that have loaded NCCL's profiler plug-in of Muster: by `muster launch --collectives`, or by
 /// NCCL_PROFILER_PLUGIN=$(muster collectives --plugin).
 /// With --pid or --here, reads what processes of this host have recorded, also those that hang or were killed; no server is
-/// asked. Ends with status 1 if a clique has waited longer than the server's collective-stuck-after, or if there is no record.
+/// asked. With --ras, asks RAS, NCCL's own monitoring, of which nothing must be loaded: from NCCL 2.28.7 on, any process of the job
+/// answers for all. Ends with status 1 if a clique has waited longer than the server's collective-stuck-after, if there is no record,
+/// or if RAS says that a rank is gone, or that a clique does not advance while some of its ranks have called less.
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {
     /// Show the ranks of this clique: the first digits of its hash are enough
-    #[arg(long, value_name = "HASH", conflicts_with_all = ["pid", "here"])]
+    #[arg(long, value_name = "HASH", conflicts_with_all = ["pid", "here", "ras"])]
     clique: Option<String>,
 
     /// Read the record of this process of this host
@@ -38,8 +41,12 @@ pub struct Arguments {
     #[arg(long, conflicts_with = "pid")]
     here: bool,
 
+    /// Ask RAS, NCCL's own monitoring, at this address: by default NCCL_RAS_ADDR, or localhost:28028
+    #[arg(long, value_name = "ADDRESS", num_args = 0..=1, default_missing_value = "", conflicts_with_all = ["pid", "here"])]
+    ras: Option<String>,
+
     /// Print the path of the plug-in that programs load by NCCL_PROFILER_PLUGIN
-    #[arg(long, conflicts_with_all = ["clique", "pid", "here"])]
+    #[arg(long, conflicts_with_all = ["clique", "pid", "here", "ras"])]
     plugin: bool,
 
     #[command(flatten)]
@@ -55,7 +62,8 @@ Examples:
   muster collectives --clique 5f3a
   muster collectives --pid 4711
   export NCCL_PROFILER_PLUGIN=$(muster collectives --plugin)
-  muster collectives --here --json";
+  muster collectives --here --json
+  muster collectives --ras";
 
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
@@ -64,6 +72,9 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     }
     if arguments.here || arguments.pid.is_some() {
         return records::run(arguments.pid, &arguments.server_args);
+    }
+    if let Some(address) = &arguments.ras {
+        return ras::run(address, &arguments.server_args);
     }
     block_on_requests(async {
         let client = arguments.server_args.connect().await?;

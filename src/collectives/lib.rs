@@ -1,4 +1,5 @@
-//! The collective operations of a process: which were enqueued, which began on the GPU, which ended.
+//! The collective operations of a process: which were enqueued, which began on the GPU, which ended; and what NCCL's own
+//! monitoring says of communicators.
 //!
 //! A *record* holds this for every communicator of the process. It is a file in shared memory, so another process can read it
 //! while the process hangs, and after it was killed. The record's writer takes no lock, allocates nothing and makes no
@@ -16,6 +17,7 @@
 //! | `record_folder.rs` | the folder of records |
 //! | `snapshot.rs` | the reader |
 //! | `communicator_hash.rs` | the number by which all ranks know a communicator |
+//! | `ras/` | the second source: what NCCL's own monitoring says |
 //!
 //! 1. Everything in the shared memory is an atomic number. A reader of another process may find any value there, and checks
 //!    indices and lengths before it uses them.
@@ -30,6 +32,7 @@ mod data_type;
 mod layout;
 mod mapped_record;
 mod operation_ring;
+pub mod ras;
 mod record;
 mod record_folder;
 mod snapshot;

@@ -27,5 +27,6 @@ pub(super) fn accept_report(
         wanted: wanted
             .map(|WantedCollectives { hash, rank, first }| pb::WantedCollectives { hash, rank, first })
             .collect(),
+        ras: answer.ras,
     })
 }

@@ -481,6 +481,8 @@ async fn report_collectives(
             timing: is_timed.load(Ordering::Relaxed),
             communicators_not_recorded: 0,
             communicators: clique.describe(task, shared.story.hosts, &wanted).into_iter().collect(),
+            // No NCCL runs here.
+            ras: None,
         };
         let mut client = CollectivesClient::new(connection.channel());
         let pause = match timeout(CALL_TIMEOUT, Box::pin(client.report(report))).await {

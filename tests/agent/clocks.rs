@@ -34,7 +34,7 @@ fn a_worker_whose_clock_is_off_is_found_and_shown_everywhere_and_works_all_the_s
     assert!(page.contains("behind the server’s") && page.contains("A clock is off"), "{page}");
     assert!(server.get("/").body.contains("A clock is off"), "the overview says so");
     let metrics = server.get("/metrics").body;
-    let line = "muster_findings{muster_job=\"default\",finding=\"worker-clock-off\"} 1";
+    let line = "muster_findings{muster_job=\"default\",finding=\"worker-clock-off\",severity=\"warning\"} 1";
     assert!(metrics.contains(line), "{metrics}");
     assert!(metrics.contains("muster_worker_clock_offset_seconds{muster_job=\"default\",task=\"1\"} -"));
     let events = server.get("/api/v1/jobs/default/events?limit=1000").body;

@@ -68,7 +68,8 @@ fn a_lost_gpu_is_on_the_page_of_its_task_until_the_task_starts_again() {
         assert!(lost()[0]["error"].as_str().is_some_and(|error| error.contains("ECC")), "{}", lost());
         let page = server.get("/jobs/default/tasks/0").body;
         assert!(page.contains("<dt>GPU 0</dt><dd>lost to this process"), "{page}");
-        let metric = "muster_findings{muster_job=\"default\",finding=\"fatal-gpu-error\"} 1";
+        let metric =
+            "muster_findings{muster_job=\"default\",finding=\"fatal-gpu-error\",severity=\"critical\"} 1";
         wait_until("the metric tells of it", || server.get("/metrics").body.contains(metric));
         drop(runtime.block_on(async { tokio::time::timeout(Duration::from_secs(10), agent.leave()).await }));
         // Another process has the GPU again.

@@ -1,10 +1,11 @@
 //! A job of processes with one GPU each, at a real server. Begin at [`GpuJob::start`].
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use serde_json::Value;
+use socket2::{Domain, Socket, Type};
 
 use crate::harness::{MusterServer, Process, TempFolder, TestInstant, test_arguments, wait_for, wait_until};
 use crate::libraries::Libraries;
@@ -31,13 +32,23 @@ pub struct JobSetup {
     pub plugin: Option<String>,
     /// The service to which the plug-in reports, if it is not that of the job.
     pub reports_to: Option<SocketAddr>,
+    /// A task whose process does not load the plug-in.
+    pub without_plugin: Option<u32>,
     /// Further arguments of the server.
     pub server: Vec<String>,
 }
 
 impl Default for JobSetup {
     fn default() -> Self {
-        Self { tasks: 4, timing: None, nccl: "", plugin: None, reports_to: None, server: Vec::new() }
+        Self {
+            tasks: 4,
+            timing: None,
+            nccl: "",
+            plugin: None,
+            reports_to: None,
+            without_plugin: None,
+            server: Vec::new(),
+        }
     }
 }
 
@@ -45,6 +56,8 @@ impl Default for JobSetup {
 pub struct GpuJob {
     pub server: MusterServer,
     pub ranks: Vec<Process>,
+    /// Where RAS, the simulated NCCL's own monitoring, answers.
+    pub ras: RasAddress,
     /// The records of the processes.
     _folder: TempFolder,
 }
@@ -55,12 +68,16 @@ impl GpuJob {
     pub fn start(name: &str, setup: &JobSetup) -> Self {
         let server = start_server(setup);
         let folder = TempFolder::new(&format!("collectives-{name}"));
-        let start = |task| Process::start(&mut rank_command(&server, &folder, task, setup));
+        let ras = RasAddress::reserve();
+        let start = |task| {
+            let mut command = rank_command(&server, &folder, task, setup);
+            Process::start(command.env("NCCL_RAS_ADDR", ras.to_string()))
+        };
         let mut ranks: Vec<Process> = (0..setup.tasks).map(start).collect();
         for rank in &mut ranks {
             rank.out_line("ready");
         }
-        Self { server, ranks, _folder: folder }
+        Self { server, ranks, ras, _folder: folder }
     }
 
     /// Starts a server and a job of this setup, with a clique of all tasks that has run a few collectives.
@@ -180,6 +197,25 @@ impl GpuJob {
     }
 }
 
+/// An address at which all processes of a job listen. A socket that does not listen keeps it from others.
+#[derive(Debug)]
+pub struct RasAddress(Socket);
+
+impl RasAddress {
+    fn reserve() -> Self {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+        socket.set_reuse_port(true).expect("an option of sockets");
+        socket.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).expect("a free port");
+        Self(socket)
+    }
+}
+
+impl std::fmt::Display for RasAddress {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.local_addr().expect("the socket is bound").as_socket().expect("of TCP").fmt(f)
+    }
+}
+
 /// Starts the server of a job.
 #[track_caller]
 pub fn start_server(setup: &JobSetup) -> MusterServer {
@@ -203,7 +239,9 @@ fn rank_command(server: &MusterServer, folder: &TempFolder, task: u32, setup: &J
         }
     }
     let plugin = setup.plugin.clone().unwrap_or_else(|| libraries.plugin.display().to_string());
-    command.env("NCCL_PROFILER_PLUGIN", plugin);
+    if setup.without_plugin != Some(task) {
+        command.env("NCCL_PROFILER_PLUGIN", plugin);
+    }
     command.env("JAX_COORDINATOR_ADDRESS", setup.reports_to.unwrap_or(server.grpc).to_string());
     command.env("JAX_PROCESS_ID", task.to_string());
     // A test leaves no record behind, also if it is killed: only the folder is another one.

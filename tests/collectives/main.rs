@@ -10,6 +10,7 @@
 //! | `held_gpus.rs` | a GPU does not reach a collective that its program has called |
 //! | `different_programs.rs` | a rank calls another collective than the others |
 //! | `deaths.rs` | a process is killed |
+//! | `ras.rs` | a rank does not report, and NCCL's own monitoring tells more of it |
 //! | `service_outages.rs` | the service is killed and starts again, or is never there |
 //! | `several_cliques.rs` | waits in several cliques that form a chain or a cycle |
 //! | `healthy_jobs.rs` | nothing, while the ranks are irregular |
@@ -28,6 +29,7 @@ mod late_ranks;
 mod libraries;
 mod nccl_versions;
 mod rank_program;
+mod ras;
 mod service_outages;
 mod several_cliques;
 mod simulated_nccl;

@@ -213,14 +213,14 @@ impl MetricsFixture {
     /// Returns a scrape after all delayed metrics have changed.
     pub async fn scrape_when_settled(&self) -> String {
         let wanted = [
-            "muster_findings{muster_job=\"full\",finding=\"nearly-full-bounds\"} 1",
+            "muster_findings{muster_job=\"full\",finding=\"nearly-full-bounds\",severity=\"warning\"} 1",
             "muster_task_straggler_score{muster_job=\"train\",task=\"3\"}",
             "muster_waiting_calls{muster_job=\"train\",waits_for=\"live-set\"} 1",
             "muster_waiting_calls{muster_job=\"wide\",waits_for=\"barrier\"} 1",
             "muster_tasks{muster_job=\"late\",standing=\"registering\"} 1",
             "muster_transfer_reporting_tasks{muster_job=\"train\"} 1",
-            "muster_findings{muster_job=\"train\",finding=\"worker-clock-off\"} 1",
-            "muster_findings{muster_job=\"train\",finding=\"collective-stuck\"} 1",
+            "muster_findings{muster_job=\"train\",finding=\"worker-clock-off\",severity=\"warning\"} 1",
+            "muster_findings{muster_job=\"train\",finding=\"collective-stuck\",severity=\"warning\"} 1",
             // That finding asks the tasks for their stacks.
             "muster_stack_requests_total{muster_job=\"train\",cause=\"automatic\"} 1",
             "muster_tls_handshakes_failed_total{listener=\"grpc\",reason=\"no-tls-here\"} 1",

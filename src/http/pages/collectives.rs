@@ -16,7 +16,9 @@ use super::{amount, links, times};
 use crate::coordination::JobName;
 use crate::http::extractors::{JobPath, QueryParams};
 use crate::http::{AppState, Problem};
-use crate::service::collectives::{CliqueMemberView, CliqueView, CollectiveView, CollectivesView, WaitRole};
+use crate::service::collectives::{
+    CliqueMemberView, CliqueView, CollectiveView, CollectivesView, RasView, WaitRole,
+};
 use crate::service::stacks::TaskRange;
 use crate::text::{format_approximate_seconds, format_bytes, format_count_with_noun};
 
@@ -172,6 +174,7 @@ struct CliqueFragment<'a> {
     /// The clique that the address names.
     wanted: &'a str,
     clique: Option<&'a CliqueView>,
+    last_ras: Option<&'a RasView>,
     picture: FrontPicture,
     rows: Vec<&'a CliqueMemberView>,
 }
@@ -203,7 +206,8 @@ pub(super) fn render_fragments(
     let mut members: Vec<&CliqueMemberView> = clique.iter().flat_map(|clique| &clique.members).collect();
     members.sort_by_key(|member| (!member.waited_for, std::cmp::Reverse(member.behind), member.rank));
     members.truncate(ROWS_MAX);
-    let one = CliqueFragment { job, wanted, clique: clique.as_ref(), picture, rows: members };
+    let (clique, last_ras) = (clique.as_ref(), view.ras.as_ref());
+    let one = CliqueFragment { job, wanted, clique, last_ras, picture, rows: members };
     Ok(vec![
         render_head_fragment(snapshot)?,
         Fragment::new("collectives", &list)?,

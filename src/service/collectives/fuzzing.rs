@@ -9,7 +9,7 @@ use muster_collectives::parse_clique_name;
 
 use super::analysis::{RankReport, find_wait};
 use super::parse::ProcessCollectives;
-use super::{COMMUNICATORS_MAX, CollectiveReports, FUNCTIONS_MAX, OPERATIONS_MAX};
+use super::{COMMUNICATORS_MAX, CollectiveReports, FUNCTIONS_MAX, OPERATIONS_MAX, RAS_COMMUNICATORS_MAX};
 use crate::clock::Clock;
 use crate::coordination::{JobId, JobSettings, Timestamp};
 use crate::engine::Engine;
@@ -58,6 +58,13 @@ pub(crate) fn check_collectives_report(input: &[u8]) {
         let is_silent = communicator.hash % 2 == 1;
         let rank = RankReport { process: report.process, communicator, heard_at: now, is_silent };
         ranks.insert(communicator.rank, rank);
+    }
+    if let Some(ras) = &report.ras {
+        assert!(ras.communicators.len() <= RAS_COMMUNICATORS_MAX);
+        let hosts = ras.communicators.iter().flat_map(|it| &it.notable).map(|rank| &rank.host);
+        for text in hosts.chain([&ras.nccl_version, &ras.error]) {
+            assert!(!text.contains(is_hidden_character), "{text:?} is not safe to show");
+        }
     }
     let Some(most) = report.communicators.iter().map(|it| it.ranks).max() else { return };
     if let Some(wait) = find_wait(most, &ranks) {

@@ -5,6 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use muster_collectives::ras::RasCommunicator;
+
 use super::analysis::{CliqueWait, find_wait};
 use super::clique_key::CliqueDevices;
 use super::report_store::{JobCollectives, ProcessReport, ReportedClique};
@@ -44,6 +46,11 @@ impl<'a> TaskNames<'a> {
             let report = clique.members.get(&rank)?;
             self.by_process.get(&report.process).copied()
         })
+    }
+
+    /// Returns what RAS says of a clique, while that says something about the present.
+    pub fn ras(&self, clique: &ReportedClique<'_>, now: Timestamp) -> Option<&'a RasCommunicator> {
+        self.of_job.ras.communicator(clique.hash, clique.ranks, now)
     }
 
     fn participant(&self, clique: &ReportedClique<'_>, rank: u32) -> Participant {

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use muster_collectives::ras::RasRankState;
+
 use super::analysis::WaitKind;
 use super::{ALL_BYTES_MAX, CollectiveReports};
 use crate::coordination::JobObservation;
@@ -46,6 +48,16 @@ impl MetricSource for CollectiveMetrics {
         }
         let longest = waits().map(|wait| wait.waited_s).fold(0.0, f64::max);
         page.add_sample(&metric::COLLECTIVE_WAIT_SECONDS, &[job], longest);
+        let [answered, failed] = self.reports.ras_counts(seen.job);
+        for (result, count) in [("answered", answered), ("failed", failed)] {
+            page.add_integer_sample(&metric::COLLECTIVE_RAS_QUESTIONS, &[job, result], count);
+        }
+        let told =
+            || view.cliques.iter().filter_map(|clique| clique.ras.as_ref()).flat_map(|ras| &ras.notable);
+        for state in RasRankState::TROUBLES {
+            let count = told().filter(|rank| rank.state == state.name()).count();
+            page.add_usize_sample(&metric::COLLECTIVE_RAS_RANKS, &[job, state.name()], count);
+        }
         for (function, count) in counts {
             let labels = [job, function.name()];
             page.add_integer_sample(&metric::COLLECTIVE_OPERATIONS, &labels, count.operations);

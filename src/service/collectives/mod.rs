@@ -12,10 +12,12 @@
 //! | `clique_key.rs` | from a communicator to devices and tasks, by the keys that XLA writes |
 //! | `report_store.rs` | the reports of all jobs, within bounds |
 //! | `rank_windows.rs` | the totals of a rank over windows of time |
+//! | `ras_questions.rs` | what RAS, NCCL's own monitoring, is asked and has answered |
 //! | `analysis.rs` | the state of a clique: which ranks hold it up, and how |
 //! | `wait_graph.rs` | of several cliques that wait, the tasks that are the cause |
 //! | `judged_cliques.rs` | all cliques of a job at one moment, those that wait first |
 //! | `view.rs` | the views that pages, REST, findings and the command line share |
+//! | `ras_view.rs` | the views of what RAS says |
 //! | `wait_text.rs` | the sentence about a clique that waits |
 //! | `metrics.rs` | the reports as metrics |
 //!
@@ -35,6 +37,8 @@ mod judged_cliques;
 mod metrics;
 mod parse;
 mod rank_windows;
+mod ras_questions;
+mod ras_view;
 mod report_store;
 #[cfg(test)]
 mod tests;
@@ -50,6 +54,7 @@ pub use clique_key::CliqueDevices;
 pub(crate) use fuzzing::check_collectives_report;
 pub use metrics::CollectiveMetrics;
 pub use parse::CollectiveReportError;
+pub use ras_view::{CliqueRasView, RasRankView, RasView};
 pub use report_store::{CollectiveAnswer, CollectiveReports, WantedCollectives};
 pub use view::{
     CliqueFunctionView, CliqueMemberView, CliqueView, CliqueWaitView, CollectiveTroubles, CollectiveView,
@@ -65,6 +70,8 @@ pub const COMMUNICATORS_MAX: usize = 128;
 pub const FUNCTIONS_MAX: usize = 16;
 /// The maximum number of collectives of a communicator in one report.
 pub const OPERATIONS_MAX: usize = 24;
+/// The maximum number of communicators of which RAS is asked.
+pub const RAS_COMMUNICATORS_MAX: usize = 16;
 /// The maximum number of ranks of a communicator.
 pub const RANKS_MAX: u32 = 1 << 20;
 /// The number of processes of a job that can report, for each of its tasks.

@@ -4,10 +4,13 @@
 
 use std::time::Duration;
 
+use muster_collectives::ras::{NOTABLE_RANKS_MAX, RasCommunicator, RasRank, RasRankState};
 use muster_collectives::{Collective, CollectiveFunction, DataType};
 use prost::Message as _;
 
-use super::{COMMUNICATORS_MAX, FUNCTIONS_MAX, OPERATIONS_MAX, RANKS_MAX, REPORT_BYTES_MAX};
+use super::{
+    COMMUNICATORS_MAX, FUNCTIONS_MAX, OPERATIONS_MAX, RANKS_MAX, RAS_COMMUNICATORS_MAX, REPORT_BYTES_MAX,
+};
 use crate::coordination::{Code, Failure, Timestamp};
 use crate::proto::MessageFields;
 use crate::proto::muster::v1 as pb;
@@ -15,10 +18,15 @@ use crate::text::{escape_to_one_line, truncate_text};
 
 /// The characters of a name that are kept.
 const NAME_LENGTH_MAX: usize = 64;
-/// The numbers of the lists in the messages.
+/// The characters of an error of RAS that are kept.
+const ERROR_LENGTH_MAX: usize = 200;
+/// The numbers of the lists in the messages, and of what RAS says.
 const COMMUNICATORS_TAG: u32 = 8;
 const FUNCTIONS_TAG: u32 = 8;
 const OPERATIONS_TAG: u32 = 9;
+const RAS_TAG: u32 = 9;
+const RAS_COMMUNICATORS_TAG: u32 = 3;
+const RAS_NOTABLE_TAG: u32 = 6;
 
 /// The reason why a report is refused. A refused report changes nothing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -81,6 +89,28 @@ pub(super) struct ProcessCollectives {
     pub is_timed: bool,
     pub communicators_not_recorded: u64,
     pub communicators: Vec<ReportedCommunicator>,
+    pub ras: Option<ReportedRas>,
+}
+
+/// What RAS, NCCL's own monitoring, has said to a process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct ReportedRas {
+    pub nccl_version: String,
+    /// Why it gave no answer; empty if it did.
+    pub error: String,
+    pub communicators: Vec<RasCommunicator>,
+}
+
+impl ReportedRas {
+    /// Returns about its memory.
+    pub fn bytes(&self) -> usize {
+        let of_rank = |rank: &RasRank| size_of::<RasRank>() + rank.host.len();
+        let of_communicator = |it: &RasCommunicator| {
+            size_of::<RasCommunicator>() + it.notable.iter().map(of_rank).sum::<usize>()
+        };
+        let of_communicators = self.communicators.iter().map(of_communicator).sum::<usize>();
+        size_of::<Self>() + self.nccl_version.len() + self.error.len() + of_communicators
+    }
 }
 
 /// One rank's side of a clique.
@@ -145,6 +175,7 @@ impl ProcessCollectives {
             is_timed: report.timing,
             communicators_not_recorded: report.communicators_not_recorded,
             communicators: communicators.collect::<Result<_, _>>()?,
+            ras: report.ras.map(parse_ras).transpose()?,
         })
     }
 }
@@ -155,18 +186,32 @@ fn check_list_lengths(message: &[u8]) -> Result<(), CollectiveReportError> {
     for communicator in nested_messages(message, COMMUNICATORS_TAG) {
         let communicator = communicator?;
         communicators += 1;
-        let count = |tag| nested_messages(communicator, tag).try_fold(0, |count, row| row.map(|_| count + 1));
         for (length, what, most) in [
             (communicators, "communicators", COMMUNICATORS_MAX),
-            (count(FUNCTIONS_TAG)?, "functions of a communicator", FUNCTIONS_MAX),
-            (count(OPERATIONS_TAG)?, "collectives of a communicator", OPERATIONS_MAX),
+            (count_nested(communicator, FUNCTIONS_TAG)?, "functions of a communicator", FUNCTIONS_MAX),
+            (count_nested(communicator, OPERATIONS_TAG)?, "collectives of a communicator", OPERATIONS_MAX),
         ] {
-            if length > most {
-                return Err(CollectiveReportError::TooMany { what, most });
-            }
+            refuse_above(length, what, most)?;
+        }
+    }
+    let mut ras_communicators = 0;
+    for ras in nested_messages(message, RAS_TAG) {
+        for communicator in nested_messages(ras?, RAS_COMMUNICATORS_TAG) {
+            ras_communicators += 1;
+            refuse_above(ras_communicators, "communicators of RAS", RAS_COMMUNICATORS_MAX)?;
+            let notable = count_nested(communicator?, RAS_NOTABLE_TAG)?;
+            refuse_above(notable, "ranks of a communicator of RAS", NOTABLE_RANKS_MAX)?;
         }
     }
     Ok(())
+}
+
+fn refuse_above(length: usize, what: &'static str, most: usize) -> Result<(), CollectiveReportError> {
+    if length > most { Err(CollectiveReportError::TooMany { what, most }) } else { Ok(()) }
+}
+
+fn count_nested(message: &[u8], tag: u32) -> Result<usize, CollectiveReportError> {
+    nested_messages(message, tag).try_fold(0, |count, row| row.map(|_| count + 1))
 }
 
 /// Returns the nested messages with this number.
@@ -211,6 +256,35 @@ fn parse_communicator(
         functions: functions.collect(),
         operations,
     })
+}
+
+fn parse_ras(ras: pb::RasReport) -> Result<ReportedRas, CollectiveReportError> {
+    let communicators = ras.communicators.into_iter().map(parse_ras_communicator);
+    Ok(ReportedRas {
+        nccl_version: short_name(&ras.nccl_version),
+        error: escape_to_one_line(&truncate_text(&ras.error, ERROR_LENGTH_MAX, "…")).into_owned(),
+        communicators: communicators.collect::<Result<_, _>>()?,
+    })
+}
+
+fn parse_ras_communicator(report: pb::RasCommunicator) -> Result<RasCommunicator, CollectiveReportError> {
+    let pb::RasCommunicator { hash, ranks, answered, front, back, notable, notable_count, total_called } =
+        report;
+    let no_such_rank = |rank| CollectiveReportError::NoSuchRank { rank, ranks };
+    let parse_rank = |row: pb::RasRank| {
+        if row.rank >= ranks {
+            return Err(no_such_rank(row.rank));
+        }
+        // A plug-in of another version may know more states.
+        let state = RasRankState::from_name(&row.state, row.error).unwrap_or(RasRankState::Answers);
+        let (rank, pid, called) = (row.rank, row.pid, row.called);
+        Ok(RasRank { rank, host: short_name(&row.host), pid, state, called })
+    };
+    if ranks > RANKS_MAX || answered > ranks {
+        return Err(no_such_rank(answered));
+    }
+    let notable: Vec<RasRank> = notable.into_iter().map(parse_rank).collect::<Result<_, _>>()?;
+    Ok(RasCommunicator { hash, ranks, answered, front, back, total_called, notable, notable_count })
 }
 
 fn parse_collective(row: &pb::CollectiveReport, now: Timestamp) -> ReportedCollective {

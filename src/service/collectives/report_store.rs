@@ -9,8 +9,9 @@ use muster_collectives::CollectiveFunction;
 
 use super::analysis::{RankReport, RankWindow, find_wait};
 use super::clique_key::CliqueIndex;
-use super::parse::{CollectiveReportError, ProcessCollectives, ReportedCommunicator};
+use super::parse::{CollectiveReportError, ProcessCollectives, ReportedCommunicator, ReportedRas};
 use super::rank_windows::RankTotals;
+use super::ras_questions::RasQuestions;
 use super::{ALL_BYTES_MAX, DROPPED_AFTER, JOB_BYTES_MAX, PROCESSES_PER_TASK, SILENT_AFTER, STUCK_AFTER};
 use crate::coordination::{JobId, Timestamp};
 use crate::engine::Engine;
@@ -50,6 +51,8 @@ pub struct CollectiveAnswer {
     pub is_timed: bool,
     /// The collectives that the next report should have.
     pub wanted: Vec<WantedCollectives>,
+    /// The communicators of which the process should ask RAS.
+    pub ras: Vec<u64>,
 }
 
 /// The latest report of a process.
@@ -86,6 +89,7 @@ pub(super) struct JobCollectives {
     judged_at: Option<Timestamp>,
     /// Since when cliques lack the reports of some of their ranks.
     incomplete_since: BTreeMap<u64, Timestamp>,
+    pub ras: RasQuestions,
     /// When a report came last, and when the first one came after none had come for long.
     accepted_at: Option<Timestamp>,
     pub resumed_at: Timestamp,
@@ -175,7 +179,7 @@ impl JobCollectives {
 
     /// Keeps a report in place of the former one of its process. `silent_after` is the silence after which a process counts as
     /// not heard.
-    pub fn accept(&mut self, report: ProcessCollectives, silent_after: Duration, now: Timestamp) {
+    pub fn accept(&mut self, mut report: ProcessCollectives, silent_after: Duration, now: Timestamp) {
         self.accepted += 1;
         if self.accepted_at.is_none_or(|at| now.since(at) > silent_after) {
             self.resumed_at = now;
@@ -215,6 +219,11 @@ impl JobCollectives {
             let of_rank = windows.entry(key).or_insert_with(|| RankTotals::start(totals, now));
             of_rank.update(totals, report.is_timed, now);
         }
+        if let Some(answer) = report.ras.take() {
+            self.bytes -= self.ras.bytes();
+            self.ras.keep_answer(answer, now);
+            self.bytes += self.ras.bytes();
+        }
         let bytes = memory_of(&report);
         self.bytes += bytes;
         let process = report.process;
@@ -241,6 +250,8 @@ impl JobCollectives {
             self.without_key.clear();
             self.incomplete_since.clear();
             self.waits.clear();
+            self.bytes -= self.ras.bytes();
+            self.ras.forget_answer();
         }
     }
 
@@ -285,12 +296,15 @@ impl JobCollectives {
         let since = |hash: u64| self.incomplete_since.get(&hash).copied().unwrap_or(now);
         let incomplete_since = incomplete.map(|it| (it.hash, since(it.hash))).collect();
         (self.waits, self.incomplete_since) = (waits, incomplete_since);
-        let looks_stuck = self.waits.values().any(|(_, lasted)| *lasted >= stuck_after / 4);
+        let stuck = self.waits.iter().filter(|(_, (_, lasted))| *lasted >= stuck_after / 4);
+        let stuck: Vec<u64> = stuck.map(|(hash, _)| *hash).collect();
         // If some ranks should have reported by now, a wait for them looks without times as if all ranks were level.
-        let lacks_ranks = self.incomplete_since.values().any(|since| now.since(*since) >= silent_after);
-        if looks_stuck || lacks_ranks {
+        let lacking = self.incomplete_since.iter().filter(|(_, since)| now.since(**since) >= silent_after);
+        let lacking: Vec<u64> = lacking.map(|(hash, _)| *hash).collect();
+        if !stuck.is_empty() || !lacking.is_empty() {
             self.timed_until = now.after(TIMING_KEPT);
         }
+        self.ras.set_subjects(&stuck, &lacking);
     }
 
     /// Returns whether NCCL should be asked for the times on the GPU.
@@ -310,6 +324,13 @@ impl JobCollectives {
             })
         });
         wanted.collect()
+    }
+
+    /// Returns the communicators of which a process should ask RAS now. One process is asked at a time.
+    fn questions_for(&mut self, process: u64, now: Timestamp) -> Vec<u64> {
+        let Some(known) = self.processes.get(&process) else { return Vec::new() };
+        let is_member = |hash: u64| known.report.communicators.iter().any(|it| it.hash == hash);
+        self.ras.ask(self.processes.len(), is_member, now)
     }
 
     /// Notes that the keys of communicators are being read.
@@ -419,7 +440,7 @@ impl CollectiveReports {
                 of_job.make_room(most, silent_after, now)?;
             }
             let former = of_job.processes.get(&process).map_or(0, |known| known.bytes);
-            let more = memory_of(&report);
+            let more = memory_of(&report) + report.ras.as_ref().map_or(0, ReportedRas::bytes);
             if all_bytes - former + more > ALL_BYTES_MAX || of_job.bytes - former + more > JOB_BYTES_MAX {
                 return Err(CollectiveReportError::NoRoom);
             }
@@ -435,12 +456,14 @@ impl CollectiveReports {
             let of_job = jobs.entry(job).or_default();
             (of_job.waits, of_job.incomplete_since) = (copy.waits, copy.incomplete_since);
             of_job.timed_until = of_job.timed_until.max(copy.timed_until);
+            of_job.ras.take_subjects(copy.ras);
         }
         let of_job = jobs.entry(job).or_default();
         Ok(CollectiveAnswer {
             interval_ms: report_interval_ms(tasks),
             is_timed: of_job.is_timed(now),
             wanted: of_job.wanted_of(process),
+            ras: of_job.questions_for(process, now),
         })
     }
 
@@ -477,6 +500,11 @@ impl CollectiveReports {
         let Some(of_job) = jobs.get(&job) else { return (Vec::new(), [0; 2]) };
         let functions = of_job.functions.iter().map(|(function, counts)| (*function, *counts));
         (functions.collect(), [of_job.accepted, of_job.refused])
+    }
+
+    /// Returns the numbers of questions to RAS that were answered, and of those that failed.
+    pub(super) fn ras_counts(&self, job: JobId) -> [u64; 2] {
+        self.lock_jobs().get(&job).map_or([0; 2], |of_job| [of_job.ras.answered, of_job.ras.failed])
     }
 
     /// Drops the reports of deleted jobs, and those of processes that have been silent for long.

@@ -12,9 +12,10 @@ use utoipa::ToSchema;
 
 use super::analysis::{CliqueWait, RankReport, WaitKind, find_slow_rank};
 use super::judged_cliques::{JudgedClique, TaskNames, judge};
+use super::ras_view::{CliqueRasView, RasView};
 use super::report_store::{CollectiveReports, ReportedClique, silent_after};
 use super::wait_graph::WaitRole;
-use super::wait_text::{collective_text, describe_wait};
+use super::wait_text::{collective_text, describe_ras, describe_wait};
 use crate::coordination::{JobId, TaskId, Timestamp};
 use crate::engine::Engine;
 use crate::service::stacks::TaskRange;
@@ -130,6 +131,8 @@ pub struct CliqueView {
     pub slow: Option<SlowRankView>,
     /// The functions that were used.
     pub functions: Vec<CliqueFunctionView>,
+    /// What RAS, NCCL's own monitoring, says; asked while the clique looks stuck or lacks reports.
+    pub ras: Option<CliqueRasView>,
     /// The ranks, in a view of one clique.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub members: Vec<CliqueMemberView>,
@@ -199,6 +202,8 @@ pub struct CollectivesView {
     pub communicators_not_recorded: u64,
     /// The wait from which there is a finding, in seconds.
     pub stuck_after_s: f64,
+    /// The last answer of RAS, NCCL's own monitoring, if it was asked in the last two minutes.
+    pub ras: Option<RasView>,
     /// The number of cliques, and of those of them that wait.
     pub clique_count: usize,
     /// See `clique_count`.
@@ -258,7 +263,7 @@ fn wait_view(
         tasks: task_ranges(wait.ranks.iter().map(|rank| names.task(clique, *rank))),
         waited_for: wait.ranks.clone(),
         certain: wait.is_timed,
-        summary: describe_wait(names, clique, wait, true),
+        summary: describe_wait(names, clique, wait, true) + &describe_ras(wait, names.ras(clique, now)),
     }
 }
 
@@ -353,6 +358,7 @@ fn clique_view(
         changed_at: communicators().map(|it| it.changed_at).max().unwrap_or_default(),
         slow: slow_rank_view(names, clique),
         functions: function_views(clique),
+        ras: CliqueRasView::new(names, clique, now),
         members,
         wait,
     }
@@ -395,6 +401,7 @@ impl JudgedJob<'_> {
                 .map(|it| it.report.communicators_not_recorded)
                 .fold(0, u64::saturating_add),
             stuck_after_s: stuck_after.as_secs_f64(),
+            ras: self.names.of_job.ras.answer(self.now).map(RasView::new),
             clique_count: self.cliques.len(),
             waiting_count: self.waiting_count(),
             cliques: self.clique_views(),
@@ -411,7 +418,8 @@ impl JudgedJob<'_> {
             let tasks: Vec<TaskId> = TaskRange::tasks(&wait.tasks).collect();
             Some(StuckCliqueView {
                 clique: clique_name(judged.clique.hash),
-                summary_without_tasks: describe_wait(&self.names, &judged.clique, &found.0, false),
+                summary_without_tasks: describe_wait(&self.names, &judged.clique, &found.0, false)
+                    + &describe_ras(&found.0, self.names.ras(&judged.clique, self.now)),
                 may_exclude: wait.certain
                     && wait.role == WaitRole::Cause
                     && tasks.len() == 1

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use muster_collectives::Collective;
+use muster_collectives::ras::{RasCommunicator, RasRankState};
 
 use super::analysis::{CliqueWait, WaitKind};
 use super::judged_cliques::TaskNames;
@@ -74,6 +75,46 @@ pub(super) fn describe_wait(
     }
 }
 
+/// Returns what RAS says of the ranks that are waited for, as the end of the sentence about a wait; empty if it says nothing
+/// that the reports of the ranks do not.
+pub(super) fn describe_ras(wait: &CliqueWait, ras: Option<&RasCommunicator>) -> String {
+    let Some(ras) = ras else { return String::new() };
+    let waited_for = |rank: &u32| wait.ranks.binary_search(rank).is_ok();
+    let mut named = ras.notable.iter().filter(|it| waited_for(&it.rank));
+    let is_unheard = wait.kind == WaitKind::NotHeard;
+    match named.next() {
+        // What a rank that is well has called, its reports tell better.
+        Some(first) if first.state != RasRankState::Answers || is_unheard => {
+            let process = match first.pid {
+                0 => "its process".to_owned(),
+                pid => format!("its process ({pid} on {})", first.host),
+            };
+            let called = match (first.state, first.called) {
+                (RasRankState::Answers, Some(called)) => {
+                    format!(" and has called {called} of {} collectives", ras.front)
+                }
+                _ => String::new(),
+            };
+            let more = match named.count() {
+                0 => String::new(),
+                more => format!(", and names {more} more"),
+            };
+            format!(
+                "; NCCL's RAS says of rank {} that {process} {}{called}{more}",
+                first.rank,
+                first.state.predicate()
+            )
+        }
+        None if is_unheard && !wait.ranks.is_empty() && ras.answered == ras.ranks => {
+            let whose = if wait.ranks.len() == 1 { "its process answers" } else { "their processes answer" };
+            format!(
+                "; NCCL's RAS says that {whose}: the plug-in is not loaded there, or its reports do not arrive"
+            )
+        }
+        _ => String::new(),
+    }
+}
+
 /// Returns the tasks of ranks in words, or the ranks whose tasks are not known; and whether the words are a plural.
 fn describe_ranks(
     names: &TaskNames<'_>,
@@ -98,4 +139,64 @@ fn describe_ranks(
     let is_plural = numbers.len() != 1;
     let plural = if is_plural { "s" } else { "" };
     (format!("{noun}{plural} {}{more}", shown.join(", ")), is_plural)
+}
+
+#[cfg(test)]
+mod tests {
+    use muster_collectives::ras::RasRank;
+
+    use super::*;
+    use crate::coordination::Timestamp;
+
+    /// Returns what is said of rank 1 of two, of which RAS says this.
+    fn text(kind: WaitKind, notable: &[(RasRankState, Option<u64>)]) -> String {
+        let wait = CliqueWait {
+            kind,
+            number: 41,
+            operation: None,
+            ranks: vec![1],
+            instead: None,
+            since: Timestamp(0),
+            known_until: None,
+            is_timed: true,
+        };
+        let rank = |(state, called): &(RasRankState, Option<u64>)| RasRank {
+            rank: 1,
+            host: "10.0.0.1".into(),
+            pid: 7,
+            state: *state,
+            called: *called,
+        };
+        let ras = RasCommunicator {
+            hash: 1,
+            ranks: 2,
+            answered: 2,
+            front: 42,
+            back: 41,
+            total_called: 83,
+            notable: notable.iter().map(rank).collect(),
+            notable_count: 1,
+        };
+        describe_ras(&wait, Some(&ras))
+    }
+
+    #[test]
+    fn ras_adds_what_the_reports_do_not_tell() {
+        assert_eq!(
+            text(WaitKind::NotCalled, &[(RasRankState::Failed(6), Some(41))]),
+            "; NCCL's RAS says of rank 1 that its process (7 on 10.0.0.1) has an error: another process has ended, or the \
+             network failed (code 6)"
+        );
+        let behind = [(RasRankState::Answers, Some(41))];
+        assert_eq!(text(WaitKind::NotCalled, &behind), "");
+        assert_eq!(
+            text(WaitKind::NotHeard, &behind),
+            "; NCCL's RAS says of rank 1 that its process (7 on 10.0.0.1) answers and has called 41 of 42 collectives"
+        );
+        assert_eq!(
+            text(WaitKind::NotHeard, &[]),
+            "; NCCL's RAS says that its process answers: the plug-in is not loaded there, or its reports do not arrive"
+        );
+        assert_eq!(text(WaitKind::NotEnded, &[]), "");
+    }
 }

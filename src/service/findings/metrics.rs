@@ -27,8 +27,10 @@ impl MetricSource for FindingMetrics {
     fn write_job_samples(&self, seen: &JobObservation, page: &mut ScrapeOutput) {
         let open = open_findings_that_hold(&self.engine, &self.reports, &self.findings, seen);
         for finding in CATALOGUE {
-            let holds = open.iter().any(|open| *open.id == *finding.id);
-            page.add_integer_sample(&metric::FINDINGS, &[seen.name.as_str(), finding.id], u64::from(holds));
+            let found = open.iter().find(|open| *open.id == *finding.id);
+            let severity = found.map_or(finding.severity, |found| found.severity).name();
+            let labels = [seen.name.as_str(), finding.id, severity];
+            page.add_integer_sample(&metric::FINDINGS, &labels, u64::from(found.is_some()));
         }
     }
 }

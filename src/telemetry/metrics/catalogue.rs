@@ -196,8 +196,9 @@ catalogue! {
     BOUND_LIMIT: Gauge "muster_bound_limit" ["muster_job", "bound"];
     /// How much of a bound is taken. Only for bounds on what there is altogether.
     BOUND_USED: Gauge "muster_bound_used" ["muster_job", "bound"];
-    /// 1 for a finding that is open and holds at this moment: something in what is measured wants a look.
-    FINDINGS: Gauge "muster_findings" ["muster_job", "finding"];
+    /// 1 for a finding that is open and holds at this moment: something in what is measured wants a look. The severity is the
+    /// present one, or the usual one of a finding that is not open: notice, warning or critical.
+    FINDINGS: Gauge "muster_findings" ["muster_job", "finding", "severity"];
     /// Findings that were opened.
     FINDINGS_OPENED: Counter "muster_findings_opened_total" ["muster_job", "finding"];
     /// When the findings were last looked for. If this stands still, nobody is looking.
@@ -230,6 +231,11 @@ catalogue! {
     COLLECTIVE_CLIQUES_WAITING: Gauge "muster_collective_cliques_waiting" ["muster_job", "kind"];
     /// The longest time for which the ranks of a clique have waited.
     COLLECTIVE_WAIT_SECONDS: Gauge "muster_collective_wait_seconds" ["muster_job"];
+    /// Questions to RAS, NCCL's own monitoring: answered, or failed. It is asked while cliques look stuck or lack reports.
+    COLLECTIVE_RAS_QUESTIONS: Counter "muster_collective_ras_questions_total" ["muster_job", "result"];
+    /// Ranks by the state that RAS says in its last answer of two minutes; only those of which no more is to be expected: dead,
+    /// unresponsive, failed, aborted. At most 64 of a clique.
+    COLLECTIVE_RAS_RANKS: Gauge "muster_collective_ras_ranks" ["muster_job", "state"];
     /// Collectives, sends and receives that were enqueued, by function, as a sum over ranks: a collective of four ranks counts four
     /// times. Of functions that were used. The first report of a process counts its whole past, also after a restart of the service.
     COLLECTIVE_OPERATIONS: Counter "muster_collective_operations_total" ["muster_job", "function"];

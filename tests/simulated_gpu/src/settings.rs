@@ -97,6 +97,8 @@ settings! {
     NcclLenient "nccl_lenient" = 0;
     /// The channels of an operation: so many KernelCh events a profiler plug-in gets for it. 1 to 64.
     NcclChannels "nccl_channels" = 2;
+    /// The silence after which RAS says that a process is dead, in milliseconds.
+    NcclRasDeadAfter "nccl_ras_dead_after" = 60_000;
     /// Whether messages that a profiler plug-in logs are printed.
     NcclPrintLogs "nccl_print_logs" = 0;
 }

@@ -175,7 +175,23 @@ fn reports_that_are_no_reports_are_refused_and_counted() {
         };
         assert_eq!(what, list);
     }
-    assert_eq!(fixture.reports.counts(fixture.job).1[1], 7);
+    let of_ras =
+        |ras: pb::RasReport| pb::CollectivesReport { ras: Some(ras), ..report(0, 5) }.encode_to_vec();
+    let named = |count| {
+        let notable = vec![pb::RasRank::default(); count];
+        pb::RasCommunicator { hash: 0xABCD, ranks: 2, notable, ..Default::default() }
+    };
+    let many_communicators = pb::RasReport { communicators: vec![named(0); 17], ..Default::default() };
+    let many_ranks = pb::RasReport { communicators: vec![named(65)], ..Default::default() };
+    for (ras, list) in
+        [(many_communicators, "communicators of RAS"), (many_ranks, "ranks of a communicator of RAS")]
+    {
+        assert!(matches!(refuse(of_ras(ras)), CollectiveReportError::TooMany { what, .. } if what == list));
+    }
+    let no_rank = pb::RasCommunicator { ranks: 1, answered: 2, ..Default::default() };
+    let no_rank = pb::RasReport { communicators: vec![no_rank], ..Default::default() };
+    assert_eq!(refuse(of_ras(no_rank)), CollectiveReportError::NoSuchRank { rank: 2, ranks: 1 });
+    assert_eq!(fixture.reports.counts(fixture.job).1[1], 10);
     // A job has a bounded number of processes.
     for process in 0..PROCESSES_PER_TASK as u64 {
         fixture.send(&pb::CollectivesReport { process, ..report(0, 5) }).unwrap();
@@ -191,7 +207,7 @@ fn reports_that_are_no_reports_are_refused_and_counted() {
     assert_eq!(fixture.reports.bytes(), bytes);
     fixture.reports.retain_jobs(now.after(DROPPED_AFTER * 2), |_| true);
     assert_eq!(fixture.reports.bytes(), 0, "all processes are silent");
-    assert_eq!(fixture.reports.counts(fixture.job).1[1], 8, "the totals of the job stay");
+    assert_eq!(fixture.reports.counts(fixture.job).1[1], 11, "the totals of the job stay");
     fixture.reports.retain_jobs(now, |_| false);
     assert_eq!(fixture.reports.bytes(), 0);
     assert!(ProcessCollectives::parse(&[], now).unwrap().communicators.is_empty());
@@ -215,4 +231,55 @@ fn the_largest_numbers_are_counted_and_shown() {
     assert_eq!(view.communicators_not_recorded, u64::MAX);
     assert_eq!(clique.unwrap().members[0].latest, None);
     assert_eq!(fixture.reports.counts(fixture.job).0[0].1.operations, u64::MAX);
+}
+
+#[test]
+fn what_ras_says_is_shown_for_a_while_and_is_part_of_the_memory() {
+    let fixture = StoreFixture::with_tasks(2);
+    fixture.send(&report(0, 5)).unwrap();
+    let before = fixture.reports.bytes();
+    let dead = pb::RasRank {
+        rank: 1,
+        host: "10.0.0.1\u{202e}\n".into(),
+        pid: 9,
+        state: "dead".into(),
+        ..Default::default()
+    };
+    let newer =
+        pb::RasRank { rank: 0, state: "of a later version".into(), called: Some(5), ..Default::default() };
+    let communicator = pb::RasCommunicator {
+        hash: 0xABCD,
+        ranks: 2,
+        answered: 1,
+        front: 5,
+        back: 5,
+        total_called: 5,
+        notable: vec![dead, newer],
+        notable_count: 2,
+    };
+    let ras = pb::RasReport {
+        nccl_version: "2.29.1".into(),
+        communicators: vec![communicator],
+        ..Default::default()
+    };
+    fixture.send(&pb::CollectivesReport { sequence: 50, ras: Some(ras), ..report(0, 5) }).unwrap();
+    assert!(fixture.reports.bytes() > before);
+    let view = || fixture.reports.view(&fixture.engine, fixture.job, 2);
+    let told = view().cliques[0].ras.clone().expect("RAS knows the clique");
+    let states: Vec<_> = told.notable.iter().map(|it| (it.rank, &*it.state, it.pid)).collect();
+    assert_eq!(states, [(1, "dead", Some(9)), (0, "answers", None)]);
+    assert!(!told.notable[0].host.contains(['\n', '\u{202e}']), "{told:?}");
+    assert_eq!(fixture.reports.ras_counts(fixture.job), [1, 0]);
+    // A report without an answer leaves it, and a failed question takes its place.
+    fixture.send(&pb::CollectivesReport { sequence: 51, ..report(0, 5) }).unwrap();
+    assert!(view().cliques[0].ras.is_some());
+    let failed = pb::RasReport { error: "nobody listens".into(), ..Default::default() };
+    fixture.send(&pb::CollectivesReport { sequence: 52, ras: Some(failed), ..report(0, 5) }).unwrap();
+    assert_eq!(
+        (view().cliques[0].ras.clone(), view().ras.expect("it was asked").error),
+        (None, "nobody listens".to_owned())
+    );
+    assert_eq!(fixture.reports.ras_counts(fixture.job), [1, 1]);
+    fixture.reports.retain_jobs(fixture.engine.clock().now().after(DROPPED_AFTER * 2), |_| true);
+    assert_eq!(fixture.reports.bytes(), 0);
 }

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
+use std::os::unix::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 
@@ -139,6 +140,26 @@ impl Communicator {
     pub fn begin_group(&self, number: u64) {
         wait_until(|| self.ended.load(SeqCst) >= number || self.is_stopped());
         self.running.fetch_add(1, SeqCst);
+    }
+
+    /// Returns how many collectives of a function were launched.
+    pub fn sequence_number(&self, function: Function) -> u64 {
+        self.sequence_numbers[function as usize].load(SeqCst)
+    }
+
+    /// Returns the asynchronous error: 0, or a code.
+    pub fn asynchronous_error(&self) -> i32 {
+        self.state.load(SeqCst)
+    }
+
+    /// Returns the unique id.
+    pub fn unique_id_bytes(&self) -> &[u8; 128] {
+        self.id.bytes()
+    }
+
+    /// Returns the address at which RAS of a rank answers its peers.
+    pub fn ras_address(&self, rank: usize) -> std::io::Result<SocketAddr> {
+        self.id.address("ras", rank)
     }
 
     /// Counts the end of a group.

@@ -3,6 +3,7 @@
 use std::ffi::c_int;
 
 use super::communicator::Communicator;
+use super::ras::join_ras;
 use super::rendezvous::UniqueId;
 use super::{INVALID_ARGUMENT, NcclAnswer, UNHANDLED_CUDA_ERROR, code_of, group, write_out};
 use crate::context::current_device;
@@ -71,6 +72,7 @@ pub unsafe extern "C" fn ncclCommInitRankConfig(
             Communicator::create(rank as usize, ranks as usize, device, is_blocking, id);
         // SAFETY: the caller passes a place for a handle.
         unsafe { write_out(to, handle)? };
+        join_ras(&communicator);
         group::start_communicator(communicator)
     };
     code_of(group::note_error(start()))

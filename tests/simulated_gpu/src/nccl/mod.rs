@@ -11,6 +11,7 @@
 //! | `exchange` | the execution of a group on its stream |
 //! | `reduction` | sums, products, minima and maxima |
 //! | `profiler` | the profiler plug-in and its events |
+//! | `ras` | what NCCL's own monitoring says |
 //!
 //! Rules that hold for all of it:
 //!
@@ -36,6 +37,7 @@ mod link;
 mod operation;
 mod operation_calls;
 mod profiler;
+mod ras;
 mod reduction;
 mod rendezvous;
 

@@ -46,10 +46,10 @@ impl UniqueId {
         &self.0
     }
 
-    /// Returns the address at which a rank listens.
-    fn address(&self, rank: usize) -> std::io::Result<SocketAddr> {
+    /// Returns the address at which a rank listens for this purpose.
+    pub fn address(&self, purpose: &str, rank: usize) -> std::io::Result<SocketAddr> {
         let random: String = self.0[MAGIC.len()..][..16].iter().map(|byte| format!("{byte:02x}")).collect();
-        SocketAddr::from_abstract_name(format!("simulated-nccl-{random}-{rank}"))
+        SocketAddr::from_abstract_name(format!("simulated-nccl-{purpose}-{random}-{rank}"))
     }
 }
 
@@ -81,7 +81,7 @@ pub fn connect_to_all_ranks(
     ranks: usize,
     is_stopped: &dyn Fn() -> bool,
 ) -> NcclAnswer<Option<RankLinks>> {
-    let address = id.address(rank).map_err(|_| SYSTEM_ERROR)?;
+    let address = id.address("ranks", rank).map_err(|_| SYSTEM_ERROR)?;
     let listener = UnixListener::bind_addr(&address).map_err(|_| INVALID_USAGE)?;
     listener.set_nonblocking(true).map_err(|_| SYSTEM_ERROR)?;
     let none = || (0..ranks).map(|_| None).collect();
@@ -114,7 +114,7 @@ fn dial(
     hello: &RankGreeting,
     is_stopped: &dyn Fn() -> bool,
 ) -> NcclAnswer<Option<Link>> {
-    let address = id.address(peer).map_err(|_| SYSTEM_ERROR)?;
+    let address = id.address("ranks", peer).map_err(|_| SYSTEM_ERROR)?;
     let Ok(socket) = UnixStream::connect_addr(&address) else { return Ok(None) };
     let link = Link::new(socket).map_err(|_| SYSTEM_ERROR)?;
     Ok(link.write(&hello.to_bytes(), is_stopped).is_ok().then_some(link))
