@@ -9,6 +9,7 @@ mod barrier_history;
 mod client;
 mod linearizability;
 mod random_load;
+mod raw_calls;
 mod raw_connection;
 mod raw_session;
 mod shared_barrier;
@@ -166,7 +167,7 @@ async fn survive_random_kills(kills: u64, durability: &str) {
         stopping.send_replace(true);
     };
     tokio::join!(load.run(stop), killing);
-    let before = recorded_state(&server);
+    let before = timeout(PATIENCE, settled_state(&server)).await.expect("no client makes calls");
     killer.kill().await;
     assert_eq!(recorded_state(&server), before, "the recovered state");
     load.finish().await;
@@ -180,6 +181,18 @@ async fn survive_random_kills(kills: u64, durability: &str) {
         (&1.into(), &json!([]), &json!([])),
         "{contents}"
     );
+}
+
+/// Returns the state once the core has noticed that the clients have stopped.
+async fn settled_state(server: &MusterServer) -> Value {
+    let mut state = recorded_state(server);
+    loop {
+        sleep(SETTLE).await;
+        let last = std::mem::replace(&mut state, recorded_state(server));
+        if state == last {
+            return state;
+        }
+    }
 }
 
 /// Returns what must be the same in a core and in the next one, while no client makes calls. The next one counts the time

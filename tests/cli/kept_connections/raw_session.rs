@@ -9,19 +9,23 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster::proto::{CoordinatedTask, tensorflow, xla::coordination as wire};
+use muster::proto::tensorflow;
 use prost::Message as _;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout, timeout_at};
 use tonic::Code;
 
 use super::linearizability::KeyOperation;
+use super::raw_calls::{
+    RawIncarnations, ResponseCheck, coordinated_task, encode_exchange, encode_operation,
+    encode_random_call_of_task, encode_registration,
+};
 use super::raw_connection::{
     GENERATION_A, GENERATION_C, RawConnection, SAME_HEADERS, StreamResponse, encode_encoded_request,
     header_block, opening_with_window,
 };
 use super::shared_barrier::SharedBarrier;
-use super::shared_keys::{OpenOperation, SharedKeys, encode_number};
+use super::shared_keys::{OpenOperation, SharedKeys};
 use super::{PATIENCE, random_pause};
 use crate::harness::frames;
 
@@ -33,9 +37,6 @@ const WINDOWS: [u32; 3] = [3_000, 65_535, 16 << 20];
 const CREDIT_MIN: usize = 1 << 20;
 /// The error code of HTTP/2 with which a client cancels a call.
 const CANCEL: u32 = 8;
-
-/// Checks a response.
-type ResponseCheck = Box<dyn FnOnce(&StreamResponse) + Send>;
 
 /// A call that has no response yet.
 enum OpenCall {
@@ -56,7 +57,7 @@ pub struct RawSession {
     /// The task of generation A that registers on this connection.
     task: Option<i32>,
     /// The incarnations with which the session calls generation C; without them it calls generation A.
-    incarnations: Option<wire::Incarnations>,
+    incarnations: RawIncarnations,
     /// The incarnation of the run, after registration.
     leader: u64,
     keys: Arc<SharedKeys>,
@@ -77,22 +78,6 @@ pub struct RawSession {
     connections: u32,
     /// The connections that were reset before anything was received.
     lost_connections: u32,
-}
-
-/// Encodes a request for the generation of a session. Both generations have these fields.
-macro_rules! encode {
-    ($session:expr, $request:ident { $($fields:tt)* }) => {
-        match $session.incarnations {
-            None => tensorflow::$request { $($fields)* }.encode_to_vec(),
-            Some(incarnations) => {
-                wire::$request { incarnations: Some(incarnations), $($fields)* }.encode_to_vec()
-            }
-        }
-    };
-}
-
-fn coordinated_task(task_id: i32) -> CoordinatedTask {
-    CoordinatedTask { named: false, task_id, recoverable: false }
 }
 
 impl RawSession {
@@ -128,7 +113,7 @@ impl RawSession {
     }
 
     /// Lets the session call generation C.
-    pub fn with_incarnations(mut self, incarnations: Option<wire::Incarnations>) -> Self {
+    pub fn with_incarnations(mut self, incarnations: RawIncarnations) -> Self {
         self.incarnations = incarnations;
         self
     }
@@ -137,24 +122,16 @@ impl RawSession {
     pub async fn register(&mut self, task: i32, barrier: &Arc<SharedBarrier>) {
         self.task = Some(task);
         self.barrier = Some(Arc::clone(barrier));
-        let request = self.registration(task);
+        let request = encode_registration(task);
         let message = self.call("RegisterTask", &request).await;
         let answer = tensorflow::RegisterTaskResponse::decode(&*message).expect("a message");
         self.leader = answer.leader_incarnation;
+        assert_ne!(self.leader, 0, "{}: the incarnation of the run", self.connection.name);
         let poll = tensorflow::PollForErrorRequest { source_task: Some(coordinated_task(task)) };
         let mut bytes = self.encode_call("PollForError", &poll.encode_to_vec(), OpenCall::Waiting);
         self.exchange = Some(self.next_stream);
-        bytes.extend(self.encode_call("WaitForAllTasks", &exchange_of(task), OpenCall::Waiting));
+        bytes.extend(self.encode_call("WaitForAllTasks", &encode_exchange(task), OpenCall::Waiting));
         self.send(&bytes).await.expect("the server reads");
-    }
-
-    fn incarnation(task: i32) -> u64 {
-        2000 + u64::from(task.unsigned_abs())
-    }
-
-    fn registration(&self, task: i32) -> Vec<u8> {
-        let source_task = Some(coordinated_task(task));
-        tensorflow::RegisterTaskRequest { incarnation: Self::incarnation(task), source_task }.encode_to_vec()
     }
 
     /// Begins the connection, with windows of a random size.
@@ -274,7 +251,7 @@ impl RawSession {
             _ => {
                 let (key, _) = self.keys.choose(&mut self.rng);
                 let operation = KeyOperation::Insert { number: 0, overwrites: true };
-                let (method, message) = self.encode_operation(&key.name, operation);
+                let (method, message) = encode_operation(self.incarnations, &key.name, operation);
                 let stream = self.next_stream;
                 let whole = self.encode_call(method, &message, OpenCall::Waiting);
                 let headers = 9 + usize::from(u16::from_be_bytes([whole[1], whole[2]]));
@@ -415,110 +392,13 @@ impl RawSession {
         if let Some(task) = self.task
             && self.rng.u8(0..6) == 0
         {
-            return self.encode_call_of_task(task);
+            let (method, message, check) = encode_random_call_of_task(task, self.leader, &mut self.rng);
+            return self.encode_call(method, &message, OpenCall::Other(check));
         }
         let (key, operation) = self.keys.choose(&mut self.rng);
-        let (method, message) = self.encode_operation(&key.name, operation);
+        let (method, message) = encode_operation(self.incarnations, &key.name, operation);
         let open = key.begin(&self.connection.name, operation);
         self.encode_call(method, &message, OpenCall::Key(open))
-    }
-
-    fn encode_operation(&self, key: &str, operation: KeyOperation) -> (&'static str, Vec<u8>) {
-        let key = key.to_owned();
-        match operation {
-            KeyOperation::Insert { number, overwrites } => {
-                let (value, allow_overwrite) = (encode_number(number), overwrites);
-                let message = match self.incarnations {
-                    None => {
-                        let kv = Some(tensorflow::KeyValueEntry { key, value });
-                        tensorflow::InsertKeyValueRequest { kv, allow_overwrite }.encode_to_vec()
-                    }
-                    incarnations => {
-                        let kv = Some(wire::KeyValueEntry { key, value });
-                        wire::InsertKeyValueRequest { incarnations, kv, allow_overwrite }.encode_to_vec()
-                    }
-                };
-                ("InsertKeyValue", message)
-            }
-            KeyOperation::Get => ("GetKeyValue", encode!(self, GetKeyValueRequest { key })),
-            KeyOperation::TryGet => ("TryGetKeyValue", encode!(self, TryGetKeyValueRequest { key })),
-            KeyOperation::Increment => {
-                ("IncrementKeyValue", encode!(self, IncrementKeyValueRequest { key, increment: 1 }))
-            }
-            KeyOperation::Delete => {
-                ("DeleteKeyValue", encode!(self, DeleteKeyValueRequest { key, is_directory: true }))
-            }
-        }
-    }
-
-    /// Encodes a call of generation A that is not about keys, or that reads all shared keys.
-    fn encode_call_of_task(&mut self, task: i32) -> Vec<u8> {
-        let (name, leader) = (self.connection.name.clone(), self.leader);
-        let me = Some(coordinated_task(task));
-        let with_status = |method: &'static str, expected: Code| -> ResponseCheck {
-            Box::new(move |response| {
-                assert_eq!(response.status(), Some(expected as i32), "{name}: {method}: {response:?}");
-            })
-        };
-        let (method, message, check) = match self.rng.u8(0..9) {
-            0 => {
-                let request =
-                    tensorflow::HeartbeatRequest { incarnation: Self::incarnation(task), source_task: me };
-                let check: ResponseCheck = Box::new(move |response| {
-                    let answer = tensorflow::HeartbeatResponse::decode(response.message());
-                    let incarnation = answer.map(|answer| answer.leader_incarnation);
-                    assert_eq!(incarnation, Ok(leader), "Heartbeat: {response:?}");
-                });
-                ("Heartbeat", request.encode_to_vec(), check)
-            }
-            1 => {
-                let check: ResponseCheck = Box::new(move |response| {
-                    let answer = tensorflow::RegisterTaskResponse::decode(response.message());
-                    let incarnation = answer.map(|answer| answer.leader_incarnation);
-                    assert_eq!(incarnation, Ok(leader), "RegisterTask: {response:?}");
-                });
-                ("RegisterTask", self.registration(task), check)
-            }
-            2 => {
-                let request = tensorflow::GetTaskStateRequest { source_task: me.into_iter().collect() };
-                ("GetTaskState", request.encode_to_vec(), check_states(task))
-            }
-            3 => {
-                let request = tensorflow::GetJobStateRequest { job_name: String::new() };
-                ("GetJobState", request.encode_to_vec(), check_states(task))
-            }
-            4 => {
-                let request =
-                    tensorflow::WatchJobStateRequest { job_name: String::new(), version_number: -1 };
-                ("WatchJobState", request.encode_to_vec(), check_states(task))
-            }
-            5 => {
-                let request = tensorflow::ReportErrorToTaskRequest::default();
-                let check = with_status("ReportErrorToTask", Code::Unimplemented);
-                ("ReportErrorToTask", request.encode_to_vec(), check)
-            }
-            6 => {
-                let request =
-                    tensorflow::GetAliveTasksRequest { requesting_task: me, tasks: me.into_iter().collect() };
-                let check: ResponseCheck = Box::new(move |response| {
-                    let answer = tensorflow::GetAliveTasksResponse::decode(response.message());
-                    let alive = answer.map(|answer| answer.incarnations);
-                    assert_eq!(alive, Ok(vec![Self::incarnation(task)]), "GetAliveTasks: {response:?}");
-                });
-                ("GetAliveTasks", request.encode_to_vec(), check)
-            }
-            7 => {
-                let barrier_id = "never-begun".to_owned();
-                let request = tensorflow::CancelBarrierRequest { barrier_id, source_task: me, counter: 0 };
-                let check = with_status("CancelBarrier", Code::FailedPrecondition);
-                ("CancelBarrier", request.encode_to_vec(), check)
-            }
-            _ => {
-                let request = tensorflow::GetKeyValueDirRequest { directory_key: "shared".into() };
-                ("GetKeyValueDir", request.encode_to_vec(), with_status("GetKeyValueDir", Code::Ok))
-            }
-        };
-        self.encode_call(method, &message, OpenCall::Other(check))
     }
 
     /// Makes a call outside the load, and returns the message of the successful answer.
@@ -547,7 +427,7 @@ impl RawSession {
     pub async fn exchange_in_place_of(&mut self, tasks: Range<i32>) {
         let (first, mut bytes) = (self.next_stream, Vec::new());
         for task in tasks {
-            bytes.extend(self.encode_call("WaitForAllTasks", &exchange_of(task), OpenCall::Direct));
+            bytes.extend(self.encode_call("WaitForAllTasks", &encode_exchange(task), OpenCall::Direct));
         }
         let end = self.next_stream;
         if let Some(own) = self.exchange {
@@ -582,23 +462,4 @@ impl RawSession {
         let request = tensorflow::ShutdownTaskRequest { source_task }.encode_to_vec();
         self.call("ShutdownTask", &request).await;
     }
-}
-
-/// Encodes the request of a task that exchanges one device.
-fn exchange_of(task: i32) -> Vec<u8> {
-    let device = prost_types::Any { type_url: "test".into(), value: task.to_be_bytes().to_vec() };
-    let device_info = Some(tensorflow::DeviceInfo { device: vec![device] });
-    tensorflow::WaitForAllTasksRequest { source_task: Some(coordinated_task(task)), device_info }
-        .encode_to_vec()
-}
-
-/// Returns a check of states of tasks: this task is connected. All methods have the states in the same field.
-fn check_states(task: i32) -> ResponseCheck {
-    Box::new(move |response| {
-        let answer = tensorflow::GetJobStateResponse::decode(response.message()).expect("a message");
-        let mut states = answer.task_state.iter();
-        let state = states.find(|info| info.task.is_some_and(|found| found.task_id == task));
-        let state = state.map(|info| info.state);
-        assert_eq!(state, Some(tensorflow::CoordinatedTaskState::TaskstateConnected as i32), "{response:?}");
-    })
 }
