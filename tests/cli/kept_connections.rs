@@ -170,7 +170,7 @@ async fn survive_random_kills(kills: u64, durability: &str) {
     let before = timeout(PATIENCE, settled_state(&server)).await.expect("no client makes calls");
     killer.kill().await;
     assert_eq!(recorded_state(&server), before, "the recovered state");
-    load.finish().await;
+    load.finish(&mut killer).await;
     // The whole service dies with its keeper, so the journal ends with inputs.
     server.signal(Signal::KILL);
     server.end();

@@ -21,7 +21,9 @@ use super::linearizability::KeyOperation;
 use super::raw_session::RawSession;
 use super::shared_barrier::SharedBarrier;
 use super::shared_keys::SharedKeys;
-use super::{MIB, PATIENCE, in_time, parse_number, random_length, random_pause, value_of};
+use super::{
+    CoreKiller, MIB, PATIENCE, SETTLE, in_time, parse_number, random_length, random_pause, value_of,
+};
 
 /// The tasks of generation C, each with its own connection. The number is even: pairs of tasks share barriers.
 const TASKS_OF_C: i32 = 8;
@@ -78,13 +80,16 @@ impl Activity {
                     let cancelling = async {
                         sleep(delays[0]).await;
                         barrier.record_cancellation(next.task, round);
+                        // It is refused until the arrival is there.
                         while let Err(refusal) = next.cancel_barrier(&barrier.id, round).await {
                             let (code, name) = (refusal.code(), &next.name);
                             assert_eq!(code, Code::FailedPrecondition, "{name}: {refusal:?}");
                             sleep(Duration::from_millis(5)).await;
                         }
                     };
-                    let (arrived, ()) = tokio::join!(arriving, cancelling);
+                    let cancelling = timeout(PATIENCE, cancelling);
+                    let (arrived, cancelled) = tokio::join!(arriving, cancelling);
+                    cancelled.expect("the round can be cancelled");
                     let failure = arrived.expect("an answer to the arrival").expect_err("a cancelled round");
                     assert_eq!(failure.code(), Code::Cancelled, "{}: {failure:?}", client.name);
                     barrier.record_cancelled_round(client.task, round);
@@ -324,9 +329,9 @@ impl RandomLoad {
         check_counters(&self.clients[0], &results).await;
     }
 
-    /// Checks what is left after the last kill: the shared keys are as their histories say, all waiting calls still
-    /// wait, and all tasks shut down together.
-    pub async fn finish(mut self) {
+    /// Checks what is left after the kills: the shared keys are as their histories say, and all waiting calls still
+    /// wait. Then all tasks shut down together, with one more kill while they wait for the last one.
+    pub async fn finish(mut self, killer: &mut CoreKiller<'_>) {
         let reader = &self.clients[0];
         for key in self.keys.retire_all() {
             let open = key.begin(&reader.name, KeyOperation::TryGet);
@@ -342,9 +347,15 @@ impl RandomLoad {
         }
         self.sessions[0].exchange_in_place_of(0..TASKS_OF_C).await;
         join_all(self.sessions.iter_mut().map(|session| session.receive_exchange(TASKS))).await;
-        let clients = self.clients.iter().map(SingleConnectionClient::shut_down);
-        let sessions = self.sessions.iter_mut().map(RawSession::shut_down);
-        tokio::join!(join_all(clients), join_all(sessions));
+        let (last, others) = self.clients.split_first().expect("a client");
+        let ending = async {
+            sleep(SETTLE).await;
+            killer.kill().await;
+            last.shut_down().await;
+        };
+        let others = join_all(others.iter().map(SingleConnectionClient::shut_down));
+        let sessions = join_all(self.sessions.iter_mut().map(RawSession::shut_down));
+        tokio::join!(ending, others, sessions);
     }
 }
 
