@@ -14,14 +14,14 @@ use muster::proto::xla::coordination as wire;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
-use tonic::Status;
 use tonic::transport::{Channel, Endpoint, Uri};
+use tonic::{Code, Status};
 use wire::coordination_service_client::CoordinationServiceClient;
 
 use super::linearizability::KeyOperation;
 use super::shared_barrier::SharedBarrier;
 use super::shared_keys::encode_number;
-use super::{check_value, in_time, parse_number, value_of};
+use super::{PATIENCE, check_value, in_time, parse_number, value_of};
 
 /// The connector of a channel with one connection: it refuses to connect a second time.
 struct SingleConnector {
@@ -229,6 +229,19 @@ impl SingleConnectionClient {
         barrier.record_arrival(self.task, round);
         let counter = in_time(&what, self.arrive(&barrier.id, round, &barrier.members)).await;
         barrier.record_pass(self.task, round, counter);
+    }
+
+    /// Arrives at a round of a shared barrier, gives the call up after a while, and arrives again. The round may pass
+    /// meanwhile: the next arrival then gets the result again.
+    pub async fn give_up_arrival(&self, barrier: &SharedBarrier, round: i64, after: Duration) {
+        barrier.record_arrival(self.task, round);
+        _ = timeout(after, self.arrive(&barrier.id, round, &barrier.members)).await;
+        // The client library may send the given-up call after the next one, and the service then cancels that one.
+        let arriving = timeout(PATIENCE, self.arrive(&barrier.id, round, &barrier.members)).await;
+        if let Err(refusal) = arriving.expect("an answer to the arrival") {
+            let is_replaced = refusal.code() == Code::Cancelled && refusal.message().contains("more recent");
+            assert!(is_replaced, "{}: round {round} of barrier {:?}: {refusal:?}", self.name, barrier.id);
+        }
     }
 
     /// Shuts the task down together with all others.

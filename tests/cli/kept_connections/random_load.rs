@@ -101,13 +101,9 @@ impl Activity {
                     barrier.record_cancelled_round(next.task, round);
                 }
                 kind => {
-                    let gives_up = kind < 3;
                     let first = async {
-                        if gives_up {
-                            barrier.record_arrival(client.task, round);
-                            let arriving = client.arrive(&barrier.id, round, &barrier.members);
-                            // The round may pass meanwhile. The second arrival then gets the result again.
-                            _ = timeout(delays[0], arriving).await;
+                        if kind < 3 {
+                            client.give_up_arrival(&barrier, round, delays[0]).await;
                         }
                         client.pass_shared_barrier(&barrier, round, delays[0]).await;
                     };
