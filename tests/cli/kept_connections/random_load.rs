@@ -334,7 +334,7 @@ impl RandomLoad {
             let answer = reader.operate(&key.name, KeyOperation::TryGet).await;
             open.complete(answer.as_deref().map_err(tonic::Status::code));
         }
-        self.keys.check_retired();
+        self.keys.check_rest();
         println!("{}", self.keys.describe_checks());
         println!("the barrier of both generations has passed {} times", self.barrier.check());
         for client in &self.clients {

@@ -173,6 +173,13 @@ impl SharedKeys {
             .collect()
     }
 
+    /// Checks the histories that are left, once no client makes calls and all keys are retired.
+    pub fn check_rest(&self) {
+        self.check_retired();
+        let unchecked = self.retired.lock().expect("no holder panics").len();
+        assert_eq!(unchecked, 0, "operations on so many keys are still in progress");
+    }
+
     /// Retires all keys, and returns them.
     pub fn retire_all(&self) -> Vec<Arc<SharedKey>> {
         let mut used = std::mem::take(&mut *self.used.lock().expect("no holder panics"));
