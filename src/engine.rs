@@ -3,7 +3,7 @@
 //! The rules of jobs are in `coordination`, and the protocols in `grpc` and `http`. Begin at [`Engine::call`]. Only
 //! `Engine::apply` applies inputs. `engine/` has the parts of the driver: `jobs.rs` (declarations and commands),
 //! `lock.rs`, `observer.rs`, `waiting_calls.rs`, `event_history.rs`, `drop_thread.rs`; and `journaling.rs`, `recorder.rs`,
-//! `replay.rs`, `held_answers.rs`, by which the state survives the process.
+//! `replay.rs`, `state_digest.rs`, `held_answers.rs`, by which the state survives the process.
 //!
 //! - *One lock, on the caller's thread.* Each caller applies its input on its own thread, under a lock that is held
 //!   only for the transition. A transition takes about a microsecond. If one thread owned the state, a queue to it
@@ -40,6 +40,7 @@ mod packed_heartbeats;
 mod recorder;
 mod replay;
 mod restore_report;
+mod state_digest;
 mod waiting_calls;
 
 use std::net::SocketAddr;

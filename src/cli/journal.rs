@@ -134,6 +134,8 @@ struct JournalContents {
     has_snapshot: bool,
     /// The records after the snapshot, by kind.
     records: BTreeMap<&'static str, RecordTotals>,
+    /// Whether the state was compared with a digest in the journal, and has it.
+    has_recorded_digest: bool,
     /// Damaged snapshots that are passed over.
     damaged_snapshots: Vec<String>,
     /// Records whose inputs make this program panic, so that a start does not apply them.
@@ -164,6 +166,7 @@ fn check(arguments: &FolderArguments) -> Result<ExitCode> {
         inputs: report.inputs,
         has_snapshot: report.had_snapshot,
         records,
+        has_recorded_digest: report.has_recorded_digest,
         damaged_snapshots: report.damaged_snapshots.clone(),
         set_aside: report.set_aside.clone(),
         cut: report.cut.as_ref().map(|cut| {
@@ -197,6 +200,9 @@ fn check(arguments: &FolderArguments) -> Result<ExitCode> {
             format_grouped(totals.count),
             format_bytes(totals.bytes)
         ));
+    }
+    if contents.has_recorded_digest {
+        text.add_line("The inputs lead to the state whose digest the journal has.");
     }
     for damaged in &contents.damaged_snapshots {
         text.add_line(format_args!("damaged snapshot, passed over: {damaged}"));

@@ -13,9 +13,10 @@ use super::answer_flush::{LoggedConnections, wait_until_flushed};
 use super::held_answers::HeldAnswers;
 use super::recorder::{InputRecorder, JournalState};
 use super::replay::snapshot_writer;
+use super::state_digest::{StateMark, digest_of};
 use super::{Durability, Engine, EngineState, PersistentObserver, RestoredState};
 use crate::clock;
-use crate::coordination::{Input, ServiceIncarnation, Timestamp};
+use crate::coordination::{Coordinator, Input, ServiceIncarnation, Timestamp};
 
 impl Engine {
     /// Makes a snapshot count only once all answers that were given before it are in the logs of `connections`: a replay that begins
@@ -144,6 +145,19 @@ impl Engine {
         if recorder.is_snapshot_due() || std::mem::take(&mut state.is_snapshot_wanted) {
             let connections = self.logged_connections.get().and_then(Weak::upgrade);
             self.begin_snapshot(&mut state, now, connections);
+            return;
+        }
+        let mark = state.recorder.as_mut().and_then(|it| it.mark_state_if_due(clock::monotonic()));
+        if let Some(mark) = mark {
+            let coordinator = state.durable.coordinator.clone();
+            let engine = self.this.clone();
+            let spawned = std::thread::Builder::new()
+                .name("muster-digest".to_owned())
+                .spawn(move || record_digest(&engine, mark, coordinator));
+            if let (Err(error), Some(recorder)) = (spawned, &mut state.recorder) {
+                tracing::warn!(%error, "no thread for a digest of the state: the next replay compares less");
+                recorder.record_digest(mark, None, clock::monotonic(), Duration::ZERO);
+            }
         }
     }
 
@@ -174,5 +188,21 @@ impl Engine {
         drop(state);
         // The writer ends its threads, which write the snapshot first.
         drop(recorder);
+    }
+}
+
+/// Computes the digest of the state at a mark, and records it.
+fn record_digest(engine: &Weak<Engine>, mark: StateMark, coordinator: Coordinator) {
+    let began = clock::monotonic();
+    let digest = digest_of(&coordinator);
+    drop(coordinator);
+    if let Err(error) = &digest {
+        tracing::warn!(%error, "the state cannot be encoded: the next replay compares less");
+    }
+    let took = began.elapsed();
+    if let Some(engine) = engine.upgrade()
+        && let Some(recorder) = &mut engine.lock().recorder
+    {
+        recorder.record_digest(mark, digest.ok(), clock::monotonic(), took);
     }
 }

@@ -10,8 +10,9 @@
 //! - *A read that changes nothing is not recorded.* The recorder decides this after the read was applied: it had one effect,
 //!   its own answer, and no other work was pending before it. If it had other effects, it is recorded then; it was applied
 //!   under the same lock. So is a read of a connection that may go on in another process, if its answer waits for the disk.
-//! - *Checks.* From time to time the recorder appends a few numbers of the state. A replay compares them with its own state,
-//!   so a program that decides otherwise than the one that wrote the journal is noticed.
+//! - *Checks.* From time to time the recorder appends a few numbers of the state, and less often a digest of all of it
+//!   (`state_digest.rs`). A replay compares them with its own state, so a program that decides otherwise than the one that wrote
+//!   the journal is noticed.
 //! - *Trouble.* While the journal cannot be written, calls and commands that change the state are refused
 //!   ([`InputRecorder::refusal`]), also the one whose record finds no room. Heartbeats, reads, ends of connections and ticks are
 //!   applied all the same; if one of them is not recorded, the journal needs a snapshot.
@@ -20,6 +21,7 @@ use std::fmt;
 use std::io::{self, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use muster_journal::{AppendError, JournalStatus, JournalWriter, RecordKind};
 use serde::{Deserialize, Serialize, Serializer};
@@ -27,6 +29,7 @@ use utoipa::ToSchema;
 
 use super::packed_heartbeats::PackedHeartbeats;
 use super::restore_report::RestoreReport;
+use super::state_digest::{DigestSchedule, StateMark};
 use crate::coordination::{
     CallId, ClaimRefusal, Code, CommandRefusal, Coordinator, Effect, Failure, Input, JobName, JobSettings,
     Request, Timestamp,
@@ -88,6 +91,10 @@ pub(super) mod kind {
     pub const HEARTBEATS: RecordKind = RecordKind(6);
     /// The stream of a call, and the call as an `INPUT`. Since encoding 3.
     pub const CALL: RecordKind = RecordKind(7);
+    /// A `StateMark`: the state at this place gets a digest. Since encoding 4.
+    pub const MARK: RecordKind = RecordKind(8);
+    /// A `StateMark` that came before, and the digest of the state there. Since encoding 4.
+    pub const DIGEST: RecordKind = RecordKind(9);
 }
 
 /// The version of the encoding of inputs and of the state in snapshots. It grows when a type changes that they contain.
@@ -96,14 +103,15 @@ pub(super) mod kind {
 /// | --- | --- |
 /// | 2 | heartbeats are packed; `Input::Resumed` says how the former process ended |
 /// | 3 | calls have the number of their stream; `Input::Resumed` says which connections go on |
-pub const JOURNAL_ENCODING: u32 = 3;
+/// | 4 | digests of the state |
+pub const JOURNAL_ENCODING: u32 = 4;
 /// The oldest encoding that this program reads.
 pub(super) const OLDEST_ENCODING: u32 = 1;
 
 /// A check is recorded after so many inputs.
 const CHECK_INTERVAL: u32 = 1024;
 
-/// Some numbers of the state, by which a replay notices that it went another way.
+/// Some numbers of the state, by which a replay notices soon that it went another way. `state_digest.rs` compares the whole state.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct StateCheck {
     /// The number of the next event.
@@ -140,6 +148,7 @@ pub(super) struct InputRecorder {
     heartbeats: PackedHeartbeats,
     durability: Durability,
     inputs_since_check: u32,
+    digests: DigestSchedule,
     refused_changes: AtomicU64,
     restored: RestoreReport,
 }
@@ -176,6 +185,7 @@ impl InputRecorder {
             heartbeats: PackedHeartbeats::default(),
             durability,
             inputs_since_check: 0,
+            digests: DigestSchedule::default(),
             refused_changes: AtomicU64::new(0),
             restored,
         }
@@ -212,6 +222,7 @@ impl InputRecorder {
         }
         self.flush_heartbeats();
         self.inputs_since_check += 1;
+        self.digests.note_change();
         if self.inputs_since_check >= CHECK_INTERVAL {
             self.inputs_since_check = 0;
             // A check that has no room is missed by nobody.
@@ -310,6 +321,26 @@ impl InputRecorder {
         // The state in the snapshot has them.
         self.flush_heartbeats();
         self.writer.begin_snapshot(Box::new(write));
+    }
+
+    /// Marks this place, if the state here should get a digest. Pass the digest to [`Self::record_digest`].
+    pub fn mark_state_if_due(&mut self, now: Instant) -> Option<StateMark> {
+        // A journal in trouble lacks records, until a snapshot makes up for them.
+        if !self.digests.is_due(now) || self.writer.is_in_trouble() {
+            return None;
+        }
+        self.flush_heartbeats();
+        let mark = self.digests.begin();
+        append_or_lose(&mut self.writer, kind::MARK, &mark);
+        Some(mark)
+    }
+
+    /// Records the digest of the state at a mark, which took so long.
+    pub fn record_digest(&mut self, mark: StateMark, digest: Option<u64>, now: Instant, took: Duration) {
+        self.digests.end(now, took);
+        if let Some(digest) = digest {
+            append_or_lose(&mut self.writer, kind::DIGEST, &(mark, digest));
+        }
     }
 
     /// Returns the description for metrics and pages.

@@ -25,6 +25,7 @@ use super::kept_calls::{KeptConnections, ReplayedCalls};
 use super::packed_heartbeats::unpack_heartbeats;
 use super::recorder::{JOURNAL_ENCODING, OLDEST_ENCODING, StateCheck, kind};
 use super::restore_report::RestoreReport;
+use super::state_digest::{StateMark, digest_of};
 use super::{ContentsSerialiser, PersistentObserver};
 use crate::clock;
 use crate::coordination::{Coordinator, Effect, Input, JobId, JobSettings, Timestamp};
@@ -184,6 +185,7 @@ impl RestoredState {
             RecoveryError::Journal(error) => error.into(),
             RecoveryError::Record { error, .. } => error,
         })?;
+        let has_recorded_digest = set_aside.is_empty() && replay.compare_digest()?;
         let report = RestoreReport {
             inputs: replay.inputs,
             had_snapshot: recovery.snapshot().is_some(),
@@ -193,6 +195,7 @@ impl RestoredState {
             damaged_snapshots: recovery.damaged_snapshots().to_vec(),
             cut: end.cut.clone(),
             set_aside: set_aside.into_iter().collect(),
+            has_recorded_digest,
             after: None,
             continued_connections: kept.connections().len(),
             lost_connections: kept.lost(),
@@ -296,11 +299,44 @@ struct Replay {
     last_input: Timestamp,
     effects: Vec<Effect>,
     calls: ReplayedCalls,
+    /// The state at the last mark.
+    marked: Option<(StateMark, Coordinator)>,
+    digested: Option<DigestedState>,
+}
+
+/// The state at the last mark that has a digest.
+struct DigestedState {
+    coordinator: Coordinator,
+    digest: u64,
+    /// The record that has the digest, and the encoding of that record.
+    record: u64,
+    encoding: u32,
 }
 
 impl Replay {
     fn new(until: Timestamp, kept: &Arc<KeptConnections>) -> Self {
         Self { until, calls: ReplayedCalls::new(Arc::clone(kept)), ..Self::default() }
+    }
+
+    /// Compares the state with the last digest of the journal. Returns whether there is one.
+    ///
+    /// The encoding of the state is part of its digest, so only a digest of the present encoding is compared.
+    fn compare_digest(&self) -> Result<bool, RestoreError> {
+        let Some(DigestedState { coordinator, digest, record, encoding }) = &self.digested else {
+            return Ok(false);
+        };
+        if *encoding != JOURNAL_ENCODING {
+            return Ok(false);
+        }
+        let refuse = |why: String| RestoreError::Replay { what: format!("record {record}"), why };
+        let found = digest_of(coordinator).map_err(|error| refuse(error.to_string()))?;
+        if found != *digest {
+            return Err(refuse(format!(
+                "the inputs before it lead this program to another state than the program that recorded them (digest \
+                 {found:016x} in place of {digest:016x})"
+            )));
+        }
+        Ok(true)
     }
 
     /// Does not apply a record. If it is a call, it gets an answer all the same.
@@ -381,7 +417,7 @@ impl Replay {
                 });
                 return unpacked.map_err(undecodable);
             }
-            kind::CHECK if self.is_past_until => {}
+            kind::CHECK | kind::MARK | kind::DIGEST if self.is_past_until => {}
             kind::CHECK => {
                 let expected: StateCheck = postcard::from_bytes(record.payload).map_err(undecodable)?;
                 let found = StateCheck::of(&self.state.coordinator, self.state.next_event);
@@ -391,6 +427,18 @@ impl Replay {
                          in place of {expected})"
                     );
                     return Err(RestoreError::Replay { what: what(), why });
+                }
+            }
+            kind::MARK => {
+                let mark: StateMark = postcard::from_bytes(record.payload).map_err(undecodable)?;
+                self.marked = Some((mark, self.state.coordinator.clone()));
+            }
+            kind::DIGEST => {
+                let (mark, digest): (StateMark, u64) =
+                    postcard::from_bytes(record.payload).map_err(undecodable)?;
+                if let Some((_, marked)) = self.marked.take_if(|(last, _)| *last == mark) {
+                    let (record, encoding) = (record.number, self.encoding);
+                    self.digested = Some(DigestedState { coordinator: marked, digest, record, encoding });
                 }
             }
             kind::NOTE => {

@@ -21,7 +21,7 @@ use muster::engine::{
     AnswerInbox, AnsweredOrWaiting, ContentsSerialiser, Durability, Engine, JOURNAL_ENCODING,
     KeptConnections, Observer, PersistentObserver, RestoredState,
 };
-use muster_journal::{JournalFolder, JournalOptions};
+use muster_journal::{JournalFolder, JournalOptions, JournalWriter, RecordKind};
 
 const TASKS: u32 = 5;
 
@@ -38,6 +38,18 @@ impl TestFolder {
 
     pub fn journal(&self) -> PathBuf {
         self.0.join("journal")
+    }
+
+    /// Copies the journal as it is now, in place of the former copy.
+    fn copy_journal(&self) -> PathBuf {
+        let copy = self.0.join("copy");
+        let _ = fs::remove_dir_all(&copy);
+        fs::create_dir(&copy).unwrap();
+        // A snapshot that is being written has another name, and old files may go meanwhile.
+        for file in fs::read_dir(self.journal()).unwrap().flatten() {
+            let _ = fs::copy(file.path(), copy.join(file.file_name()));
+        }
+        copy
     }
 }
 
@@ -75,14 +87,7 @@ pub fn start(path: &Path, durability: Durability) -> Arc<Engine> {
 
 /// What another process finds if this one dies now.
 fn restored_now(folder: &TestFolder) -> Coordinator {
-    let copy = folder.0.join("copy");
-    let _ = fs::remove_dir_all(&copy);
-    fs::create_dir(&copy).unwrap();
-    // A snapshot that is being written has another name, and old files may go meanwhile.
-    for entry in fs::read_dir(folder.journal()).unwrap().flatten() {
-        let _ = fs::copy(entry.path(), copy.join(entry.file_name()));
-    }
-    let journal = open(&copy);
+    let journal = open(&folder.copy_journal());
     let restored = RestoredState::read(&journal, &[]).unwrap_or_else(|error| panic!("{error}"));
     restored.coordinator().snapshot()
 }
@@ -240,6 +245,9 @@ fn check_seed(seed: u64) {
             engine.maintain_journal();
             let (restored, present) = (restored_now(&folder), engine.read(|core, _| core.snapshot()));
             assert_eq!(restored, present, "seed {seed}, life {life}");
+            // The digest is one of the encoded state.
+            let encode = |state: &Coordinator| postcard::to_allocvec(state).unwrap();
+            assert!(encode(&restored) == encode(&present), "seed {seed}, life {life}: encoded, they differ");
         }
         if life == 2 {
             engine.close_journal();
@@ -408,6 +416,59 @@ fn the_last_input_can_be_set_aside() {
     assert!(again.report.set_aside.is_empty(), "a snapshot without the input follows it: {:?}", again.report);
     let job = again.coordinator().job(clients.job).expect("the job");
     assert!(job.stored_value(b"a").is_some() && job.stored_value(b"b").is_none());
+}
+
+/// Waits until the journal in `folder` has a digest of the state.
+fn wait_for_digest(folder: &TestFolder) {
+    for _ in 0..1_000 {
+        let copy = folder.copy_journal();
+        let restored = RestoredState::read(&open(&copy), &[]).expect("it can be read");
+        if restored.report.has_recorded_digest {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    panic!("the journal has no digest");
+}
+
+#[test]
+fn a_replay_compares_the_whole_state_with_the_digest_in_the_journal() {
+    let folder = TestFolder::new();
+    let engine = start(&folder.journal(), Durability::Process);
+    let mut clients = clients(&engine, 3);
+    (0..100).for_each(|_| clients.step(&engine));
+    engine.maintain_journal();
+    wait_for_digest(&folder);
+    (0..100).for_each(|_| clients.step(&engine));
+    engine.maintain_journal();
+    // The process dies, and another program has written another digest.
+    let copy = folder.copy_journal();
+    drop(engine);
+    let restored = RestoredState::read(&open(&copy), &[]).expect("it can be read");
+    assert!(restored.report.has_recorded_digest);
+    let opened = open(&copy);
+    let end =
+        opened.recover().unwrap().replay(|_| Ok::<(), String>(())).unwrap_or_else(|_| panic!("it is whole"));
+    let mut writer = JournalWriter::begin(opened, &end, JournalOptions::default()).unwrap();
+    let mut append = |kind, contents: &[u8]| {
+        let fill = |space: &mut [u8]| {
+            space[..contents.len()].copy_from_slice(contents);
+            Some(contents.len())
+        };
+        writer.append(RecordKind(kind), || contents.len(), fill).expect("there is room");
+    };
+    let (encoding, mark, digest) = (3, 8, 9);
+    let present = [&[u8::try_from(JOURNAL_ENCODING).unwrap(), 4][..], b"test"].concat();
+    append(encoding, &present);
+    append(mark, &[77]);
+    append(digest, &[77, 5]);
+    drop(writer);
+    let refused = RestoredState::read(&open(&copy), &[]).err().expect("the state is another one").to_string();
+    assert!(
+        refused.contains("lead this program to another state")
+            && refused.contains("in place of 0000000000000005"),
+        "{refused}"
+    );
 }
 
 /// The journals of all encodings so far. Their folders are named by the version of the encoding.

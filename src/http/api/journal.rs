@@ -37,6 +37,8 @@ pub struct JournalView {
     pub lost_connections: usize,
     /// The records whose inputs the start of this process did not apply, because they end the process.
     pub set_aside_records: Vec<u64>,
+    /// The state was compared with a digest in the journal, and has it.
+    pub has_recorded_digest: bool,
     /// The calls and commands that were refused because the journal could not be written.
     pub refused_changes: u64,
     /// Why changes are refused now, in a sentence.
@@ -64,6 +66,7 @@ impl JournalView {
             continued_connections: restored.continued_connections,
             lost_connections: restored.lost_connections,
             set_aside_records: restored.set_aside,
+            has_recorded_digest: restored.has_recorded_digest,
             refused_changes: state.map_or(0, |state| state.refused_changes),
             trouble: files.trouble,
         }
