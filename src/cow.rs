@@ -32,6 +32,13 @@ pub(crate) struct CowMap<K, V, const N: usize = 64, W = NoWeight> {
     measure: PhantomData<fn() -> W>,
 }
 
+/// The place of a key in a map, or the place at which it would be inserted. It is valid until the map changes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct KeyPosition {
+    chunk: usize,
+    place: Result<usize, usize>,
+}
+
 /// The weight of entries: of their keys and of their values.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Weight {
@@ -213,8 +220,28 @@ impl<K: Ord + Clone, V: Clone, const N: usize, W: EntryWeight<K, V>> CowMap<K, V
         self.locate(key).1.is_ok()
     }
 
+    /// Searches a key, to insert it or to replace its value with [`insert_at`](Self::insert_at). In a map that no cache holds, a
+    /// search takes longer than all else that an insertion does.
+    pub fn position<Q: Ord + ?Sized>(&self, key: &Q) -> KeyPosition
+    where
+        K: Borrow<Q>,
+    {
+        let (chunk, place) = self.locate_from_ends(key);
+        KeyPosition { chunk, place }
+    }
+
+    /// Returns the entry of the key whose position this is; `None` if the map does not have the key.
+    pub fn entry_at(&self, position: KeyPosition) -> Option<(&K, &V)> {
+        self.chunks.get(position.chunk)?.get(position.place.ok()?).map(|(key, value)| (key, value))
+    }
+
     pub fn insert(&mut self, key: K, value: V) -> Option<V> {
-        let (at, place) = self.locate_from_ends(&key);
+        self.insert_at(self.position(&key), key, value)
+    }
+
+    /// Does what [`insert`](Self::insert) does. `position` must be that of `key`.
+    pub fn insert_at(&mut self, position: KeyPosition, key: K, value: V) -> Option<V> {
+        let KeyPosition { chunk: at, place } = position;
         let place = match place {
             Ok(place) => {
                 let chunk = Arc::make_mut(&mut self.chunks[at]);
