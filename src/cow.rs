@@ -19,9 +19,11 @@ use std::marker::PhantomData;
 use std::ops::{AddAssign, Bound, Deref, SubAssign};
 use std::sync::Arc;
 
+mod search;
 mod serde_impls;
 mod vec;
 
+pub(crate) use search::KeyPosition;
 pub(crate) use vec::CowVec;
 
 /// An ordered map whose copies are cheap. A chunk has at most `N` entries, and caches the total weight of its
@@ -30,13 +32,6 @@ pub(crate) struct CowMap<K, V, const N: usize = 64, W = NoWeight> {
     chunks: Vec<Arc<Chunk<K, V>>>,
     len: usize,
     measure: PhantomData<fn() -> W>,
-}
-
-/// The place of a key in a map, or the place at which it would be inserted. It is valid until the map changes.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct KeyPosition {
-    chunk: usize,
-    place: Result<usize, usize>,
 }
 
 /// The weight of entries: of their keys and of their values.
@@ -167,37 +162,6 @@ impl<K: Ord + Clone, V: Clone, const N: usize, W: EntryWeight<K, V>> CowMap<K, V
         self.len == 0
     }
 
-    /// Returns the index of the chunk that holds a key or would hold it, and the key's index in the chunk.
-    fn locate<Q: Ord + ?Sized>(&self, key: &Q) -> (usize, Result<usize, usize>)
-    where
-        K: Borrow<Q>,
-    {
-        let chunk = self.chunks.partition_point(|chunk| chunk.begins_at_or_before(key)).saturating_sub(1);
-        (chunk, self.chunks.get(chunk).map_or(Err(0), |chunk| chunk.search(key)))
-    }
-
-    /// As [`locate`](Self::locate), for insertions and removals, which are mostly at the ends: it looks there first. To
-    /// read a key that may be anywhere, these looks would cost more than they save.
-    fn locate_from_ends<Q: Ord + ?Sized>(&self, key: &Q) -> (usize, Result<usize, usize>)
-    where
-        K: Borrow<Q>,
-    {
-        // The common cases: a key of the last chunk, because keys ascend, or of the first one, because the oldest are removed.
-        let chunk = match &*self.chunks {
-            [.., last] if last.begins_at_or_before(key) => self.chunks.len() - 1,
-            [_, second, ..] if second.begins_at_or_before(key) => return self.locate(key),
-            _ => 0,
-        };
-        let place = self.chunks.get(chunk).map_or(Err(0), |entries| {
-            // The common case: a key after all others of the chunk.
-            match entries.last() {
-                Some((last, _)) if last.borrow() < key => Err(entries.len()),
-                _ => entries.search(key),
-            }
-        });
-        (chunk, place)
-    }
-
     pub fn get<Q: Ord + ?Sized>(&self, key: &Q) -> Option<&V>
     where
         K: Borrow<Q>,
@@ -218,21 +182,6 @@ impl<K: Ord + Clone, V: Clone, const N: usize, W: EntryWeight<K, V>> CowMap<K, V
         K: Borrow<Q>,
     {
         self.locate(key).1.is_ok()
-    }
-
-    /// Searches a key, to insert it or to replace its value with [`insert_at`](Self::insert_at). In a map that no cache holds, a
-    /// search takes longer than all else that an insertion does.
-    pub fn position<Q: Ord + ?Sized>(&self, key: &Q) -> KeyPosition
-    where
-        K: Borrow<Q>,
-    {
-        let (chunk, place) = self.locate_from_ends(key);
-        KeyPosition { chunk, place }
-    }
-
-    /// Returns the entry of the key whose position this is; `None` if the map does not have the key.
-    pub fn entry_at(&self, position: KeyPosition) -> Option<(&K, &V)> {
-        self.chunks.get(position.chunk)?.get(position.place.ok()?).map(|(key, value)| (key, value))
     }
 
     pub fn insert(&mut self, key: K, value: V) -> Option<V> {

@@ -119,6 +119,12 @@ impl KeyValueStore {
         Ok(self.write_entry(&normal, position, entry))
     }
 
+    /// Reads what writes of these keys will search, so that the caches of the processor have it.
+    pub fn prefetch(&self, keys: &[&Bytes]) {
+        let keys: Vec<Cow<'_, [u8]>> = keys.iter().map(|key| normalise_key(key)).collect();
+        self.entries.prefetch::<[u8], _>(&keys);
+    }
+
     /// Adds to a decimal number (0 if there is none yet) and returns the sum.
     pub fn increment(
         &mut self,
