@@ -222,6 +222,8 @@ def measure_kill(muster, folder, arguments):
         service.wait_for_snapshot()
         time.sleep(1)
         before = memory(service.core())
+        # The part of the client, which is a script.
+        _, undisturbed = read_from_all(connections, arguments.key, arguments.keys, lambda: None)
         first, last = read_from_all(connections, arguments.key, arguments.keys, lambda: os.kill(service.core(), signal.SIGKILL))
         journal = service.journal()
         assert journal["continued_connections"] == len(connections), journal
@@ -234,6 +236,7 @@ def measure_kill(muster, folder, arguments):
             "kill to all answers, ms": last,
             "of that, reading the journal, ms": journal["replay_seconds"] * 1e3,
             "inputs applied again": journal["replayed_inputs"],
+            "the same reads without a kill, ms": undisturbed,
             "resident before the kill, MiB": before[0],
             "resident after it, MiB": after[0],
         }
