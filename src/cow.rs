@@ -19,9 +19,11 @@ use std::marker::PhantomData;
 use std::ops::{AddAssign, Bound, Deref, SubAssign};
 use std::sync::Arc;
 
+mod search;
 mod serde_impls;
 mod vec;
 
+pub(crate) use search::KeyPosition;
 pub(crate) use vec::CowVec;
 
 /// An ordered map whose copies are cheap. A chunk has at most `N` entries, and caches the total weight of its
@@ -160,37 +162,6 @@ impl<K: Ord + Clone, V: Clone, const N: usize, W: EntryWeight<K, V>> CowMap<K, V
         self.len == 0
     }
 
-    /// Returns the index of the chunk that holds a key or would hold it, and the key's index in the chunk.
-    fn locate<Q: Ord + ?Sized>(&self, key: &Q) -> (usize, Result<usize, usize>)
-    where
-        K: Borrow<Q>,
-    {
-        let chunk = self.chunks.partition_point(|chunk| chunk.begins_at_or_before(key)).saturating_sub(1);
-        (chunk, self.chunks.get(chunk).map_or(Err(0), |chunk| chunk.search(key)))
-    }
-
-    /// As [`locate`](Self::locate), for insertions and removals, which are mostly at the ends: it looks there first. To
-    /// read a key that may be anywhere, these looks would cost more than they save.
-    fn locate_from_ends<Q: Ord + ?Sized>(&self, key: &Q) -> (usize, Result<usize, usize>)
-    where
-        K: Borrow<Q>,
-    {
-        // The common cases: a key of the last chunk, because keys ascend, or of the first one, because the oldest are removed.
-        let chunk = match &*self.chunks {
-            [.., last] if last.begins_at_or_before(key) => self.chunks.len() - 1,
-            [_, second, ..] if second.begins_at_or_before(key) => return self.locate(key),
-            _ => 0,
-        };
-        let place = self.chunks.get(chunk).map_or(Err(0), |entries| {
-            // The common case: a key after all others of the chunk.
-            match entries.last() {
-                Some((last, _)) if last.borrow() < key => Err(entries.len()),
-                _ => entries.search(key),
-            }
-        });
-        (chunk, place)
-    }
-
     pub fn get<Q: Ord + ?Sized>(&self, key: &Q) -> Option<&V>
     where
         K: Borrow<Q>,
@@ -214,7 +185,12 @@ impl<K: Ord + Clone, V: Clone, const N: usize, W: EntryWeight<K, V>> CowMap<K, V
     }
 
     pub fn insert(&mut self, key: K, value: V) -> Option<V> {
-        let (at, place) = self.locate_from_ends(&key);
+        self.insert_at(self.position(&key), key, value)
+    }
+
+    /// Does what [`insert`](Self::insert) does. `position` must be that of `key`.
+    pub fn insert_at(&mut self, position: KeyPosition, key: K, value: V) -> Option<V> {
+        let KeyPosition { chunk: at, place } = position;
         let place = match place {
             Ok(place) => {
                 let chunk = Arc::make_mut(&mut self.chunks[at]);

@@ -142,6 +142,10 @@ struct JournalContents {
     set_aside: Vec<u64>,
     /// What a start cuts off the end, in a sentence.
     cut: Option<String>,
+    /// The number of files that recoveries and repairs have removed from the journal, and that are kept in `removed/`.
+    removed_files: u64,
+    /// The space that they take.
+    removed_bytes: u64,
 }
 
 /// The number of records of one kind, and their bytes.
@@ -160,6 +164,7 @@ fn check(arguments: &FolderArguments) -> Result<ExitCode> {
         totals.bytes += bytes as u64;
     })?;
     let report = &restored.report;
+    let removed = folder.removed_files();
     let contents = JournalContents {
         jobs: restored.coordinator().jobs().count(),
         last_input: report.last_input,
@@ -169,6 +174,8 @@ fn check(arguments: &FolderArguments) -> Result<ExitCode> {
         has_recorded_digest: report.has_recorded_digest,
         damaged_snapshots: report.damaged_snapshots.clone(),
         set_aside: report.set_aside.clone(),
+        removed_files: removed.count,
+        removed_bytes: removed.bytes,
         cut: report.cut.as_ref().map(|cut| {
             format!(
                 "{} ends at byte {}, before record {}: {}. {} intact record(s) behind it are lost",
@@ -209,6 +216,14 @@ fn check(arguments: &FolderArguments) -> Result<ExitCode> {
     }
     for record in &contents.set_aside {
         text.add_line(format_args!("record {record} is set aside: its input makes this program panic"));
+    }
+    if contents.removed_files > 0 {
+        text.add_line(format_args!(
+            "removed by recoveries and repairs: {} file(s), {}, in {}",
+            contents.removed_files,
+            format_bytes(contents.removed_bytes),
+            folder.path().join("removed").display()
+        ));
     }
     let end = contents.cut.as_ref().map_or_else(
         || "The journal is whole.".to_owned(),

@@ -16,6 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use super::actor::{Actor, CommandReason};
@@ -293,6 +294,25 @@ impl Coordinator {
     #[must_use]
     pub fn is_connection_known_to_job(&self, job: JobId, connection: ConnectionId) -> bool {
         self.jobs.get(&job).is_some_and(|job| job.has_connection(connection))
+    }
+
+    /// Reads what writes to a key-value store among these inputs will search, so that the caches of the processor have it. Of
+    /// several jobs, only the first one that writes gets this help.
+    pub fn prefetch_written_keys<'a>(&self, inputs: impl IntoIterator<Item = &'a Input>) {
+        let writes = inputs.into_iter().filter_map(|input| match input {
+            Input::Call {
+                job,
+                request: Request::Insert { key, .. } | Request::Increment { key, .. },
+                ..
+            } => Some((*job, key)),
+            _ => None,
+        });
+        let writes: Vec<(JobId, &Bytes)> = writes.collect();
+        let Some((written, _)) = writes.first() else { return };
+        let Some(job) = self.jobs.get(written) else { return };
+        let keys: Vec<&Bytes> =
+            writes.iter().filter(|(job, _)| job == written).map(|(_, key)| *key).collect();
+        job.run.store.prefetch(&keys);
     }
 
     /// Returns whether a connection is open.

@@ -21,7 +21,7 @@ use super::ids::{CallId, TaskId, Timestamp};
 use super::settings::JobBounds;
 use super::store_entry::{DirectoryListing, StoreEntries, StoreEntry};
 use super::topology::{DecodedTopology, TopologyKey, TopologyValue, TopologyValues};
-use crate::cow::{CowMap, Weight};
+use crate::cow::{CowMap, KeyPosition, Weight};
 
 /// The number of bytes beyond the normalised form that the spelling of a waited key may have.
 const EXTRA_SLASHES_MAX: usize = 64;
@@ -97,7 +97,8 @@ impl KeyValueStore {
         bounds: &JobBounds,
     ) -> Result<DeferredFree, Failure> {
         let normal = normalise_key(key);
-        let old = self.entries.get(normal.as_ref());
+        let position = self.entries.position(normal.as_ref());
+        let old = self.entries.entry_at(position).map(|(_, old)| old);
         if let Some(old) = old
             && self
                 .topology
@@ -115,7 +116,13 @@ impl KeyValueStore {
             return Err(Failure::without_details(Code::AlreadyExists, text));
         }
         self.check_bounds(&normal, old.map(|entry| entry.value.len()), entry.value.len(), bounds)?;
-        Ok(self.write_entry(&normal, entry))
+        Ok(self.write_entry(&normal, position, entry))
+    }
+
+    /// Reads what writes of these keys will search, so that the caches of the processor have it.
+    pub fn prefetch(&self, keys: &[&Bytes]) {
+        let keys: Vec<Cow<'_, [u8]>> = keys.iter().map(|key| normalise_key(key)).collect();
+        self.entries.prefetch::<[u8], _>(&keys);
     }
 
     /// Adds to a decimal number (0 if there is none yet) and returns the sum.
@@ -128,7 +135,8 @@ impl KeyValueStore {
         bounds: &JobBounds,
     ) -> Result<(Bytes, DeferredFree), Failure> {
         let normal = normalise_key(key);
-        let old = self.entries.get(normal.as_ref());
+        let position = self.entries.position(normal.as_ref());
+        let old = self.entries.entry_at(position).map(|(_, old)| old);
         let present = match old {
             None => 0,
             Some(entry) => std::str::from_utf8(&entry.value)
@@ -147,7 +155,7 @@ impl KeyValueStore {
         })?;
         let value = Bytes::from(sum.to_string());
         self.check_bounds(&normal, old.map(|entry| entry.value.len()), value.len(), bounds)?;
-        let discarded = self.write_entry(&normal, StoreEntry::new(value.clone(), at, writer));
+        let discarded = self.write_entry(&normal, position, StoreEntry::new(value.clone(), at, writer));
         Ok((value, discarded))
     }
 
@@ -297,7 +305,8 @@ impl KeyValueStore {
         self.entries.iter().map(|(key, entry)| (key.len(), entry.value.len()))
     }
 
-    fn write_entry(&mut self, key: &[u8], entry: StoreEntry) -> DeferredFree {
+    /// Writes an entry whose key has this position in the table.
+    fn write_entry(&mut self, key: &[u8], position: KeyPosition, entry: StoreEntry) -> DeferredFree {
         if let Some((key, _)) = self.waiting.get_key_value(key) {
             let key = key.clone();
             let calls = self.waiting.remove(&key).unwrap_or_default();
@@ -308,10 +317,10 @@ impl KeyValueStore {
             (topology.value, topology.written_at) = (entry.value.clone(), entry.at);
             self.decoded_topology = DecodedTopology::default();
         }
-        if let Some((key, old)) = self.entries.get_key_value(key) {
+        if let Some((key, old)) = self.entries.entry_at(position) {
             let key = key.clone();
             self.bytes -= old.value.len();
-            let old = self.entries.insert(key, entry);
+            let old = self.entries.insert_at(position, key, entry);
             return old.map_or_else(DeferredFree::default, |old| DeferredFree::of_bytes(old.value));
         }
         let key = Bytes::copy_from_slice(key);
@@ -321,7 +330,7 @@ impl KeyValueStore {
             self.topology.insert(key.clone(), TopologyValue { key: what, value, written_at });
             self.decoded_topology = DecodedTopology::default();
         }
-        self.entries.insert(key, entry);
+        self.entries.insert_at(position, key, entry);
         DeferredFree::default()
     }
 

@@ -8,6 +8,9 @@
 //! An input that made the former process panic would end each later process in the same way. So if an input panics here, it
 //! is *set aside*: the replay begins again without it, and the report names it. A call that is set aside is
 //! answered with INTERNAL.
+//!
+//! Some inputs are decoded before the first of them is applied. So the keys that they write can be searched together, which
+//! takes less time than one after the other.
 
 use std::collections::BTreeSet;
 use std::io::{self, Write};
@@ -29,6 +32,11 @@ use super::state_digest::{StateMark, digest_of};
 use super::{ContentsSerialiser, PersistentObserver};
 use crate::clock;
 use crate::coordination::{Coordinator, Effect, Input, JobId, JobSettings, Timestamp};
+
+/// So many inputs are decoded before they are applied.
+const PENDING_INPUTS_MAX: usize = 32;
+/// Inputs of more bytes are applied at once: large values, which may replace one another, must not be in memory together.
+const PENDING_BYTES_MAX: usize = 1 << 20;
 
 /// The reason for which the state cannot be restored.
 #[derive(Debug, thiserror::Error)]
@@ -256,21 +264,22 @@ impl<'a> Attempt<'a> {
             replay = Replay::new(self.until, self.kept);
             recovery = earlier;
         }
-        let mut present = 0;
         let replayed = panic::catch_unwind(AssertUnwindSafe(|| {
-            recovery.replay(|record| {
-                present = record.number;
+            let replayed = recovery.replay(|record| {
                 if self.set_aside.contains(&record.number) {
+                    replay.apply_pending_inputs(self.observers);
                     replay.set_aside(record);
                     return Ok(());
                 }
                 replay
                     .apply_record(record, self.observers, &mut |visited| visit(visited, record.payload.len()))
-            })
+            });
+            replay.apply_pending_inputs(self.observers);
+            replayed
         }));
         match replayed {
             Ok(replayed) => Ok(Ok((recovery, replay, replayed))),
-            Err(_) => Ok(Err(present)),
+            Err(_) => Ok(Err(replay.present)),
         }
     }
 }
@@ -286,8 +295,23 @@ pub enum Visited<'a> {
     Other(u8),
 }
 
+/// An input that was decoded and is not applied yet.
+struct PendingInput {
+    /// The number of its record.
+    record: u64,
+    /// The stream of a call; 0: none.
+    stream: u32,
+    now: Timestamp,
+    input: Input,
+}
+
 #[derive(Default)]
 struct Replay {
+    /// The record that is being decoded or applied.
+    present: u64,
+    pending: Vec<PendingInput>,
+    /// The bytes of their records.
+    pending_bytes: usize,
     /// Later inputs are not applied.
     until: Timestamp,
     /// The encoding of the records.
@@ -341,6 +365,7 @@ impl Replay {
 
     /// Does not apply a record. If it is a call, it gets an answer all the same.
     fn set_aside(&mut self, record: JournalRecord<'_>) {
+        self.present = record.number;
         if record.kind == kind::CALL
             && let Ok((stream, _, input)) = self.decode_call(record.payload)
         {
@@ -387,6 +412,11 @@ impl Replay {
         let what = || format!("record {}", record.number);
         let undecodable =
             |error: postcard::Error| RestoreError::Replay { what: what(), why: error.to_string() };
+        if !matches!(record.kind, kind::INPUT | kind::CALL) {
+            // The record is about the state after the inputs before it.
+            self.apply_pending_inputs(observers);
+        }
+        self.present = record.number;
         match record.kind {
             kind::INPUT | kind::CALL => {
                 let decoded = match record.kind {
@@ -399,12 +429,11 @@ impl Replay {
                     self.is_past_until = true;
                     return Ok(());
                 }
-                if stream != 0
-                    && let Input::Call { call, caller, .. } = &input
-                {
-                    self.calls.record_call(caller.connection, stream, *call);
+                self.pending.push(PendingInput { record: record.number, stream, now, input });
+                self.pending_bytes += record.payload.len();
+                if self.pending.len() >= PENDING_INPUTS_MAX || self.pending_bytes >= PENDING_BYTES_MAX {
+                    self.apply_pending_inputs(observers);
                 }
-                self.apply_input(now, input, observers);
                 return Ok(());
             }
             kind::HEARTBEATS => {
@@ -490,6 +519,24 @@ impl Replay {
         let (stream, rest) = postcard::take_from_bytes(payload)?;
         let (now, input) = self.decode_input(rest)?;
         Ok((stream, now, input))
+    }
+
+    fn apply_pending_inputs(&mut self, observers: &[Arc<dyn PersistentObserver>]) {
+        let mut pending = std::mem::take(&mut self.pending);
+        if pending.len() > 1 {
+            self.state.coordinator.prefetch_written_keys(pending.iter().map(|pending| &pending.input));
+        }
+        for PendingInput { record, stream, now, input } in pending.drain(..) {
+            self.present = record;
+            if stream != 0
+                && let Input::Call { call, caller, .. } = &input
+            {
+                self.calls.record_call(caller.connection, stream, *call);
+            }
+            self.apply_input(now, input, observers);
+        }
+        // Its space is used again.
+        (self.pending, self.pending_bytes) = (pending, 0);
     }
 
     fn apply_input(&mut self, now: Timestamp, input: Input, observers: &[Arc<dyn PersistentObserver>]) {

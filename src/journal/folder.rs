@@ -18,7 +18,7 @@ const FORMAT: u32 = 1;
 pub(crate) const IDENTITY_NAME: &str = "identity";
 /// The beginnings of the names of segments and of snapshots.
 pub(crate) const SEGMENT_PREFIX: &str = "segment-";
-const SNAPSHOT_PREFIX: &str = "snapshot-";
+pub(crate) const SNAPSHOT_PREFIX: &str = "snapshot-";
 
 /// Returns whether a file with this name is part of the journal in its folder.
 pub(crate) fn is_part_of_journal(name: &str) -> bool {
@@ -241,21 +241,6 @@ impl JournalFolder {
             }
         }
         Ok(())
-    }
-
-    /// Moves a file of the journal to the folder `removed`.
-    pub(crate) fn move_to_removed(&self, file: &Path) -> Result<(), JournalError> {
-        let removed = self.path.join("removed");
-        fs::create_dir_all(&removed).map_err(JournalError::io("create", &removed))?;
-        let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        // A file of the same name may be there from an earlier time.
-        let target = (0_u32..)
-            .map(|copy| removed.join(if copy == 0 { name.clone() } else { format!("{name}.{copy}") }))
-            .find(|target| !target.exists());
-        match target {
-            Some(target) => fs::rename(file, target).map_err(JournalError::io("move away", file)),
-            None => Ok(()),
-        }
     }
 
     /// Writes the entries of the folder itself to the disk.

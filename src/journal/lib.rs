@@ -12,7 +12,7 @@
 //! | `lock` | a description of the process that has the journal open; the process holds a lock on the file |
 //! | `segment-N` | records, in the order of their numbers; `N` counts segments |
 //! | `snapshot-R` | the state after all records with numbers below `R` |
-//! | `removed/` | what a recovery or a repair took out |
+//! | `removed/` | what a recovery or a repair took out; of earlier ones, as much as the bounds permit |
 //!
 //! - *A record is safe from the death of the process as soon as it is appended.* The present segment is mapped into
 //!   memory, and the kernel keeps what was written to the mapping. An append needs no system call.
@@ -35,6 +35,7 @@
 //! | `copy.rs` | a copy of a whole journal, and its return |
 //! | `recovery.rs` | reading a journal |
 //! | `repair.rs` | ending a damaged journal before the damage; beginning a journal with a snapshot |
+//! | `removed.rs` | the folder `removed/` and its bounds |
 //! | `upkeep.rs` | the threads that allocate segments, write to the disk, write snapshots, and delete old files |
 //! | `writer.rs` | appending |
 #![warn(clippy::too_many_lines)]
@@ -44,6 +45,7 @@ mod folder;
 mod options;
 mod record;
 mod recovery;
+mod removed;
 mod repair;
 mod segment;
 mod snapshot;
@@ -57,6 +59,7 @@ pub use folder::{JournalError, JournalFolder};
 pub use options::{AppendError, JournalOptions};
 pub use record::{JournalRecord, RecordKind};
 pub use recovery::{JournalCut, JournalRecovery, LoadedSnapshot, RecoveryEnd, RecoveryError};
+pub use removed::RemovedFiles;
 pub use repair::JournalRepair;
 pub use upkeep::{DurableHook, JournalStatus, SnapshotWriter};
 pub use writer::{JournalSync, JournalWriter};

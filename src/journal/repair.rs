@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use crate::folder::{JournalError, JournalFolder};
 use crate::recovery::{RecoveryError, segments_from};
+use crate::removed::Removal;
 use crate::segment::{SEGMENT_HEADER_BYTES, SegmentFile, SegmentHeader};
 use crate::snapshot::write_snapshot;
 use crate::upkeep::SnapshotWriter;
@@ -42,6 +43,7 @@ impl JournalFolder {
         };
         let (path, offset, number, why) = damaged;
         let mut removed = Vec::new();
+        let mut removal = Removal::begin(self);
         let indexes = self.segment_indexes()?;
         for index in segments_from(self, &path)? {
             let segment = self.segment_path(index);
@@ -49,23 +51,24 @@ impl JournalFolder {
                 // Its records before the damage stay.
                 let copy = segment.with_extension("damaged");
                 fs::copy(&segment, &copy).map_err(JournalError::io("copy", &segment))?;
-                self.move_to_removed(&copy)?;
+                removal.move_file(&copy)?;
                 let shortened = OpenOptions::new()
                     .write(true)
                     .open(&segment)
                     .and_then(|file| file.set_len(offset as u64));
                 shortened.map_err(JournalError::io("shorten", &segment))?;
             } else {
-                self.move_to_removed(&segment)?;
+                removal.move_file(&segment)?;
             }
             removed.push(segment);
         }
         for record in self.snapshot_records()?.into_iter().filter(|record| *record > number) {
             let snapshot = self.snapshot_path(record);
-            self.move_to_removed(&snapshot)?;
+            removal.move_file(&snapshot)?;
             removed.push(snapshot);
         }
         self.write_empty_segment(indexes.last().map_or(1, |last| last + 1), number)?;
+        removal.finish();
         Ok(Some(JournalRepair { number, path, why, removed }))
     }
 

@@ -48,7 +48,7 @@ pub struct JournalStatus {
     pub appended_bytes: u64,
     /// The segments in the folder, the spare one included.
     pub segments: u64,
-    /// The space that segments and snapshots take.
+    /// The space that segments and snapshots take, and what was removed from the journal and is kept.
     pub disk_bytes: u64,
     /// The snapshots that this process has written.
     pub snapshots: u64,
@@ -513,7 +513,7 @@ impl UpkeepShared {
     }
 
     fn measure_disk(&self) {
-        let mut bytes = 0;
+        let mut bytes = self.folder.removed_files().bytes;
         let mut segments = 0;
         for entry in std::fs::read_dir(self.folder.path()).into_iter().flatten().flatten() {
             use std::os::unix::fs::MetadataExt as _;

@@ -12,6 +12,7 @@ use crate::folder::{JournalError, JournalFolder};
 use crate::options::{AppendError, JournalOptions, SEGMENT_BYTES_MAX};
 use crate::record::{HEADER_BYTES, RecordKind, occupied_bytes, write_header};
 use crate::recovery::RecoveryEnd;
+use crate::removed::Removal;
 use crate::segment::{SEGMENT_HEADER_BYTES, SegmentFile, SegmentHeader};
 use crate::upkeep::{DurableHook, JournalStatus, SnapshotWriter, UpkeepShared, UpkeepThreads};
 
@@ -48,9 +49,11 @@ impl JournalWriter {
             std::fs::remove_file(&path).map_err(JournalError::io("delete", &path))?;
         }
         folder.delete_unfinished_snapshots()?;
+        let mut removal = Removal::begin(&folder);
         for index in &end.behind_cut {
-            folder.move_to_removed(&folder.segment_path(*index))?;
+            removal.move_file(&folder.segment_path(*index))?;
         }
+        removal.finish();
         let inherited =
             end.read.iter().filter_map(|index| File::open(folder.segment_path(*index)).ok()).collect();
         let snapshot_bytes = match folder.snapshot_records()?.last() {
