@@ -30,6 +30,7 @@ use utoipa::ToSchema;
 use super::packed_heartbeats::PackedHeartbeats;
 use super::restore_report::RestoreReport;
 use super::state_digest::{DigestSchedule, StateMark};
+use crate::clock;
 use crate::coordination::{
     CallId, ClaimRefusal, Code, CommandRefusal, Coordinator, Effect, Failure, Input, JobName, JobSettings,
     Request, Timestamp,
@@ -330,8 +331,10 @@ impl InputRecorder {
             return None;
         }
         self.flush_heartbeats();
-        let mark = self.digests.begin();
-        append_or_lose(&mut self.writer, kind::MARK, &mark);
+        let mark = StateMark(clock::random_u64());
+        // A journal in trouble is marked later.
+        append(&mut self.writer, kind::MARK, &mark).ok()?;
+        self.digests.begin();
         Some(mark)
     }
 
@@ -339,7 +342,8 @@ impl InputRecorder {
     pub fn record_digest(&mut self, mark: StateMark, digest: Option<u64>, now: Instant, took: Duration) {
         self.digests.end(now, took);
         if let Some(digest) = digest {
-            append_or_lose(&mut self.writer, kind::DIGEST, &(mark, digest));
+            // A digest that has no room is missed by nobody.
+            let _ = append(&mut self.writer, kind::DIGEST, &(mark, digest));
         }
     }
 

@@ -28,7 +28,7 @@ use super::kept_calls::{KeptConnections, ReplayedCalls};
 use super::packed_heartbeats::unpack_heartbeats;
 use super::recorder::{JOURNAL_ENCODING, OLDEST_ENCODING, StateCheck, kind};
 use super::restore_report::RestoreReport;
-use super::state_digest::{StateMark, digest_of};
+use super::state_digest::{DigestDifference, ReplayedDigests};
 use super::{ContentsSerialiser, PersistentObserver};
 use crate::clock;
 use crate::coordination::{Coordinator, Effect, Input, JobId, JobSettings, Timestamp};
@@ -193,7 +193,8 @@ impl RestoredState {
             RecoveryError::Journal(error) => error.into(),
             RecoveryError::Record { error, .. } => error,
         })?;
-        let has_recorded_digest = set_aside.is_empty() && replay.compare_digest()?;
+        let has_recorded_digest =
+            set_aside.is_empty() && replay.digests.compare().map_err(refuse_difference)?;
         let report = RestoreReport {
             inputs: replay.inputs,
             had_snapshot: recovery.snapshot().is_some(),
@@ -232,6 +233,10 @@ impl RestoredState {
         let write = snapshot_writer(self.report.last_input, self.state.clone(), Vec::new());
         target.begin_with_snapshot(self.end.next_record, Box::new(write))
     }
+}
+
+fn refuse_difference(difference: DigestDifference) -> RestoreError {
+    RestoreError::Replay { what: format!("record {}", difference.record), why: difference.to_string() }
 }
 
 /// One replay of a journal.
@@ -323,44 +328,12 @@ struct Replay {
     last_input: Timestamp,
     effects: Vec<Effect>,
     calls: ReplayedCalls,
-    /// The state at the last mark.
-    marked: Option<(StateMark, Coordinator)>,
-    digested: Option<DigestedState>,
-}
-
-/// The state at the last mark that has a digest.
-struct DigestedState {
-    coordinator: Coordinator,
-    digest: u64,
-    /// The record that has the digest, and the encoding of that record.
-    record: u64,
-    encoding: u32,
+    digests: ReplayedDigests,
 }
 
 impl Replay {
     fn new(until: Timestamp, kept: &Arc<KeptConnections>) -> Self {
         Self { until, calls: ReplayedCalls::new(Arc::clone(kept)), ..Self::default() }
-    }
-
-    /// Compares the state with the last digest of the journal. Returns whether there is one.
-    ///
-    /// The encoding of the state is part of its digest, so only a digest of the present encoding is compared.
-    fn compare_digest(&self) -> Result<bool, RestoreError> {
-        let Some(DigestedState { coordinator, digest, record, encoding }) = &self.digested else {
-            return Ok(false);
-        };
-        if *encoding != JOURNAL_ENCODING {
-            return Ok(false);
-        }
-        let refuse = |why: String| RestoreError::Replay { what: format!("record {record}"), why };
-        let found = digest_of(coordinator).map_err(|error| refuse(error.to_string()))?;
-        if found != *digest {
-            return Err(refuse(format!(
-                "the inputs before it lead this program to another state than the program that recorded them (digest \
-                 {found:016x} in place of {digest:016x})"
-            )));
-        }
-        Ok(true)
     }
 
     /// Does not apply a record. If it is a call, it gets an answer all the same.
@@ -448,26 +421,18 @@ impl Replay {
             }
             kind::CHECK | kind::MARK | kind::DIGEST if self.is_past_until => {}
             kind::CHECK => {
-                let expected: StateCheck = postcard::from_bytes(record.payload).map_err(undecodable)?;
-                let found = StateCheck::of(&self.state.coordinator, self.state.next_event);
-                if found != expected {
-                    let why = format!(
-                        "the inputs before it lead this program to another state than the program that recorded them ({found} \
-                         in place of {expected})"
-                    );
-                    return Err(RestoreError::Replay { what: what(), why });
-                }
+                let expected = postcard::from_bytes(record.payload).map_err(undecodable)?;
+                self.compare(&expected).map_err(|why| RestoreError::Replay { what: what(), why })?;
             }
             kind::MARK => {
-                let mark: StateMark = postcard::from_bytes(record.payload).map_err(undecodable)?;
-                self.marked = Some((mark, self.state.coordinator.clone()));
+                let mark = postcard::from_bytes(record.payload).map_err(undecodable)?;
+                self.digests.mark(mark, &self.state.coordinator);
             }
             kind::DIGEST => {
-                let (mark, digest): (StateMark, u64) =
-                    postcard::from_bytes(record.payload).map_err(undecodable)?;
-                if let Some((_, marked)) = self.marked.take_if(|(last, _)| *last == mark) {
-                    let (record, encoding) = (record.number, self.encoding);
-                    self.digested = Some(DigestedState { coordinator: marked, digest, record, encoding });
+                let (mark, digest) = postcard::from_bytes(record.payload).map_err(undecodable)?;
+                // The digest is one of the encoded state, and this program encodes it as it does now.
+                if self.encoding == JOURNAL_ENCODING {
+                    self.digests.note_digest(mark, digest, record.number);
                 }
             }
             kind::NOTE => {
@@ -495,6 +460,18 @@ impl Replay {
         }
         visit(Visited::Other(record.kind.0));
         Ok(())
+    }
+
+    /// Compares numbers of the state. Returns what differs.
+    fn compare(&self, expected: &StateCheck) -> Result<(), String> {
+        let found = StateCheck::of(&self.state.coordinator, self.state.next_event);
+        if found == *expected {
+            return Ok(());
+        }
+        Err(format!(
+            "the inputs before it lead this program to another state than the program that recorded them ({found} in place of \
+             {expected})"
+        ))
     }
 
     fn set_encoding(&mut self, encoding: u32, program: String) -> Result<(), RestoreError> {

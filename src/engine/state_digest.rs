@@ -19,7 +19,7 @@ const INTERVAL_PER_COST: u32 = 100;
 /// The bytes that are checksummed at once.
 const BLOCK_BYTES: usize = 64 << 10;
 
-/// A place in the journal whose state gets a digest.
+/// A place in the journal whose state gets a digest: a random number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct StateMark(pub u64);
 
@@ -47,10 +47,61 @@ impl Write for ChecksumWriter {
     }
 }
 
+/// A state that differs from the one that the journal describes.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the inputs before it lead this program to another state than the program that recorded them (digest {found:016x} in place of \
+     {expected:016x})"
+)]
+pub(super) struct DigestDifference {
+    /// The record that has the digest.
+    pub record: u64,
+    expected: u64,
+    found: u64,
+}
+
+/// The marks and digests that a replay has come to. It compares the last digest only: a state that differs once does not return.
+#[derive(Default)]
+pub(super) struct ReplayedDigests {
+    marked: Option<(StateMark, Coordinator)>,
+    /// The state at the last mark that has a digest.
+    digested: Option<DigestedState>,
+}
+
+struct DigestedState {
+    coordinator: Coordinator,
+    digest: u64,
+    record: u64,
+}
+
+impl ReplayedDigests {
+    /// Notes the state at a mark.
+    pub fn mark(&mut self, mark: StateMark, coordinator: &Coordinator) {
+        self.marked = Some((mark, coordinator.clone()));
+    }
+
+    /// Notes the digest of the state at a mark, and the record that has it.
+    pub fn note_digest(&mut self, mark: StateMark, digest: u64, record: u64) {
+        if let Some((_, coordinator)) = self.marked.take_if(|(last, _)| *last == mark) {
+            self.digested = Some(DigestedState { coordinator, digest, record });
+        }
+    }
+
+    /// Compares the state with its digest. Returns whether there is one.
+    ///
+    /// # Errors
+    /// If they differ.
+    pub fn compare(self) -> Result<bool, DigestDifference> {
+        let Some(DigestedState { coordinator, digest, record }) = self.digested else { return Ok(false) };
+        // A state that cannot be encoded has no digest.
+        let Ok(found) = digest_of(&coordinator) else { return Ok(false) };
+        if found == digest { Ok(true) } else { Err(DigestDifference { record, expected: digest, found }) }
+    }
+}
+
 /// When the next mark is due.
 #[derive(Debug, Default)]
 pub(super) struct DigestSchedule {
-    last_mark: u64,
     is_under_way: bool,
     /// Whether an input was recorded since the last mark.
     has_changed: bool,
@@ -68,11 +119,9 @@ impl DigestSchedule {
         self.has_changed && !self.is_under_way && self.not_before.is_none_or(|moment| now >= moment)
     }
 
-    /// Returns the next mark, whose digest is under way from now on.
-    pub fn begin(&mut self) -> StateMark {
+    /// Notes that a mark was made, and that its digest is under way.
+    pub fn begin(&mut self) {
         (self.is_under_way, self.has_changed) = (true, false);
-        self.last_mark += 1;
-        StateMark(self.last_mark)
     }
 
     /// Notes that a digest has come, and how long it took.
@@ -94,12 +143,11 @@ mod tests {
         assert!(!schedule.is_due(at(0)), "nothing has changed");
         schedule.note_change();
         assert!(schedule.is_due(at(0)));
-        assert_eq!(schedule.begin(), StateMark(1));
+        schedule.begin();
         schedule.note_change();
         assert!(!schedule.is_due(at(100)), "one is under way");
         schedule.end(at(100), Duration::from_secs(1));
         assert!(!schedule.is_due(at(199)), "it cost much");
         assert!(schedule.is_due(at(200)));
-        assert_eq!(schedule.begin(), StateMark(2));
     }
 }
