@@ -74,6 +74,7 @@ pub use recorder::{Durability, JOURNAL_ENCODING, JournalState};
 use recorder::{InputRecorder, is_refusable, refusal_effects, refused_call};
 pub use replay::{RestoreError, RestoredState, Visited};
 pub use restore_report::RestoreReport;
+pub use state_digest::DigestComparison;
 pub use waiting_calls::AnswerInbox;
 use waiting_calls::{WaitingCall, WaitingCalls};
 

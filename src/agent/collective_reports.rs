@@ -29,6 +29,9 @@ const TIMING_KEPT: Duration = Duration::from_secs(60);
 /// The number of collectives that the service gets of those that it asked for.
 const WANTED_COLLECTIVES: usize = 16;
 
+/// The most characters of an error of RAS in a report.
+const RAS_ERROR_LENGTH_MAX: usize = 200;
+
 /// Reports the record of this process.
 #[derive(Debug)]
 pub struct CollectiveReporter {
@@ -72,10 +75,19 @@ fn ask_ras_about(hashes: &[u64]) -> pb::RasReport {
     match ask_ras(&ras_address_of_environment()) {
         Ok(report) => {
             let wanted = report.communicators.iter().filter(|it| hashes.contains(&it.hash));
-            let communicators = wanted.map(describe_ras_communicator).collect();
-            pb::RasReport { nccl_version: report.nccl_version, error: String::new(), communicators }
+            let communicators: Vec<_> = wanted.map(describe_ras_communicator).collect();
+            let error = match communicators.is_empty() {
+                true => "it knows none of these communicators: another job may listen at the same address"
+                    .to_owned(),
+                false => String::new(),
+            };
+            pb::RasReport { nccl_version: report.nccl_version, error, communicators }
         }
-        Err(error) => pb::RasReport { error: error.to_string(), ..pb::RasReport::default() },
+        // The service keeps the first characters.
+        Err(error) => pb::RasReport {
+            error: error.to_string().chars().take(RAS_ERROR_LENGTH_MAX).collect(),
+            ..pb::RasReport::default()
+        },
     }
 }
 

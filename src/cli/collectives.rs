@@ -25,7 +25,7 @@ use crate::text::{format_approximate_seconds, format_bytes, format_count_with_no
 /// With --pid or --here, reads what processes of this host have recorded, also those that hang or were killed; no server is
 /// asked. With --ras, asks RAS, NCCL's own monitoring, of which nothing must be loaded: from NCCL 2.28.7 on, any process of the job
 /// answers for all. Ends with status 1 if a clique has waited longer than the server's collective-stuck-after, if there is no record,
-/// or if RAS says that a rank is gone, or that a clique does not advance while some of its ranks have called less.
+/// or if RAS says that a rank is gone, or that a clique does not advance while its ranks differ; and with 3 if RAS gives no answer.
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {

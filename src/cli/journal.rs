@@ -14,7 +14,7 @@ use serde::Serialize;
 use super::output::{TerminalText, print, print_json};
 use super::server_args::format_time;
 use crate::coordination::{Input, JobName, JobView, Timestamp};
-use crate::engine::{RestoredState, Visited};
+use crate::engine::{DigestComparison, RestoredState, Visited};
 use crate::text::{format_bytes, format_grouped};
 
 /// Check, repair, copy or read the journal of a server
@@ -134,8 +134,8 @@ struct JournalContents {
     has_snapshot: bool,
     /// The records after the snapshot, by kind.
     records: BTreeMap<&'static str, RecordTotals>,
-    /// Whether the state was compared with a digest in the journal, and has it.
-    has_recorded_digest: bool,
+    /// How the state compares with the last digest in the journal.
+    digest: DigestComparison,
     /// Damaged snapshots that are passed over.
     damaged_snapshots: Vec<String>,
     /// Records whose inputs make this program panic, so that a start does not apply them.
@@ -148,6 +148,22 @@ struct JournalContents {
     removed_bytes: u64,
 }
 
+impl JournalContents {
+    fn status(&self) -> ExitCode {
+        if self.digest == DigestComparison::Different { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+    }
+
+    fn digest_text(&self) -> Option<&'static str> {
+        match self.digest {
+            DigestComparison::Equal => Some("The inputs lead to the state whose digest the journal has."),
+            DigestComparison::Different => Some(
+                "THE INPUTS LEAD TO ANOTHER STATE than the one whose digest the journal has. Report it, with a copy of the folder.",
+            ),
+            DigestComparison::None | DigestComparison::UnderWay => None,
+        }
+    }
+}
+
 /// The number of records of one kind, and their bytes.
 #[derive(Debug, Default, Serialize)]
 struct RecordTotals {
@@ -158,11 +174,12 @@ struct RecordTotals {
 fn check(arguments: &FolderArguments) -> Result<ExitCode> {
     let folder = open(&arguments.folder)?;
     let mut records = BTreeMap::<&'static str, RecordTotals>::new();
-    let restored = RestoredState::read_until(&folder, &[], Timestamp(u64::MAX), |record, bytes| {
+    let mut restored = RestoredState::read_until(&folder, &[], Timestamp(u64::MAX), |record, bytes| {
         let totals = records.entry(record_kind(record)).or_default();
         totals.count += 1;
         totals.bytes += bytes as u64;
     })?;
+    restored.compare_digest();
     let report = &restored.report;
     let removed = folder.removed_files();
     let contents = JournalContents {
@@ -171,7 +188,7 @@ fn check(arguments: &FolderArguments) -> Result<ExitCode> {
         inputs: report.inputs,
         has_snapshot: report.had_snapshot,
         records,
-        has_recorded_digest: report.has_recorded_digest,
+        digest: report.digest,
         damaged_snapshots: report.damaged_snapshots.clone(),
         set_aside: report.set_aside.clone(),
         removed_files: removed.count,
@@ -189,7 +206,7 @@ fn check(arguments: &FolderArguments) -> Result<ExitCode> {
     };
     if arguments.json {
         print_json(&contents)?;
-        return Ok(ExitCode::SUCCESS);
+        return Ok(contents.status());
     }
     let mut text = TerminalText::default();
     let from = if contents.has_snapshot { "a snapshot and " } else { "" };
@@ -208,8 +225,8 @@ fn check(arguments: &FolderArguments) -> Result<ExitCode> {
             format_bytes(totals.bytes)
         ));
     }
-    if contents.has_recorded_digest {
-        text.add_line("The inputs lead to the state whose digest the journal has.");
+    if let Some(line) = contents.digest_text() {
+        text.add_line(line);
     }
     for damaged in &contents.damaged_snapshots {
         text.add_line(format_args!("damaged snapshot, passed over: {damaged}"));
@@ -231,7 +248,7 @@ fn check(arguments: &FolderArguments) -> Result<ExitCode> {
     );
     text.add_line(end);
     print(&text)?;
-    Ok(ExitCode::SUCCESS)
+    Ok(contents.status())
 }
 
 fn record_kind(record: Visited<'_>) -> &'static str {

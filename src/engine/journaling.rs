@@ -13,7 +13,7 @@ use super::answer_flush::{LoggedConnections, wait_until_flushed};
 use super::held_answers::HeldAnswers;
 use super::recorder::{InputRecorder, JournalState};
 use super::replay::snapshot_writer;
-use super::state_digest::{StateMark, digest_of};
+use super::state_digest::{DigestComparison, ReplayedDigests, StateMark, digest_of};
 use super::{Durability, Engine, EngineState, PersistentObserver, RestoredState};
 use crate::clock;
 use crate::coordination::{Coordinator, Input, ServiceIncarnation, Timestamp};
@@ -43,6 +43,10 @@ impl Engine {
     ) -> Result<(), JournalError> {
         let writer = JournalWriter::begin(folder, &restored.end, options)?;
         restored.report.after.clone_from(&after);
+        let digests = restored.digests;
+        if digests.has_digest() {
+            restored.report.digest = DigestComparison::UnderWay;
+        }
         let _ = self.persistent_observers.set(persistent_observers);
         if durability == Durability::Host {
             let _ = self.held_answers.set(HeldAnswers::new(writer.sync()));
@@ -73,6 +77,7 @@ impl Engine {
         let held_until = locked.held_until();
         drop(locked);
         self.rearm.notify_one();
+        self.compare_digest(digests);
         // Answers that the replay has found leave at once, so their records must be on the disk now.
         if let (Some(until), Some(held)) = (held_until, self.held_answers.get()) {
             held.wait(until);
@@ -131,9 +136,7 @@ impl Engine {
 
     /// Records contents that a persistent observer has added by itself, not from an event, so that they survive the process.
     pub fn record_note(&self, observer: &'static str, contents: &[u8]) {
-        if let Some(recorder) = &mut self.lock().recorder {
-            recorder.record_note(observer, contents);
-        }
+        self.with_recorder(|recorder| recorder.record_note(observer, contents));
     }
 
     /// Makes a snapshot if one is due, and does what ends a trouble of the journal. To be called about once a second.
@@ -147,17 +150,47 @@ impl Engine {
             self.begin_snapshot(&mut state, now, connections);
             return;
         }
-        let mark = state.recorder.as_mut().and_then(|it| it.mark_state_if_due(clock::monotonic()));
-        if let Some(mark) = mark {
-            let coordinator = state.durable.coordinator.clone();
-            let engine = self.this.clone();
-            let spawned = std::thread::Builder::new()
-                .name("muster-digest".to_owned())
-                .spawn(move || record_digest(&engine, mark, coordinator));
-            if let (Err(error), Some(recorder)) = (spawned, &mut state.recorder) {
-                tracing::warn!(%error, "no thread for a digest of the state: the next replay compares less");
+        let is_digest_due = state.recorder.as_ref().is_some_and(|it| it.is_digest_due(clock::monotonic()));
+        drop(state);
+        if is_digest_due {
+            self.record_state_digest();
+        }
+    }
+
+    /// Records a digest of the state, which another thread computes.
+    pub fn record_state_digest(&self) {
+        let mut state = self.lock_for_bulk_work();
+        let Some(mark) = state.recorder.as_mut().and_then(InputRecorder::mark_state) else { return };
+        let coordinator = state.durable.coordinator.clone();
+        drop(state);
+        let engine = self.this.clone();
+        if !spawn_digest_thread(move || record_digest(&engine, mark, coordinator)) {
+            self.with_recorder(|recorder| {
                 recorder.record_digest(mark, None, clock::monotonic(), Duration::ZERO);
+            });
+        }
+    }
+
+    /// Compares the restored state with its digest, on another thread.
+    fn compare_digest(&self, digests: ReplayedDigests) {
+        if !digests.has_digest() {
+            return;
+        }
+        let engine = self.this.clone();
+        let compare = move || {
+            let digest = digests.compare();
+            if let Some(engine) = engine.upgrade() {
+                engine.with_recorder(|recorder| recorder.note_comparison(digest));
             }
+        };
+        if !spawn_digest_thread(compare) {
+            self.with_recorder(|recorder| recorder.note_comparison(DigestComparison::None));
+        }
+    }
+
+    fn with_recorder(&self, act: impl FnOnce(&mut InputRecorder)) {
+        if let Some(recorder) = &mut self.lock().recorder {
+            act(recorder);
         }
     }
 
@@ -200,9 +233,18 @@ fn record_digest(engine: &Weak<Engine>, mark: StateMark, coordinator: Coordinato
         tracing::warn!(%error, "the state cannot be encoded: the next replay compares less");
     }
     let took = began.elapsed();
-    if let Some(engine) = engine.upgrade()
-        && let Some(recorder) = &mut engine.lock().recorder
-    {
-        recorder.record_digest(mark, digest.ok(), clock::monotonic(), took);
+    if let Some(engine) = engine.upgrade() {
+        engine.with_recorder(|recorder| {
+            recorder.record_digest(mark, digest.ok(), clock::monotonic(), took);
+        });
     }
+}
+
+/// Runs this on a thread of its own. Returns whether there is one.
+fn spawn_digest_thread(work: impl FnOnce() + Send + 'static) -> bool {
+    let spawned = std::thread::Builder::new().name("muster-digest".to_owned()).spawn(work);
+    if let Err(error) = &spawned {
+        tracing::warn!(%error, "there is no thread for a digest of the state");
+    }
+    spawned.is_ok()
 }

@@ -29,7 +29,7 @@ use utoipa::ToSchema;
 
 use super::packed_heartbeats::PackedHeartbeats;
 use super::restore_report::RestoreReport;
-use super::state_digest::{DigestSchedule, StateMark};
+use super::state_digest::{DigestComparison, DigestSchedule, StateMark};
 use crate::clock;
 use crate::coordination::{
     CallId, ClaimRefusal, Code, CommandRefusal, Coordinator, Effect, Failure, Input, JobName, JobSettings,
@@ -186,7 +186,7 @@ impl InputRecorder {
             heartbeats: PackedHeartbeats::default(),
             durability,
             inputs_since_check: 0,
-            digests: DigestSchedule::default(),
+            digests: DigestSchedule::new(clock::monotonic()),
             refused_changes: AtomicU64::new(0),
             restored,
         }
@@ -226,7 +226,7 @@ impl InputRecorder {
         self.digests.note_change();
         if self.inputs_since_check >= CHECK_INTERVAL {
             self.inputs_since_check = 0;
-            // A check that has no room is missed by nobody.
+            // Without it, the next replay compares less.
             let _ = append(&mut self.writer, kind::CHECK, &StateCheck::of(coordinator, next_event));
         }
         match append_input(&mut self.writer, now, stream, input) {
@@ -324,15 +324,19 @@ impl InputRecorder {
         self.writer.begin_snapshot(Box::new(write));
     }
 
-    /// Marks this place, if the state here should get a digest. Pass the digest to [`Self::record_digest`].
-    pub fn mark_state_if_due(&mut self, now: Instant) -> Option<StateMark> {
-        // A journal in trouble lacks records, until a snapshot makes up for them.
-        if !self.digests.is_due(now) || self.writer.is_in_trouble() {
+    /// Returns whether a digest of the state is due.
+    pub fn is_digest_due(&self, now: Instant) -> bool {
+        self.digests.is_due(now)
+    }
+
+    /// Marks this place, and returns the mark, whose digest is to be passed to [`Self::record_digest`]. A journal in trouble is not
+    /// marked: it lacks records, until a snapshot makes up for them.
+    pub fn mark_state(&mut self) -> Option<StateMark> {
+        if self.writer.is_in_trouble() {
             return None;
         }
         self.flush_heartbeats();
         let mark = StateMark(clock::random_u64());
-        // A journal in trouble is marked later.
         append(&mut self.writer, kind::MARK, &mark).ok()?;
         self.digests.begin();
         Some(mark)
@@ -342,9 +346,14 @@ impl InputRecorder {
     pub fn record_digest(&mut self, mark: StateMark, digest: Option<u64>, now: Instant, took: Duration) {
         self.digests.end(now, took);
         if let Some(digest) = digest {
-            // A digest that has no room is missed by nobody.
+            // Without it, the next replay compares less.
             let _ = append(&mut self.writer, kind::DIGEST, &(mark, digest));
         }
+    }
+
+    /// Notes how the restored state compares with its digest.
+    pub fn note_comparison(&mut self, digest: DigestComparison) {
+        self.restored.digest = digest;
     }
 
     /// Returns the description for metrics and pages.

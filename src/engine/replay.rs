@@ -28,7 +28,7 @@ use super::kept_calls::{KeptConnections, ReplayedCalls};
 use super::packed_heartbeats::unpack_heartbeats;
 use super::recorder::{JOURNAL_ENCODING, OLDEST_ENCODING, StateCheck, kind};
 use super::restore_report::RestoreReport;
-use super::state_digest::{DigestDifference, ReplayedDigests};
+use super::state_digest::{DigestComparison, ReplayedDigests};
 use super::{ContentsSerialiser, PersistentObserver};
 use crate::clock;
 use crate::coordination::{Coordinator, Effect, Input, JobId, JobSettings, Timestamp};
@@ -86,6 +86,7 @@ pub struct RestoredState {
     pub(super) wanted_incarnations: BTreeSet<JobId>,
     /// What the connections that go on do not know yet.
     pub(super) calls: ReplayedCalls,
+    pub(super) digests: ReplayedDigests,
     /// What was found.
     pub report: RestoreReport,
 }
@@ -193,8 +194,6 @@ impl RestoredState {
             RecoveryError::Journal(error) => error.into(),
             RecoveryError::Record { error, .. } => error,
         })?;
-        let has_recorded_digest =
-            set_aside.is_empty() && replay.digests.compare().map_err(refuse_difference)?;
         let report = RestoreReport {
             inputs: replay.inputs,
             had_snapshot: recovery.snapshot().is_some(),
@@ -204,19 +203,25 @@ impl RestoredState {
             damaged_snapshots: recovery.damaged_snapshots().to_vec(),
             cut: end.cut.clone(),
             set_aside: set_aside.into_iter().collect(),
-            has_recorded_digest,
+            digest: DigestComparison::None,
             after: None,
             continued_connections: kept.connections().len(),
             lost_connections: kept.lost(),
         };
-        let Replay { state, wanted_incarnations, calls, .. } = replay;
-        Ok(Self { state, end, wanted_incarnations, calls, report })
+        let Replay { state, wanted_incarnations, calls, digests, .. } = replay;
+        Ok(Self { state, end, wanted_incarnations, calls, digests, report })
     }
 
     /// Returns the jobs and their state.
     #[must_use]
     pub fn coordinator(&self) -> &Coordinator {
         &self.state.coordinator
+    }
+
+    /// Compares the state with the last digest in the journal, which takes up to half a second.
+    pub fn compare_digest(&mut self) -> DigestComparison {
+        self.report.digest = std::mem::take(&mut self.digests).compare();
+        self.report.digest
     }
 
     /// Returns the number of the last event; 0 if there was none.
@@ -233,10 +238,6 @@ impl RestoredState {
         let write = snapshot_writer(self.report.last_input, self.state.clone(), Vec::new());
         target.begin_with_snapshot(self.end.next_record, Box::new(write))
     }
-}
-
-fn refuse_difference(difference: DigestDifference) -> RestoreError {
-    RestoreError::Replay { what: format!("record {}", difference.record), why: difference.to_string() }
 }
 
 /// One replay of a journal.
@@ -339,6 +340,7 @@ impl Replay {
     /// Does not apply a record. If it is a call, it gets an answer all the same.
     fn set_aside(&mut self, record: JournalRecord<'_>) {
         self.present = record.number;
+        self.digests.clear();
         if record.kind == kind::CALL
             && let Ok((stream, _, input)) = self.decode_call(record.payload)
         {

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use muster_journal::JournalCut;
 
+use super::state_digest::DigestComparison;
 use crate::coordination::Timestamp;
 
 /// What a restart found in the journal.
@@ -25,8 +26,8 @@ pub struct RestoreReport {
     pub cut: Option<JournalCut>,
     /// The records of inputs that ended this program. They were not applied.
     pub set_aside: Vec<u64>,
-    /// Whether the state was compared with a digest in the journal, and has it.
-    pub has_recorded_digest: bool,
+    /// How the state compares with the last digest in the journal.
+    pub digest: DigestComparison,
     /// How the former process ended, in a clause, if that is known.
     pub after: Option<String>,
     /// The connections that go on from the former process.

@@ -1,7 +1,7 @@
 //! Shows what RAS, NCCL's own monitoring, says of the communicators of a job. Begin at [`run`].
 //!
-//! RAS only counts calls, and its numbers are never of one moment. So it is asked twice: what differs between ranks and does not
-//! change meanwhile is a wait.
+//! RAS only counts calls, and its numbers are never of one moment. So it is asked twice: if ranks differ and do not change meanwhile,
+//! they wait.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -10,15 +10,21 @@ use std::time::Duration;
 
 use anyhow::Result;
 use muster_collectives::clique_name;
-use muster_collectives::ras::{RasCommunicator, RasRank, RasReport, ask_ras, ras_address_of_environment};
+use muster_collectives::ras::{
+    RasCommunicator, RasError, RasRank, RasReport, ask_ras, ras_address_of_environment,
+};
 use serde::Serialize;
 
-use crate::cli::output::TerminalText;
+use crate::cli::output::{TerminalText, print_error};
 use crate::cli::server_args::ServerArgs;
 use crate::text::{escape_to_one_line, format_count_with_noun};
 
 /// The time between the two questions.
 const PAUSE: Duration = Duration::from_secs(2);
+/// The number of second questions. Several jobs of a host listen at one address, and the kernel chooses the process that answers.
+const ATTEMPTS: usize = 8;
+/// The status if RAS gives no answer.
+const NO_ANSWER: u8 = 3;
 
 /// What RAS says of a job.
 #[derive(Debug, Serialize)]
@@ -43,7 +49,7 @@ struct RasOfClique {
     notable_count: u32,
 }
 
-/// How a clique does, as far as calls tell it.
+/// The state of a clique, as far as calls tell it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum CliqueState {
@@ -54,6 +60,8 @@ enum CliqueState {
     /// Nothing was called between the two questions, and all ranks have called the same number.
     Idle,
     Advances,
+    /// It was not there at the first question: it is new, or of another job.
+    New,
 }
 
 #[derive(Debug, Serialize)]
@@ -87,12 +95,15 @@ impl RasOfRank {
 impl RasOfClique {
     fn new(found: &RasCommunicator, before: Option<&RasCommunicator>) -> Self {
         let is_trouble = |rank: &RasRank| rank.state.is_trouble();
-        let has_advanced = before.is_none_or(|before| before.total_called != found.total_called);
-        let state = match () {
-            () if found.notable.iter().any(is_trouble) => CliqueState::Trouble,
-            () if has_advanced => CliqueState::Advances,
-            () if found.front > found.back => CliqueState::Waits,
-            () => CliqueState::Idle,
+        let has_advanced = |before: &RasCommunicator| {
+            (before.answered, before.total_called) != (found.answered, found.total_called)
+        };
+        let state = match before {
+            _ if found.notable.iter().any(is_trouble) => CliqueState::Trouble,
+            None => CliqueState::New,
+            Some(before) if has_advanced(before) => CliqueState::Advances,
+            Some(_) if found.front > found.back => CliqueState::Waits,
+            Some(_) => CliqueState::Idle,
         };
         Self {
             clique: clique_name(found.hash),
@@ -107,34 +118,54 @@ impl RasOfClique {
     }
 
     fn state_text(&self) -> String {
-        let pause = format!("{} s", PAUSE.as_secs());
-        let behind = self.notable_count as usize - self.notable.len().min(self.notable_count as usize);
-        let first = self.notable.first();
-        match (self.state, first) {
+        let pause = PAUSE.as_secs();
+        match (self.state, self.notable.first()) {
             (CliqueState::Trouble, Some(first)) => format!("rank {} {}", first.rank, first.text),
-            (CliqueState::Waits, _) => {
-                let least = |it: &&RasOfRank| it.called == Some(self.back);
-                let count = self.notable.iter().filter(least).count() + behind;
-                format!(
-                    "has called nothing for {pause}; {} called least",
-                    format_count_with_noun(count, "rank has", "ranks have")
-                )
+            (CliqueState::Trouble | CliqueState::Waits, _) => {
+                format!("has called nothing for {pause} s, and its ranks differ")
             }
-            (CliqueState::Idle, _) => format!("has called nothing for {pause}; all ranks are level"),
-            _ => "advances".to_owned(),
+            (CliqueState::Idle, _) => format!("has called nothing for {pause} s; all ranks are level"),
+            (CliqueState::Advances, _) => "advances".to_owned(),
+            (CliqueState::New, _) => format!("was not there {pause} s ago"),
         }
+    }
+
+    /// Returns the number of ranks that differ and are not listed.
+    fn unlisted(&self) -> usize {
+        (self.notable_count as usize).saturating_sub(self.notable.len())
     }
 }
 
-/// Runs the subcommand. Without an address, asks where NCCL listens by itself.
+/// Runs the subcommand. Without an address, asks where NCCL listens by itself. The status is 1 if a communicator is in trouble or
+/// waits, and 3 if RAS gives no answer.
 pub(super) fn run(address: &str, answers: &ServerArgs) -> Result<ExitCode> {
     let address = if address.is_empty() { ras_address_of_environment() } else { address.to_owned() };
-    let before = ask_ras(&address)?;
-    std::thread::sleep(PAUSE);
-    let job = compare(address.clone(), &before, &ask_ras(&address)?);
+    let (before, now) = match ask_twice(&address) {
+        Ok(reports) => reports,
+        Err(error) => {
+            print_error(format_args!("{error}"));
+            return Ok(ExitCode::from(NO_ANSWER));
+        }
+    };
+    let job = compare(address, &before, &now);
     answers.print_answer(&job, |job| TerminalText::from_escaped_text(&text_of(job)))?;
     let is_wrong = |it: &RasOfClique| matches!(it.state, CliqueState::Trouble | CliqueState::Waits);
     Ok(if job.cliques.iter().any(is_wrong) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// Asks the same job twice.
+fn ask_twice(address: &str) -> Result<(RasReport, RasReport), RasError> {
+    let before = ask_ras(address)?;
+    std::thread::sleep(PAUSE);
+    let is_known = |found: &RasCommunicator| before.communicators.iter().any(|it| it.hash == found.hash);
+    let mut now = ask_ras(address)?;
+    for _ in 1..ATTEMPTS {
+        if before.communicators.is_empty() || now.communicators.iter().any(is_known) {
+            break;
+        }
+        now = ask_ras(address)?;
+    }
+    Ok((before, now))
 }
 
 fn compare(address: String, before: &RasReport, now: &RasReport) -> RasOfJob {
@@ -174,7 +205,7 @@ fn text_of(job: &RasOfJob) -> String {
             clique.front - clique.back.min(clique.front),
             clique.state_text()
         );
-        if clique.state == CliqueState::Advances || clique.state == CliqueState::Idle {
+        if !matches!(clique.state, CliqueState::Trouble | CliqueState::Waits) {
             continue;
         }
         for rank in &clique.notable {
@@ -187,7 +218,7 @@ fn text_of(job: &RasOfJob) -> String {
                 rank.text
             );
         }
-        match clique.notable_count as usize - clique.notable.len().min(clique.notable_count as usize) {
+        match clique.unlisted() {
             0 => {}
             more => drop(writeln!(text, "  and {more} more")),
         }
@@ -222,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_change_between_two_questions_waits() {
+    fn a_communicator_that_does_not_change_waits() {
         let behind = || vec![rank(RasRankState::Answers, Some(3))];
         let (waiting, level) = (communicator(4, 3, 7, behind()), communicator(4, 4, 8, Vec::new()));
         let state =
@@ -230,7 +261,7 @@ mod tests {
         assert_eq!(state(&waiting, &waiting), CliqueState::Waits);
         assert_eq!(state(&level, &level), CliqueState::Idle);
         assert_eq!(state(&waiting, &level), CliqueState::Advances);
-        assert_eq!(state(&RasReport::default(), &level), CliqueState::Advances);
+        assert_eq!(state(&RasReport::default(), &level), CliqueState::New);
         let dead = communicator(4, 4, 4, vec![rank(RasRankState::Dead, None)]);
         assert_eq!(state(&level, &dead), CliqueState::Trouble);
     }
@@ -240,7 +271,7 @@ mod tests {
         let waiting = communicator(4, 3, 7, vec![rank(RasRankState::Answers, Some(3))]);
         let text = text_of(&compare("here".into(), &waiting, &waiting));
         assert!(
-            text.contains("1 rank has called least\n  rank 1      10.0.0.1:7               called 3"),
+            text.contains("and its ranks differ\n  rank 1      10.0.0.1:7               called 3"),
             "{text}"
         );
     }

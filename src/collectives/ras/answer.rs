@@ -1,66 +1,71 @@
-//! NCCL's JSON, which has one object for each rank of each communicator. A large job has millions of them, so only one
-//! communicator is in memory at a time, and what is notable of it is kept. Begin at [`read_report`].
+//! NCCL's JSON, which has one object for each rank of each communicator. Each object is reduced as it is read, so one
+//! communicator with one small row for each of its ranks is in memory at a time. Begin at [`read_report`].
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io::Read;
+use std::marker::PhantomData;
 
-use serde::de::{self, Deserializer, SeqAccess, Visitor};
+use serde::Deserialize;
+use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use super::{NOTABLE_RANKS_MAX, RasCommunicator, RasRank, RasRankState, RasReport};
 
-/// The codes of `ncclResult_t` that are no error.
+/// `ncclSuccess`.
 const SUCCESS: i32 = 0;
+/// `ncclInProgress`.
 const IN_PROGRESS: i32 = 7;
-/// The most ranks of a communicator, and the most communicators of a job.
+/// The most ranks of a communicator.
 const RANKS_MAX: usize = 1 << 20;
+/// The most communicators of a job.
 const COMMUNICATORS_MAX: usize = 4096;
-/// The most bytes of a host's name that are kept.
-const HOST_LENGTH_MAX: usize = 64;
+/// The most bytes of a text that are kept.
+const TEXT_LENGTH_MAX: usize = 64;
 
 /// Reads an answer.
 ///
 /// # Errors
 /// If it is not the JSON that NCCL 2.28.7 and newer write, or has more than the limits.
 pub(super) fn read_report(answer: impl Read) -> Result<RasReport, serde_json::Error> {
-    let read: Answer = serde_json::from_reader(answer)?;
-    Ok(RasReport { nccl_version: read.nccl_version, communicators: read.communicators })
+    let Answer { nccl_version, communicators } = serde_json::from_reader(answer)?;
+    Ok(RasReport { nccl_version: shorten(nccl_version), communicators })
 }
 
-#[derive(serde::Deserialize)]
+#[derive(Deserialize)]
 struct Answer {
     nccl_version: String,
     #[serde(deserialize_with = "read_communicators")]
     communicators: Vec<RasCommunicator>,
 }
 
-#[derive(serde::Deserialize)]
+#[derive(Deserialize)]
 struct CommunicatorAnswer {
     hash: String,
     size: u32,
-    #[serde(default)]
-    ranks: Vec<RankAnswer>,
-    #[serde(default)]
-    missing_ranks: Vec<MissingRankAnswer>,
+    #[serde(default, deserialize_with = "read_ranks")]
+    ranks: Vec<RasRank>,
+    #[serde(default, deserialize_with = "read_missing_ranks")]
+    missing_ranks: Vec<RasRank>,
 }
 
-#[derive(serde::Deserialize)]
+#[derive(Deserialize)]
 struct RankAnswer {
     rank: u32,
     host: String,
     pid: i64,
     status: RankStatus,
-    collective_counts: BTreeMap<String, u64>,
+    #[serde(deserialize_with = "sum_counts")]
+    collective_counts: u64,
 }
 
-#[derive(serde::Deserialize)]
+#[derive(Deserialize)]
 struct RankStatus {
     init_state: i32,
     async_error: i32,
     abort_flag: bool,
 }
 
-#[derive(serde::Deserialize)]
+#[derive(Deserialize)]
 struct MissingRankAnswer {
     rank: u32,
     host: String,
@@ -68,58 +73,105 @@ struct MissingRankAnswer {
     status: MissingRankStatus,
 }
 
-#[derive(serde::Deserialize)]
+#[derive(Deserialize)]
 struct MissingRankStatus {
     unresponsive: bool,
     considered_dead: bool,
 }
 
-fn read_communicators<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<RasCommunicator>, D::Error> {
-    struct List;
-    impl<'de> Visitor<'de> for List {
-        type Value = Vec<RasCommunicator>;
-
-        fn expecting(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
-            to.write_str("a list of communicators")
-        }
-
-        fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
-            let mut all = Vec::new();
-            while let Some(one) = list.next_element::<CommunicatorAnswer>()? {
-                if all.len() == COMMUNICATORS_MAX {
-                    return Err(de::Error::custom(format_args!(
-                        "more than {COMMUNICATORS_MAX} communicators"
-                    )));
-                }
-                all.push(summarize::<A::Error>(one)?);
-            }
-            Ok(all)
-        }
-    }
-    from.deserialize_seq(List)
+/// Reads a list, each element of which is reduced at once.
+struct ReducedList<T, R> {
+    reduce: fn(T) -> Result<R, String>,
+    length_max: usize,
+    element: PhantomData<T>,
 }
 
-fn summarize<E: de::Error>(one: CommunicatorAnswer) -> Result<RasCommunicator, E> {
-    let CommunicatorAnswer { hash, size, ranks, missing_ranks } = one;
-    if ranks.len() + missing_ranks.len() > RANKS_MAX {
-        return Err(E::custom(format_args!("a communicator of more than {RANKS_MAX} ranks")));
+impl<'de, T: Deserialize<'de>, R> Visitor<'de> for ReducedList<T, R> {
+    type Value = Vec<R>;
+
+    fn expecting(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(to, "a list of at most {} elements", self.length_max)
     }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+        let mut all = Vec::new();
+        while let Some(element) = list.next_element()? {
+            if all.len() == self.length_max {
+                return Err(A::Error::invalid_length(all.len() + 1, &self));
+            }
+            all.push((self.reduce)(element).map_err(A::Error::custom)?);
+        }
+        Ok(all)
+    }
+}
+
+fn read_list<'de, D: Deserializer<'de>, T: Deserialize<'de>, R>(
+    from: D,
+    length_max: usize,
+    reduce: fn(T) -> Result<R, String>,
+) -> Result<Vec<R>, D::Error> {
+    from.deserialize_seq(ReducedList { reduce, length_max, element: PhantomData })
+}
+
+fn read_communicators<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<RasCommunicator>, D::Error> {
+    read_list(from, COMMUNICATORS_MAX, summarize)
+}
+
+fn read_ranks<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<RasRank>, D::Error> {
+    read_list(from, RANKS_MAX, |rank: RankAnswer| Ok(rank_that_answered(rank)))
+}
+
+fn read_missing_ranks<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<RasRank>, D::Error> {
+    read_list(from, RANKS_MAX, |rank: MissingRankAnswer| Ok(missing_rank(rank)))
+}
+
+/// Reads the counts of a rank, one for each function, as their sum.
+fn sum_counts<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
+    struct Counts;
+    impl<'de> Visitor<'de> for Counts {
+        type Value = u64;
+
+        fn expecting(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+            to.write_str("a count for each function")
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, mut counts: A) -> Result<u64, A::Error> {
+            let mut sum = 0_u64;
+            while let Some((_, count)) = counts.next_entry::<IgnoredAny, u64>()? {
+                sum = sum.saturating_add(count);
+            }
+            Ok(sum)
+        }
+    }
+    from.deserialize_map(Counts)
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "at most RANKS_MAX twice")]
+fn summarize(one: CommunicatorAnswer) -> Result<RasCommunicator, String> {
+    let CommunicatorAnswer { hash, size, ranks, missing_ranks } = one;
     let digits = hash.strip_prefix("0x").unwrap_or(&hash);
     let Ok(hash) = u64::from_str_radix(digits, 16) else {
-        return Err(E::custom(format_args!("a communicator with the hash {hash:?}")));
+        return Err(format!("a communicator has the hash {:?}", shorten(hash)));
     };
+    if ranks.len() > size as usize || ranks.iter().chain(&missing_ranks).any(|it| it.rank >= size) {
+        return Err(format!("a communicator of {size} ranks has others than these"));
+    }
     let answered = ranks.len() as u32;
-    let mut all: Vec<RasRank> = ranks.into_iter().map(rank_that_answered).collect();
-    let counts = || all.iter().filter_map(|rank| rank.called);
-    let (front, back) = (counts().max().unwrap_or_default(), counts().min().unwrap_or_default());
-    let total_called = counts().fold(0, u64::wrapping_add);
-    all.extend(missing_ranks.into_iter().map(missing_rank));
-    let is_usual = |rank: &RasRank| rank.state == RasRankState::Answers && rank.called == Some(front);
-    all.retain(|rank| !is_usual(rank));
-    all.sort_by_key(|rank| (rank.state, rank.called, rank.rank));
-    let notable_count = all.len() as u32;
-    all.truncate(NOTABLE_RANKS_MAX);
-    let notable = all;
+    let mut by_count: BTreeMap<u64, usize> = BTreeMap::new();
+    for count in ranks.iter().filter_map(|rank| rank.called) {
+        *by_count.entry(count).or_default() += 1;
+    }
+    let bound = |count: Option<(&u64, &usize)>| count.map_or(0, |(count, _)| *count);
+    let (front, back) = (bound(by_count.last_key_value()), bound(by_count.first_key_value()));
+    // Of two numbers that as many ranks have called, the larger one.
+    let usual = by_count.iter().max_by_key(|(count, ranks)| (**ranks, **count)).map(|(count, _)| *count);
+    let total_called = ranks.iter().filter_map(|rank| rank.called).fold(0, u64::wrapping_add);
+    let is_usual = |rank: &RasRank| rank.state == RasRankState::Answers && rank.called == usual;
+    let mut notable: Vec<RasRank> =
+        ranks.into_iter().chain(missing_ranks).filter(|rank| !is_usual(rank)).collect();
+    let notable_count = notable.len() as u32;
+    notable.sort_by_key(|rank| (rank.state, rank.called, rank.rank));
+    notable.truncate(NOTABLE_RANKS_MAX);
     Ok(RasCommunicator { hash, ranks: size, answered, front, back, total_called, notable, notable_count })
 }
 
@@ -133,8 +185,8 @@ fn rank_that_answered(rank: RankAnswer) -> RasRank {
         () if init_state == IN_PROGRESS => RasRankState::Starting,
         () => RasRankState::Answers,
     };
-    let called = rank.collective_counts.values().fold(0, |sum: u64, count| sum.saturating_add(*count));
-    RasRank { rank: rank.rank, host: short(rank.host), pid: pid(rank.pid), state, called: Some(called) }
+    let (host, pid) = (shorten(rank.host), known_pid(rank.pid));
+    RasRank { rank: rank.rank, host, pid, state, called: Some(rank.collective_counts) }
 }
 
 fn missing_rank(rank: MissingRankAnswer) -> RasRank {
@@ -143,16 +195,17 @@ fn missing_rank(rank: MissingRankAnswer) -> RasRank {
         MissingRankStatus { unresponsive: true, .. } => RasRankState::Unresponsive,
         MissingRankStatus { .. } => RasRankState::Absent,
     };
-    RasRank { rank: rank.rank, host: short(rank.host), pid: pid(rank.pid), state, called: None }
+    RasRank { rank: rank.rank, host: shorten(rank.host), pid: known_pid(rank.pid), state, called: None }
 }
 
-fn short(mut host: String) -> String {
-    host.truncate(host.floor_char_boundary(HOST_LENGTH_MAX));
-    host
+fn shorten(mut text: String) -> String {
+    text.truncate(text.floor_char_boundary(TEXT_LENGTH_MAX));
+    text.shrink_to_fit();
+    text
 }
 
 /// RAS writes -1 for a process that it does not know.
-fn pid(pid: i64) -> u32 {
+fn known_pid(pid: i64) -> u32 {
     u32::try_from(pid).unwrap_or(0)
 }
 
@@ -189,7 +242,7 @@ mod tests {
     const WELL: &str = r#""init_state": 0, "async_error": 0, "abort_flag": false"#;
 
     #[test]
-    fn what_differs_is_kept_the_worst_first() {
+    fn ranks_that_differ_are_kept_the_worst_first() {
         let ranks = [
             rank(0, WELL, r#""AllReduce": 40, "Broadcast": 2"#),
             rank(1, WELL, r#""AllReduce": 41, "Broadcast": 0"#),
@@ -212,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_and_starts_are_told_apart() {
+    fn failed_ranks_differ_from_starting_ones() {
         let state_of = |status: &str| {
             let text = answer(&rank(0, status, ""), "");
             read_report(text.as_bytes()).unwrap().communicators[0].notable.first().map(|it| it.state)
@@ -228,22 +281,38 @@ mod tests {
     }
 
     #[test]
-    fn ranks_that_advance_fill_no_memory() {
+    fn the_list_of_notable_ranks_is_bounded() {
         let many: Vec<String> = (0..500).map(|it| rank(it, WELL, &format!(r#""AllReduce": {it}"#))).collect();
-        let report = read_report(answer(&many.join(","), "").as_bytes()).unwrap();
-        let found = &report.communicators[0];
+        let text = answer(&many.join(","), "").replace(r#""size": 4"#, r#""size": 500"#);
+        let found = &read_report(text.as_bytes()).unwrap().communicators[0];
         assert_eq!((found.notable.len(), found.notable_count), (NOTABLE_RANKS_MAX, 499));
         assert_eq!(found.notable[0].called, Some(0));
     }
 
     #[test]
-    fn what_is_no_answer_is_refused() {
+    fn one_rank_ahead_of_all_others_is_the_notable_one() {
+        let counts = [5, 6, 5, 5];
+        let ranks: Vec<String> = (0..)
+            .zip(counts)
+            .map(|(it, count)| rank(it, WELL, &format!(r#""AllReduce": {count}"#)))
+            .collect();
+        let found = &read_report(answer(&ranks.join(","), "").as_bytes()).unwrap().communicators[0];
+        assert_eq!(found.notable.iter().map(|it| it.rank).collect::<Vec<_>>(), [1]);
+    }
+
+    #[test]
+    fn invalid_answers_are_refused() {
         let whole = answer(&rank(0, WELL, ""), "");
         for end in 0..whole.len() {
             assert!(read_report(&whole.as_bytes()[..end]).is_err(), "{end} bytes");
         }
-        for other in ["[]", "{}", r#"{"nccl_version": "2", "communicators": [{"hash": "x", "size": 1}]}"#] {
-            assert!(read_report(other.as_bytes()).is_err(), "{other}");
+        let impossible = answer(&rank(4, WELL, ""), "");
+        let of_hash = |hash: &str| {
+            format!(r#"{{"nccl_version": "2", "communicators": [{{"hash": "{hash}", "size": 1}}]}}"#)
+        };
+        for other in ["[]", "{}", &impossible, &of_hash(&"x".repeat(100_000))] {
+            let error = read_report(other.as_bytes()).unwrap_err().to_string();
+            assert!(error.len() < 200, "{error}");
         }
         let deep = format!("{}{}", r#"{"communicators":"#, "[".repeat(100_000));
         assert!(read_report(deep.as_bytes()).is_err());

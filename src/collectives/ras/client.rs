@@ -1,4 +1,4 @@
-//! The conversation with the RAS thread of a process: lines of text, then one answer, then the end of the connection.
+//! The connection to the RAS thread of a process: lines of text, then one answer, then the end of the connection.
 //!
 //! All processes of a host listen on one address, and the kernel gives a connection to any of them, also to one that is
 //! stopped. So a process that is silent is left, and the next connection may reach another one. Begin at [`ask_ras`].
@@ -15,21 +15,22 @@ use crate::monotonic_nanos;
 pub const RAS_DEFAULT_ADDRESS: &str = "localhost:28028";
 /// The limit of a whole question. RAS itself waits 5 s for a process that does not answer, and 10 s altogether.
 pub const RAS_TIMEOUT: Duration = Duration::from_secs(20);
-/// The limit of the first words with a process, and the number of processes that are tried.
+/// The limit of the connection to a process and its first line.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(1);
+/// The number of processes that are tried at an address at which some listen.
 const ATTEMPTS: usize = 6;
 /// The most bytes of an answer: some 100,000 ranks over all communicators.
 const ANSWER_BYTES_MAX: u64 = 64 << 20;
 /// The most bytes of a line before the answer.
 const LINE_BYTES_MAX: u64 = 1024;
-/// The version of the conversation. NCCL writes its own one and ignores ours.
+/// The version of the protocol. NCCL writes its own one and ignores ours.
 const GREETING: &str = "client protocol 2\n";
 const SERVER_GREETING: &str = "SERVER PROTOCOL ";
 
 /// Why RAS gave no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum RasError {
-    /// The address is no address.
+    /// The address cannot be resolved.
     #[error("{address:?} is no address such as {RAS_DEFAULT_ADDRESS}: {why}")]
     Address {
         /// The address.
@@ -37,7 +38,7 @@ pub enum RasError {
         /// The reason.
         why: io::Error,
     },
-    /// Nobody listens, or nobody answers.
+    /// No process listens or answers.
     #[error(
         "no process of NCCL answers at {address}: {why}. RAS is a part of NCCL 2.24 and newer, off with NCCL_RAS_ENABLE=0, and \
          elsewhere with NCCL_RAS_ADDR"
@@ -48,7 +49,7 @@ pub enum RasError {
         /// The last reason.
         why: io::Error,
     },
-    /// Something else listens there.
+    /// Another program listens there.
     #[error("what listens at {address} is not NCCL's RAS: it wrote {line:?}")]
     NotRas {
         /// The address.
@@ -59,6 +60,12 @@ pub enum RasError {
     /// NCCL before 2.28.7 answers in text for people only.
     #[error("NCCL at {address} is older than 2.28.7, and has no answer for programs. For people: echo verbose status | nc {}", .address.replace(':', " "))]
     TooOld {
+        /// The address.
+        address: String,
+    },
+    /// The answer exceeds the maximum length.
+    #[error("the answer of NCCL at {address} is longer than {} MiB", ANSWER_BYTES_MAX >> 20)]
+    TooLong {
         /// The address.
         address: String,
     },
@@ -87,17 +94,23 @@ pub fn ras_address_of_environment() -> String {
 pub fn ask_ras(address: &str) -> Result<RasReport, RasError> {
     let deadline = Deadline::after(RAS_TIMEOUT);
     let named = || address.to_owned();
-    let addresses: Vec<SocketAddr> =
+    let mut addresses: Vec<SocketAddr> =
         address.to_socket_addrs().map_err(|why| RasError::Address { address: named(), why })?.collect();
     let mut last = io::Error::other("the name has no address");
     for attempt in 0..ATTEMPTS {
-        let Some(to) = addresses.get(attempt % addresses.len().max(1)) else { break };
-        match greet(*to, deadline) {
+        // A name may have an address at which no process listens.
+        let Some(to) = addresses.get(attempt % addresses.len().max(1)).copied() else { break };
+        match greet(to, deadline) {
             Ok((mut process, line)) if line.starts_with(SERVER_GREETING) => {
                 return ask_process(address, &mut process, deadline);
             }
             Ok((_, line)) => return Err(RasError::NotRas { address: named(), line }),
-            Err(why) => last = why,
+            Err(why) => {
+                if why.kind() == io::ErrorKind::ConnectionRefused {
+                    addresses.retain(|address| *address != to);
+                }
+                last = why;
+            }
         }
         if deadline.left().is_none() {
             break;
@@ -107,7 +120,7 @@ pub fn ask_ras(address: &str) -> Result<RasReport, RasError> {
 }
 
 /// Connects to a process, and returns its first line.
-fn greet(to: SocketAddr, deadline: Deadline) -> io::Result<(Conversation, String)> {
+fn greet(to: SocketAddr, deadline: Deadline) -> io::Result<(RasConnection, String)> {
     let deadline = deadline.min(Deadline::after(GREETING_TIMEOUT));
     let socket = TcpStream::connect_timeout(&to, deadline.left_or_error()?)?;
     let mut process = BufReader::new(TimedStream { socket, deadline });
@@ -115,7 +128,11 @@ fn greet(to: SocketAddr, deadline: Deadline) -> io::Result<(Conversation, String
     Ok((process, line))
 }
 
-fn ask_process(address: &str, process: &mut Conversation, deadline: Deadline) -> Result<RasReport, RasError> {
+fn ask_process(
+    address: &str,
+    process: &mut RasConnection,
+    deadline: Deadline,
+) -> Result<RasReport, RasError> {
     process.get_mut().deadline = deadline;
     let no_answer = |why| RasError::NoAnswer { address: address.to_owned(), why };
     let line = ask_line(process, "set format json\n").map_err(no_answer)?;
@@ -126,14 +143,17 @@ fn ask_process(address: &str, process: &mut Conversation, deadline: Deadline) ->
         return Err(RasError::NotRas { address: address.to_owned(), line });
     }
     process.get_mut().socket.write_all(b"verbose status\n").map_err(no_answer)?;
-    read_report(process.take(ANSWER_BYTES_MAX))
-        .map_err(|why| RasError::Unreadable { address: address.to_owned(), why })
+    let mut answer = process.take(ANSWER_BYTES_MAX);
+    read_report(&mut answer).map_err(|why| match answer.limit() {
+        0 => RasError::TooLong { address: address.to_owned() },
+        _ => RasError::Unreadable { address: address.to_owned(), why },
+    })
 }
 
-type Conversation = BufReader<TimedStream>;
+type RasConnection = BufReader<TimedStream>;
 
 /// Writes a line, and returns the next one without its end.
-fn ask_line(process: &mut Conversation, line: &str) -> io::Result<String> {
+fn ask_line(process: &mut RasConnection, line: &str) -> io::Result<String> {
     let left = process.get_ref().deadline.left_or_error()?;
     process.get_ref().socket.set_write_timeout(Some(left))?;
     process.get_mut().socket.write_all(line.as_bytes())?;
@@ -222,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_answer_as_ras_is_told_apart() {
+    fn each_failure_has_its_own_error() {
         let old = serve(vec![vec!["SERVER PROTOCOL 2\n", "ERROR: Unknown command set format json\n"]]);
         assert!(matches!(ask_ras(&old), Err(RasError::TooOld { .. })));
         let other = serve(vec![vec!["HTTP/1.1 400 Bad Request\r\n"]]);

@@ -7,7 +7,7 @@
 //!
 //! | file | owns |
 //! | --- | --- |
-//! | `client.rs` | the conversation with a process, within limits of time and memory |
+//! | `client.rs` | the connection to a process, within limits of time and memory |
 //! | `answer.rs` | NCCL's JSON, one communicator at a time |
 //!
 //! The numbers of ranks come from different moments, a few milliseconds apart. In a job that advances, ranks differ.
@@ -44,7 +44,7 @@ pub struct RasCommunicator {
     pub back: u64,
     /// The sum over the ranks: it rises while any of them advances.
     pub total_called: u64,
-    /// The ranks that differ from most: the worst state first, then those that have called least. At most
+    /// The ranks whose state or number of calls is not that of most: the worst state first, then those that have called least. At most
     /// [`NOTABLE_RANKS_MAX`].
     pub notable: Vec<RasRank>,
     /// The number of all ranks that differ.
@@ -90,8 +90,8 @@ impl RasRankState {
     pub const NAMES: [&str; 7] =
         ["dead", "unresponsive", "failed", "aborted", "absent", "starting", "answers"];
 
-    /// The states in which a rank cannot go on by itself. A failed one has some code.
-    pub const TROUBLES: [Self; 4] = [Self::Dead, Self::Unresponsive, Self::Failed(1), Self::Aborted];
+    /// The names of the states in which a rank cannot go on by itself.
+    pub const TROUBLE_NAMES: [&str; 4] = ["dead", "unresponsive", "failed", "aborted"];
 
     /// Returns its name, as in JSON and metrics.
     #[must_use]
@@ -126,7 +126,7 @@ impl RasRankState {
     /// Returns whether the rank cannot go on by itself.
     #[must_use]
     pub fn is_trouble(self) -> bool {
-        Self::TROUBLES.iter().any(|trouble| trouble.name() == self.name())
+        matches!(self, Self::Dead | Self::Unresponsive | Self::Failed(_) | Self::Aborted)
     }
 
     /// Returns it as the predicate of a sentence about one process.
@@ -169,5 +169,8 @@ mod tests {
         assert!(all.is_sorted(), "{all:?}: the worst first");
         assert_eq!(all.map(RasRankState::name), RasRankState::NAMES);
         assert_eq!(RasRankState::from_name("well", 0), None);
+        let troubles: Vec<_> =
+            all.iter().filter(|state| state.is_trouble()).map(|state| state.name()).collect();
+        assert_eq!(troubles, RasRankState::TROUBLE_NAMES);
     }
 }

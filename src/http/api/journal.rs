@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::coordination::Timestamp;
-use crate::engine::{Durability, JournalState};
+use crate::engine::{DigestComparison, Durability, JournalState};
 
 /// The journal of the server.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -37,8 +37,8 @@ pub struct JournalView {
     pub lost_connections: usize,
     /// The records whose inputs the start of this process did not apply, because they end the process.
     pub set_aside_records: Vec<u64>,
-    /// The state was compared with a digest in the journal, and has it.
-    pub has_recorded_digest: bool,
+    /// How the state that was restored compares with the last digest in the journal.
+    pub digest: DigestComparison,
     /// The calls and commands that were refused because the journal could not be written.
     pub refused_changes: u64,
     /// Why changes are refused now, in a sentence.
@@ -66,7 +66,7 @@ impl JournalView {
             continued_connections: restored.continued_connections,
             lost_connections: restored.lost_connections,
             set_aside_records: restored.set_aside,
-            has_recorded_digest: restored.has_recorded_digest,
+            digest: restored.digest,
             refused_changes: state.map_or(0, |state| state.refused_changes),
             trouble: files.trouble,
         }

@@ -23,7 +23,7 @@ use super::sparkline::Sparkline;
 use super::status::TaskStatus;
 use super::{amount, status, times};
 use crate::coordination::{JobId, JobName, RunNumber, RunState, Timestamp};
-use crate::engine::Durability;
+use crate::engine::{DigestComparison, Durability};
 use crate::http::activity::recent_activity;
 use crate::http::allowed_hosts::host_without_port;
 use crate::http::api::JournalView;

@@ -54,9 +54,9 @@ impl MetricSource for CollectiveMetrics {
         }
         let told =
             || view.cliques.iter().filter_map(|clique| clique.ras.as_ref()).flat_map(|ras| &ras.notable);
-        for state in RasRankState::TROUBLES {
-            let count = told().filter(|rank| rank.state == state.name()).count();
-            page.add_usize_sample(&metric::COLLECTIVE_RAS_RANKS, &[job, state.name()], count);
+        for state in RasRankState::TROUBLE_NAMES {
+            let count = told().filter(|rank| rank.state == state).count();
+            page.add_usize_sample(&metric::COLLECTIVE_RAS_RANKS, &[job, state], count);
         }
         for (function, count) in counts {
             let labels = [job, function.name()];

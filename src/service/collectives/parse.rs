@@ -175,7 +175,7 @@ impl ProcessCollectives {
             is_timed: report.timing,
             communicators_not_recorded: report.communicators_not_recorded,
             communicators: communicators.collect::<Result<_, _>>()?,
-            ras: report.ras.map(parse_ras).transpose()?,
+            ras: report.ras.map(parse_ras),
         })
     }
 }
@@ -258,33 +258,30 @@ fn parse_communicator(
     })
 }
 
-fn parse_ras(ras: pb::RasReport) -> Result<ReportedRas, CollectiveReportError> {
-    let communicators = ras.communicators.into_iter().map(parse_ras_communicator);
-    Ok(ReportedRas {
+/// A communicator with impossible numbers is left out: the report of the process is right all the same.
+fn parse_ras(ras: pb::RasReport) -> ReportedRas {
+    let communicators = ras.communicators.into_iter().filter_map(parse_ras_communicator);
+    ReportedRas {
         nccl_version: short_name(&ras.nccl_version),
         error: escape_to_one_line(&truncate_text(&ras.error, ERROR_LENGTH_MAX, "…")).into_owned(),
-        communicators: communicators.collect::<Result<_, _>>()?,
-    })
+        communicators: communicators.collect(),
+    }
 }
 
-fn parse_ras_communicator(report: pb::RasCommunicator) -> Result<RasCommunicator, CollectiveReportError> {
+fn parse_ras_communicator(report: pb::RasCommunicator) -> Option<RasCommunicator> {
     let pb::RasCommunicator { hash, ranks, answered, front, back, notable, notable_count, total_called } =
         report;
-    let no_such_rank = |rank| CollectiveReportError::NoSuchRank { rank, ranks };
     let parse_rank = |row: pb::RasRank| {
-        if row.rank >= ranks {
-            return Err(no_such_rank(row.rank));
-        }
         // A plug-in of another version may know more states.
         let state = RasRankState::from_name(&row.state, row.error).unwrap_or(RasRankState::Answers);
         let (rank, pid, called) = (row.rank, row.pid, row.called);
-        Ok(RasRank { rank, host: short_name(&row.host), pid, state, called })
+        RasRank { rank, host: short_name(&row.host), pid, state, called }
     };
-    if ranks > RANKS_MAX || answered > ranks {
-        return Err(no_such_rank(answered));
+    if ranks > RANKS_MAX || answered > ranks || notable.iter().any(|row| row.rank >= ranks) {
+        return None;
     }
-    let notable: Vec<RasRank> = notable.into_iter().map(parse_rank).collect::<Result<_, _>>()?;
-    Ok(RasCommunicator { hash, ranks, answered, front, back, total_called, notable, notable_count })
+    let notable = notable.into_iter().map(parse_rank).collect();
+    Some(RasCommunicator { hash, ranks, answered, front, back, total_called, notable, notable_count })
 }
 
 fn parse_collective(row: &pb::CollectiveReport, now: Timestamp) -> ReportedCollective {

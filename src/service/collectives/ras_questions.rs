@@ -1,23 +1,27 @@
 //! What the service asks RAS, NCCL's own monitoring, and what it was answered.
 //!
-//! RAS is asked while cliques look stuck or lack reports. One process asks at a time, for the whole job: RAS then asks all
-//! processes of the job, which costs each of them a message. Begin at [`RasQuestions::ask`].
+//! RAS is asked while cliques look stuck or lack reports. One process asks for the whole job: RAS then asks all processes of the job,
+//! which costs each of them a message. Another process asks only after an answer, or when none can come any more. Begin at
+//! [`RasQuestions::ask`].
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_collectives::ras::RasCommunicator;
+use muster_collectives::ras::{RAS_TIMEOUT, RasCommunicator};
 
 use super::RAS_COMMUNICATORS_MAX;
 use super::parse::ReportedRas;
 use crate::coordination::Timestamp;
 
-/// The shortest time between two questions about cliques that look stuck; and about those that only lack reports.
+/// The shortest time between two questions about cliques that look stuck.
 const STUCK_INTERVAL: Duration = Duration::from_secs(10);
+/// The shortest time between two questions about cliques that only lack reports.
 const LACKING_INTERVAL: Duration = Duration::from_secs(60);
+/// The time after which no answer to a question can come: the process needs as long, and reports a little later.
+const ANSWER_AWAITED: Duration = RAS_TIMEOUT.saturating_add(Duration::from_secs(10));
 /// The number of processes up to which these times hold.
 const PROCESSES_PER_INTERVAL: usize = 1000;
-/// The age from which an answer says nothing about the present. An answer takes up to 20 s.
+/// The age from which an answer says nothing about the present.
 const ANSWER_KEPT: Duration = Duration::from_secs(120);
 
 /// An answer of RAS.
@@ -34,9 +38,14 @@ pub(super) struct RasQuestions {
     subjects: Vec<u64>,
     is_stuck: bool,
     asked_at: Option<Timestamp>,
+    /// Whether the answer to the last question is awaited.
+    is_asking: bool,
     answer: Option<Arc<RasAnswer>>,
-    /// The answers with and without an error.
+    /// The last question without an answer. It leaves the answer that another process got.
+    failure: Option<Arc<RasAnswer>>,
+    /// The number of answers.
     pub answered: u64,
+    /// The number of questions without an answer.
     pub failed: u64,
 }
 
@@ -58,26 +67,36 @@ impl RasQuestions {
     pub fn ask(&mut self, processes: usize, is_member: impl Fn(u64) -> bool, now: Timestamp) -> Vec<u64> {
         let interval = if self.is_stuck { STUCK_INTERVAL } else { LACKING_INTERVAL };
         let times = u32::try_from(processes / PROCESSES_PER_INTERVAL + 1).unwrap_or(u32::MAX);
-        let is_early = self.asked_at.is_some_and(|at| now.since(at) < interval.saturating_mul(times));
+        let awaited = if self.is_asking { ANSWER_AWAITED } else { Duration::ZERO };
+        let interval = interval.saturating_mul(times).max(awaited);
+        let is_early = self.asked_at.is_some_and(|at| now.since(at) < interval);
         if is_early || !self.subjects.iter().any(|hash| is_member(*hash)) {
             return Vec::new();
         }
-        self.asked_at = Some(now);
+        (self.asked_at, self.is_asking) = (Some(now), true);
         self.subjects.clone()
     }
 
-    /// Keeps an answer in place of the former one.
+    /// Keeps an answer in place of the former one, or a failure in place of the former failure.
     pub fn keep_answer(&mut self, ras: ReportedRas, now: Timestamp) {
-        match ras.error.is_empty() {
-            true => self.answered += 1,
-            false => self.failed += 1,
-        }
-        self.answer = Some(Arc::new(RasAnswer { ras, came_at: now }));
+        self.is_asking = false;
+        let (place, count) = match ras.error.is_empty() {
+            true => (&mut self.answer, &mut self.answered),
+            false => (&mut self.failure, &mut self.failed),
+        };
+        *count += 1;
+        *place = Some(Arc::new(RasAnswer { ras, came_at: now }));
     }
 
-    /// Forgets the answer.
+    /// Forgets the answer and the failure.
     pub fn forget_answer(&mut self) {
-        self.answer = None;
+        (self.answer, self.failure) = (None, None);
+    }
+
+    /// Returns the answer, or else the failure, while it says something about the present.
+    pub fn answer_or_failure(&self, now: Timestamp) -> Option<&RasAnswer> {
+        let failure = self.failure.as_deref().filter(|failure| now.since(failure.came_at) <= ANSWER_KEPT);
+        self.answer(now).or(failure)
     }
 
     /// Returns the answer, while it says something about the present.
@@ -93,7 +112,7 @@ impl RasQuestions {
 
     /// Returns the memory of the answer.
     pub fn bytes(&self) -> usize {
-        self.answer.as_ref().map_or(0, |answer| answer.ras.bytes())
+        self.answer.iter().chain(&self.failure).map(|answer| answer.ras.bytes()).sum()
     }
 }
 
@@ -103,6 +122,10 @@ mod tests {
 
     const START: Timestamp = Timestamp(1_000_000_000);
 
+    fn answer(error: &str) -> ReportedRas {
+        ReportedRas { nccl_version: "2.29.1".into(), error: error.into(), communicators: Vec::new() }
+    }
+
     #[test]
     fn one_process_asks_at_a_time_and_only_about_its_own_trouble() {
         let mut questions = RasQuestions::default();
@@ -111,14 +134,19 @@ mod tests {
         assert_eq!(questions.ask(4, |hash| hash == 9, START), [0; 0], "it is in no clique of these");
         assert_eq!(questions.ask(4, |hash| hash == 7, START), [5, 7]);
         let later = |seconds| START.after(Duration::from_secs(seconds));
-        assert_eq!(questions.ask(4, |_| true, later(9)), [0; 0], "another one asks");
-        assert_eq!(questions.ask(4, |_| true, later(10)), [5, 7]);
+        assert_eq!(questions.ask(4, |_| true, later(29)), [0; 0], "another process asks");
+        assert_eq!(questions.ask(4, |_| true, later(30)), [5, 7], "its answer is lost");
+        questions.keep_answer(answer(""), later(31));
+        assert_eq!(questions.ask(4, |_| true, later(39)), [0; 0], "it has just been asked");
+        assert_eq!(questions.ask(4, |_| true, later(40)), [5, 7]);
+        questions.keep_answer(answer(""), later(41));
         questions.set_subjects(&[], &[7]);
-        assert_eq!(questions.ask(4, |_| true, later(69)), [0; 0], "a clique that lacks reports may wait");
-        assert_eq!(questions.ask(4, |_| true, later(70)), [7]);
+        assert_eq!(questions.ask(4, |_| true, later(99)), [0; 0], "a clique that lacks reports may wait");
+        assert_eq!(questions.ask(4, |_| true, later(100)), [7]);
+        questions.keep_answer(answer(""), later(101));
         questions.set_subjects(&[7], &[]);
-        assert_eq!(questions.ask(2_000, |_| true, later(99)), [0; 0], "a large job is asked less often");
-        assert_eq!(questions.ask(2_000, |_| true, later(100)), [7]);
+        assert_eq!(questions.ask(2_000, |_| true, later(129)), [0; 0], "a large job is asked less often");
+        assert_eq!(questions.ask(2_000, |_| true, later(130)), [7]);
     }
 
     #[test]
@@ -127,12 +155,18 @@ mod tests {
         let many: Vec<u64> = (0..100).collect();
         questions.set_subjects(&many, &many);
         assert_eq!(questions.ask(4, |_| true, START).len(), RAS_COMMUNICATORS_MAX);
-        let ras =
-            ReportedRas { nccl_version: "2.29.1".into(), error: String::new(), communicators: Vec::new() };
-        questions.keep_answer(ras, START);
-        assert!(questions.answer(START.after(ANSWER_KEPT)).is_some() && questions.bytes() > 0);
-        assert!(questions.answer(START.after(ANSWER_KEPT * 2)).is_none());
+        questions.keep_answer(answer(""), START);
+        let later = START.after(ANSWER_KEPT);
+        questions.keep_answer(answer("no process listens"), later);
+        assert!(questions.answer(later).is_some() && questions.bytes() > 0, "a failure leaves the answer");
+        assert_eq!(questions.answer_or_failure(later).map(|it| &*it.ras.error), Some(""));
+        let much_later = START.after(ANSWER_KEPT * 2);
+        assert!(questions.answer(much_later).is_none());
+        assert_eq!(
+            questions.answer_or_failure(much_later).map(|it| &*it.ras.error),
+            Some("no process listens")
+        );
         questions.forget_answer();
-        assert_eq!((questions.bytes(), questions.answered, questions.failed), (0, 1, 0));
+        assert_eq!((questions.bytes(), questions.answered, questions.failed), (0, 1, 1));
     }
 }

@@ -52,7 +52,7 @@ impl RasRankView {
     /// Returns whether the rank cannot go on by itself.
     #[must_use]
     pub fn is_trouble(&self) -> bool {
-        RasRankState::from_name(&self.state, 0).is_some_and(RasRankState::is_trouble)
+        RasRankState::TROUBLE_NAMES.contains(&&*self.state)
     }
 }
 

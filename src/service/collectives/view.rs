@@ -401,7 +401,7 @@ impl JudgedJob<'_> {
                 .map(|it| it.report.communicators_not_recorded)
                 .fold(0, u64::saturating_add),
             stuck_after_s: stuck_after.as_secs_f64(),
-            ras: self.names.of_job.ras.answer(self.now).map(RasView::new),
+            ras: self.names.of_job.ras.answer_or_failure(self.now).map(RasView::new),
             clique_count: self.cliques.len(),
             waiting_count: self.waiting_count(),
             cliques: self.clique_views(),

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use muster_collectives::Collective;
-use muster_collectives::ras::{RasCommunicator, RasRankState};
+use muster_collectives::ras::{RasCommunicator, RasRank, RasRankState};
 
 use super::analysis::{CliqueWait, WaitKind};
 use super::judged_cliques::TaskNames;
@@ -95,9 +95,10 @@ pub(super) fn describe_ras(wait: &CliqueWait, ras: Option<&RasCommunicator>) -> 
                 }
                 _ => String::new(),
             };
-            let more = match named.count() {
+            let is_same = |it: &&RasRank| it.state.name() == first.state.name();
+            let more = match named.filter(is_same).count() {
                 0 => String::new(),
-                more => format!(", and names {more} more"),
+                more => format!("; of {more} more it says the same"),
             };
             format!(
                 "; NCCL's RAS says of rank {} that {process} {}{called}{more}",
@@ -143,8 +144,6 @@ fn describe_ranks(
 
 #[cfg(test)]
 mod tests {
-    use muster_collectives::ras::RasRank;
-
     use super::*;
     use crate::coordination::Timestamp;
 

@@ -233,7 +233,7 @@ catalogue! {
     COLLECTIVE_WAIT_SECONDS: Gauge "muster_collective_wait_seconds" ["muster_job"];
     /// Questions to RAS, NCCL's own monitoring: answered, or failed. It is asked while cliques look stuck or lack reports.
     COLLECTIVE_RAS_QUESTIONS: Counter "muster_collective_ras_questions_total" ["muster_job", "result"];
-    /// Ranks by the state that RAS says in its last answer of two minutes; only those of which no more is to be expected: dead,
+    /// Ranks by the state that RAS says in its last answer of two minutes; only those that cannot go on by themselves: dead,
     /// unresponsive, failed, aborted. At most 64 of a clique.
     COLLECTIVE_RAS_RANKS: Gauge "muster_collective_ras_ranks" ["muster_job", "state"];
     /// Collectives, sends and receives that were enqueued, by function, as a sum over ranks: a collective of four ranks counts four
@@ -380,6 +380,8 @@ catalogue! {
     JOURNAL_RESTARTS: Counter "muster_journal_restarts_total" [];
     /// Inputs that the start of this process applied again.
     JOURNAL_REPLAYED: Gauge "muster_journal_replayed_inputs" [];
+    /// 1 if the state that the start of this process restored differs from the one whose digest the journal has.
+    JOURNAL_STATE_DIFFERS: Gauge "muster_journal_state_differs" [];
     /// How long the start of this process read the journal.
     JOURNAL_REPLAY_TIME: Gauge "muster_journal_replay_seconds" [];
     /// Connections of the process before this one, at the start of this process: continued, or lost though they were kept.

@@ -4,7 +4,7 @@
 
 use super::catalogue as metric;
 use super::text_format::ScrapeOutput;
-use crate::engine::Engine;
+use crate::engine::{DigestComparison, Engine};
 
 /// Writes the samples of the journal of `engine`.
 pub(super) fn write_journal_samples(engine: &Engine, page: &mut ScrapeOutput) {
@@ -28,6 +28,8 @@ pub(super) fn write_journal_samples(engine: &Engine, page: &mut ScrapeOutput) {
     page.add_integer_sample(&metric::JOURNAL_REFUSED, &[], refused);
     page.add_integer_sample(&metric::JOURNAL_RESTARTS, &[], restarts);
     page.add_integer_sample(&metric::JOURNAL_REPLAYED, &[], restored.inputs);
+    let differs = restored.digest == DigestComparison::Different;
+    page.add_integer_sample(&metric::JOURNAL_STATE_DIFFERS, &[], u64::from(differs));
     let connections = [("continued", restored.continued_connections), ("lost", restored.lost_connections)];
     for (outcome, count) in connections {
         page.add_integer_sample(&metric::JOURNAL_CONNECTIONS, &[outcome], count as u64);
