@@ -234,7 +234,8 @@ def main():
             [arguments.muster, "simulate", "--server", url, "--story", story, "--json"], stdout=subprocess.PIPE, text=True
         )
         lines = []
-        threading.Thread(target=lambda: lines.extend(simulation.stdout), daemon=True).start()
+        reader = threading.Thread(target=lambda: lines.extend(simulation.stdout), daemon=True)
+        reader.start()
         try:
             job = f"{url}/api/v1/jobs/simulation"
             while True:
@@ -257,6 +258,7 @@ def main():
             print(f"  run {run['number']} is {run['state']} with {connected} of {arguments.tasks} tasks connected")
             simulation.send_signal(signal.SIGINT)
             simulation.wait(timeout=120)
+            reader.join()
             summary = json.loads(lines[-1])
             print(f"  the simulation: {summary['steps']} steps, {summary['registrations']} registrations, errors {summary['errors']}")
             for what in grown:

@@ -190,6 +190,7 @@ impl<K: Ord + Clone, V: Clone, const N: usize, W: EntryWeight<K, V>> CowMap<K, V
 
     /// Does what [`insert`](Self::insert) does. `position` must be that of `key`.
     pub fn insert_at(&mut self, position: KeyPosition, key: K, value: V) -> Option<V> {
+        debug_assert_eq!(position, self.position(&key), "the position is that of the key in the present map");
         let KeyPosition { chunk: at, place } = position;
         let place = match place {
             Ok(place) => {

@@ -1,11 +1,11 @@
-//! Searches of a [`CowMap`]: of one key, and of several keys whose memory is waited for together. Begin at `CowMap::locate`.
+//! Searches of a [`CowMap`]: of one key, and of several keys whose memory is waited for together. Begin at `CowMap::position`.
 
 use std::borrow::Borrow;
 
 use super::{CowMap, EntryWeight};
 
 /// The place of a key in a map, or the place at which it would be inserted. It is valid until the map changes.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct KeyPosition {
     pub(super) chunk: usize,
     pub(super) place: Result<usize, usize>,

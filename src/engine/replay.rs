@@ -503,7 +503,10 @@ impl Replay {
     fn apply_pending_inputs(&mut self, observers: &[Arc<dyn PersistentObserver>]) {
         let mut pending = std::mem::take(&mut self.pending);
         if pending.len() > 1 {
-            self.state.coordinator.prefetch_written_keys(pending.iter().map(|pending| &pending.input));
+            let inputs = pending.iter().map(|pending| &pending.input);
+            // It changes nothing. A panic in it must not set an input aside.
+            let prefetch = || self.state.coordinator.prefetch_written_keys(inputs);
+            let _ = panic::catch_unwind(AssertUnwindSafe(prefetch));
         }
         for PendingInput { record, stream, now, input } in pending.drain(..) {
             self.present = record;

@@ -11,8 +11,9 @@ use std::path::{Path, PathBuf};
 
 use crate::folder::{JournalError, JournalFolder, SEGMENT_PREFIX, SNAPSHOT_PREFIX};
 
-/// The space and the number of files beyond which files of earlier removals are deleted.
+/// The space beyond which files of earlier removals are deleted.
 const REMOVED_BYTES_MAX: u64 = 1 << 30;
+/// The number of files beyond which files of earlier removals are deleted.
 const REMOVED_FILES_MAX: usize = 256;
 
 /// The files in the folder `removed/`.
@@ -75,7 +76,14 @@ impl<'a> Removal<'a> {
                 return;
             }
             match fs::remove_file(&file.path) {
-                Ok(()) => (bytes, count) = (bytes - file.bytes, count - 1),
+                Ok(()) => {
+                    (bytes, count) = (bytes - file.bytes, count - 1);
+                    tracing::warn!(
+                        bytes = file.bytes,
+                        "{} is deleted: newer files that were removed from the journal take its space",
+                        file.path.display()
+                    );
+                }
                 // The journal does not need the space: it goes on.
                 Err(error) => tracing::warn!("{} cannot be deleted: {error}", file.path.display()),
             }

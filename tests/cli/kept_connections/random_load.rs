@@ -112,7 +112,9 @@ impl Activity {
             }
             round += 1;
         }
-        println!("barrier {:?} has passed {} times", barrier.id, barrier.check());
+        let passes = barrier.check();
+        println!("barrier {:?} has passed {passes} times", barrier.id);
+        assert!(passes > 0, "barrier {:?} has never passed", barrier.id);
     }
 
     /// Passes a barrier of tasks of both generations, whose members do not wait for each other otherwise.
@@ -336,7 +338,9 @@ impl RandomLoad {
         }
         self.keys.check_rest();
         println!("{}", self.keys.describe_checks());
-        println!("the barrier of both generations has passed {} times", self.barrier.check());
+        let passes = self.barrier.check();
+        println!("the barrier of both generations has passed {passes} times");
+        assert!(passes > 0, "the barrier of both generations has never passed");
         for client in &self.clients {
             client.send_heartbeat().await;
             client.check_tasks(TASKS).await;
