@@ -43,29 +43,29 @@ pub struct CollectiveReporter {
     process: u64,
     sequence: u64,
     wanted: Vec<pb::WantedCollectives>,
-    ras: RasQuestion,
+    ras: RasQuery,
 }
 
-/// The question to RAS, NCCL's own monitoring. It takes seconds, so a thread of its own asks.
+/// A query to RAS, NCCL's own monitoring. It takes seconds, so it runs on a thread of its own.
 #[derive(Debug, Default)]
-struct RasQuestion {
-    asking: Option<JoinHandle<pb::RasReport>>,
+struct RasQuery {
+    running: Option<JoinHandle<pb::RasReport>>,
     /// For the next report.
     answer: Option<pb::RasReport>,
 }
 
-impl RasQuestion {
-    /// Asks about these communicators, unless the answer to another question is awaited.
-    fn ask(&mut self, hashes: Vec<u64>) {
-        if !hashes.is_empty() && self.asking.is_none() {
-            self.asking = Some(tokio::task::spawn_blocking(move || ask_ras_about(&hashes)));
+impl RasQuery {
+    /// Starts a query about these communicators, unless one runs.
+    fn start(&mut self, hashes: Vec<u64>) {
+        if !hashes.is_empty() && self.running.is_none() {
+            self.running = Some(tokio::task::spawn_blocking(move || ask_ras_about(&hashes)));
         }
     }
 
-    /// Takes the answer, if it has come.
-    async fn take_answer(&mut self) {
-        if let Some(asking) = self.asking.take_if(|asking| asking.is_finished()) {
-            self.answer = asking.await.ok();
+    /// Keeps the answer of a query that has ended.
+    async fn poll_answer(&mut self) {
+        if let Some(ended) = self.running.take_if(|running| running.is_finished()) {
+            self.answer = ended.await.ok();
         }
     }
 }
@@ -151,7 +151,7 @@ impl CollectiveReporter {
             process,
             sequence: 0,
             wanted: Vec::new(),
-            ras: RasQuestion::default(),
+            ras: RasQuery::default(),
         })
     }
 
@@ -178,7 +178,7 @@ impl CollectiveReporter {
         let mut retry = RETRY_PAUSE.0;
         let mut answered_at = Instant::now();
         loop {
-            self.ras.take_answer().await;
+            self.ras.poll_answer().await;
             let result = self.report(record).await;
             record.touch();
             // An answer of RAS is for one report. What was asked for may be why the report was refused.
@@ -194,7 +194,7 @@ impl CollectiveReporter {
                     answered_at = Instant::now();
                     set_timing(answer.timing);
                     self.wanted = answer.wanted;
-                    self.ras.ask(answer.ras);
+                    self.ras.start(answer.ras);
                     retry = RETRY_PAUSE.0;
                     asked_report_interval(answer.interval_ms)
                 }
@@ -316,7 +316,7 @@ mod tests {
             process: 1,
             sequence: 0,
             wanted: Vec::new(),
-            ras: RasQuestion::default(),
+            ras: RasQuery::default(),
         };
         let record = Record::in_memory(None, None).unwrap();
         let (began, told) = (Instant::now(), RefCell::new(Vec::new()));

@@ -50,7 +50,7 @@ fn a_process_that_is_stopped_does_not_answer_its_peers() {
     let says = "NCCL's RAS says of rank 1 that its process";
     assert!(finding["summary"].as_str().expect("a text").contains(says), "{finding}");
     let page = job.server.get("/jobs/default/collectives").body;
-    assert!(page.contains("What NCCL itself says") && page.contains("does not answer its peers"), "{page}");
+    assert!(page.contains("<h3 id=\"ras-title\">NCCL RAS</h3>") && page.contains("does not answer its peers"), "{page}");
 
     let (code, text) = ask_ras(&job, &[]);
     assert_eq!(code, Some(1), "{text}");
@@ -68,7 +68,7 @@ fn a_process_that_is_stopped_does_not_answer_its_peers() {
 }
 
 #[test]
-fn a_process_that_was_killed_is_dead_to_its_peers() {
+fn a_killed_process_is_dead() {
     let setup = JobSetup { nccl: "nccl_silent_death=1;nccl_ras_dead_after=500", ..JobSetup::default() };
     let job = GpuJob::start_joined("ras-killed", &setup);
     job.wait_for_count(3);
@@ -76,13 +76,13 @@ fn a_process_that_was_killed_is_dead_to_its_peers() {
     job.ranks[2].end();
     let dead = wait_for("a peer says that it is dead", || {
         let (code, text) = ask_ras(&job, &[]);
-        (code == Some(1) && text.contains("rank 2 is dead to its peers")).then_some(text)
+        (code == Some(1) && text.contains("rank 2 is dead: ")).then_some(text)
     });
     assert!(dead.contains("3/4"), "{dead}");
 }
 
 #[test]
-fn a_rank_without_the_plug_in_is_told_by_ras() {
+fn ras_reports_a_rank_without_the_plug_in() {
     let setup = JobSetup { timing: Some("always"), without_plugin: Some(3), ..JobSetup::default() };
     let mut job = GpuJob::start_joined("ras-without-plugin", &setup);
     job.tell(&[0, 1, 2], "call 0 AllReduce 1000 1");
@@ -101,7 +101,7 @@ fn a_rank_without_the_plug_in_is_told_by_ras() {
 }
 
 #[test]
-fn where_no_nccl_runs_the_command_says_what_to_do() {
+fn without_nccl_the_command_says_what_to_do() {
     let done = run(&mut muster(["collectives", "--ras", "127.0.0.1:1"]));
     assert_eq!(done.code, Some(3), "{done:?}");
     assert!(

@@ -133,7 +133,7 @@ impl RasRankState {
     #[must_use]
     pub fn predicate(self) -> String {
         match self {
-            Self::Dead => "is dead to its peers: no answer for a minute".to_owned(),
+            Self::Dead => "is dead: it has not answered its peers for a minute".to_owned(),
             Self::Unresponsive => "does not answer its peers".to_owned(),
             Self::Failed(code) => format!("has an error: {}", error_text(code)),
             Self::Aborted => "has aborted the communicator".to_owned(),

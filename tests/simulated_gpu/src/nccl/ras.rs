@@ -89,7 +89,7 @@ fn listen() -> Option<()> {
     let listener = listen_beside_others(v4)?;
     std::thread::spawn(move || {
         for socket in listener.incoming().flatten() {
-            std::thread::spawn(move || converse(socket));
+            std::thread::spawn(move || answer_client(socket));
         }
     });
     Some(())
@@ -123,7 +123,7 @@ fn listen_beside_others(address: SocketAddrV4) -> Option<TcpListener> {
 }
 
 /// Answers the lines of a client until it asks for the status.
-fn converse(socket: TcpStream) {
+fn answer_client(socket: TcpStream) {
     let Ok(mut to) = socket.try_clone() else { return };
     let mut is_json = false;
     for line in BufReader::new(socket).lines().map_while(Result::ok) {
