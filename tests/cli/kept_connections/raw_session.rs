@@ -139,6 +139,10 @@ impl RawSession {
         let window = WINDOWS[self.rng.usize(0..WINDOWS.len())];
         // A connection may be reset before the server has read anything. The next write or read tells.
         _ = self.send(&opening_with_window(window)).await;
+        // From the first frame of the server on, the connection must go on.
+        let first = timeout(PATIENCE, self.connection.try_receive_frame()).await;
+        let first = first.unwrap_or_else(|_| panic!("{}: the server sends no SETTINGS", self.connection.name));
+        self.has_received = first.is_ok();
     }
 
     /// Resets the connection and opens another one. No call on the old one returns.
