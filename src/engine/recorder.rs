@@ -36,7 +36,7 @@ use crate::coordination::{
     Request, Timestamp,
 };
 
-/// What an answer has survived when it leaves.
+/// The failures that an answer survives when it leaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Durability {

@@ -226,7 +226,7 @@ fn send_message(
     Ok(())
 }
 
-/// What a channel has brought.
+/// The result of a receive.
 enum Received<M> {
     Message(M, Vec<OwnedFd>),
     /// A message of another version.

@@ -13,11 +13,11 @@ use serde::{Deserialize, Serialize};
 const EARLY_END: Duration = Duration::from_secs(1);
 /// The pause before the next start after the second early end in a row. It doubles with each further one.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
-/// So many early ends in a row, of which one at least was by a signal, and the keeper gives up.
+/// After this many early ends in a row, at least one of them by a signal, the keeper gives up.
 const EARLY_ENDS_MAX: u32 = 10;
-/// So many crashes in a row before the core served, and the last input of the journal is set aside.
+/// After this many crashes in a row before the core served, the last input of the journal is set aside.
 const CRASHES_BEFORE_SET_ASIDE: u32 = 2;
-/// So many early crashes in a row, and the connections end.
+/// After this many early crashes in a row, the connections end.
 const CRASHES_BEFORE_CONNECTIONS_END: u32 = 2;
 
 /// How a process ended.
@@ -144,7 +144,7 @@ impl CoreEndCounts {
     }
 }
 
-/// What the keeper does after an end.
+/// The keeper's action after an end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NextStep {
     /// It starts another core.

@@ -54,7 +54,7 @@ pub enum RasError {
     NotRas {
         /// The address.
         address: String,
-        /// What it wrote.
+        /// Its first line.
         line: String,
     },
     /// NCCL before 2.28.7 answers in text for people only.
