@@ -157,13 +157,13 @@ pub(super) struct InputRecorder {
 /// A description of the journal for metrics, pages and REST.
 #[derive(Debug, Clone)]
 pub struct JournalState {
-    /// What answers have survived when they leave.
+    /// The durability of answers when they leave.
     pub durability: Durability,
     /// The number of starts that found a state, over all lives of the server.
     pub restarts: u64,
     /// The number of calls and commands that were refused because the journal could not be written.
     pub refused_changes: u64,
-    /// What the start of this process found.
+    /// The report of this process's start.
     pub restored: RestoreReport,
     /// The files.
     pub files: JournalStatus,
