@@ -53,7 +53,7 @@ fn append_many(writer: &mut JournalWriter, count: usize) {
     }
 }
 
-/// What a journal contains.
+/// The contents of a journal.
 struct Contents {
     /// The payloads that were replayed, each named by its number at the time of its appending.
     replayed: Vec<u64>,
@@ -270,7 +270,7 @@ fn fill(writer: &mut JournalWriter) -> u64 {
     kept
 }
 
-/// What is read from a copy of the folder: the number of replayed records, or the error.
+/// Reads a copy of the folder. Returns the number of replayed records, or the error.
 fn read_copy(folder: &TestFolder, path: &Path) -> Result<(u64, RecoveryEnd), RecoveryError<Infallible>> {
     let copy = folder.0.join(format!("copy-{:x}", muster_clock::random_u64()));
     copy_folder(path, &copy);

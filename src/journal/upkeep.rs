@@ -101,7 +101,7 @@ impl UpkeepState {
     }
 }
 
-/// What the writer and the threads share.
+/// The shared state of the writer and the threads.
 pub(crate) struct UpkeepShared {
     pub folder: JournalFolder,
     pub options: JournalOptions,
