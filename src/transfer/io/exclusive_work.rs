@@ -21,7 +21,7 @@ impl<T> ExclusiveWork<T> {
         Self { state: Mutex::new(state), again: AtomicBool::new(false) }
     }
 
-    /// Does the work that there is, unless another thread is at it: that one looks again before it leaves. What the caller has
+    /// Does the work that there is, unless another thread is at it: that one looks again before it leaves. The caller writes
     /// found to do is written before the call.
     ///
     /// # Errors
