@@ -395,7 +395,7 @@ fn append_input(
     }
 }
 
-/// Appends a record whose loss stops nobody. If it is lost, the journal needs a snapshot.
+/// Appends a record whose loss stops no call. If it is lost, the journal needs a snapshot.
 fn append_or_lose(writer: &mut JournalWriter, kind: RecordKind, value: &impl Serialize) {
     if let Err(error) = append(writer, kind, value) {
         writer.record_lost(&error);

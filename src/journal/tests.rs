@@ -186,7 +186,7 @@ fn a_damaged_record_is_an_error_that_names_it_and_is_not_skipped() {
             Err(RecoveryError::Journal(JournalError::Damaged { number, .. })) => {
                 assert!(number <= 30, "{number}")
             }
-            // Padding is not checked, because nobody reads it.
+            // Padding is not checked, because no code reads it.
             Ok(contents) => assert_eq!(contents.replayed.len(), 30, "byte {at}"),
             Err(other) => panic!("byte {at}: {other}"),
         }

@@ -23,7 +23,7 @@ const FATAL_KEY: &str = "cuda:gpu_fatal_error";
 const FATAL_TEXT: &str =
     "Fatal GPU device error on node 3 device 1: INTERNAL: CUDA error: an illegal memory access";
 
-/// What the thread of a process that watches the others has seen.
+/// The observations of a process's thread that watches the others.
 #[derive(Default)]
 struct WatchLog {
     answers: usize,

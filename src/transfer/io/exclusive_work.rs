@@ -22,7 +22,7 @@ impl<T> ExclusiveWork<T> {
     }
 
     /// Does the work that there is, unless another thread is at it: that one looks again before it leaves. The caller writes
-    /// found to do is written before the call.
+    /// its request before the call.
     ///
     /// # Errors
     /// The error of the work, which is not tried again.

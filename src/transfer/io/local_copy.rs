@@ -61,7 +61,7 @@ pub struct LocalCopy {
     awaits_slot: Arc<AtomicBool>,
 }
 
-/// What copies use of their engine. They are weak references, because queue and pool hold copies that wait.
+/// The engine's resources that copies use. They are weak references, because queue and pool hold copies that wait.
 struct CopyResources {
     threads: Weak<FetchThreadPool>,
     slots: Weak<StagingPool>,
