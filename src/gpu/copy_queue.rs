@@ -124,7 +124,7 @@ struct CopyQueues {
     reporting: Mutex<()>,
 }
 
-/// The requests and events of all devices that are in a list: nobody has taken them to report them.
+/// The requests and events of all devices that are in a list: no thread has taken them to report them.
 static UNREPORTED: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
@@ -410,7 +410,7 @@ impl CopyQueues {
         }
     }
 
-    /// Pauses for a moment in which a request wakes nobody: the shortest one, or a longer one while other threads look, too.
+    /// Pauses for a moment in which a request wakes no thread: the shortest one, or a longer one while other threads look, too.
     fn pause_awake(&self, state: MutexGuard<'_, QueueState>, helped_rounds: &mut u32) {
         *helped_rounds = match IS_HELPED.swap(false, Ordering::Relaxed) {
             true => ROUNDS_HELPED,

@@ -317,7 +317,7 @@ impl Story {
     pub fn apply(&mut self, overrides: StoryOverrides) {
         if let Some(tasks) = overrides.tasks {
             let hosts = u64::from(tasks) * u64::from(self.hosts) / u64::from(self.tasks.max(1));
-            // Two at least, if there are as many tasks: one host alone is late after nobody.
+            // Two at least, if there are as many tasks: one host alone is late after no other.
             self.hosts = (hosts as u32).clamp(tasks.clamp(1, 2), SIMULATED_HOSTS_MAX);
             self.tasks = tasks;
         }

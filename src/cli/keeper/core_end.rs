@@ -27,7 +27,7 @@ pub enum CoreEndCause {
     NotStarted(String),
     /// It exited with this code.
     Exited(i32),
-    /// This signal ended it, and nobody inside the process asked for that: the kernel, for lack of memory, or a person.
+    /// This signal ended it, from outside the process: from the kernel, for lack of memory, or from a person.
     Killed(i32),
     /// It crashed, which raised this signal.
     Crashed(i32),
@@ -125,7 +125,7 @@ impl fmt::Display for CoreEnd {
 /// The number of ends of cores, by their cause.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CoreEndCounts {
-    /// Exits that nobody asked for, and starts that failed.
+    /// Unrequested exits, and starts that failed.
     pub exited: u64,
     /// Ends by a signal from outside.
     pub killed: u64,
@@ -181,7 +181,7 @@ pub struct RestartPolicy {
 }
 
 impl RestartPolicy {
-    /// Records an end that nobody asked for; returns what to do.
+    /// Records an unrequested end; returns what to do.
     pub fn record_end(&mut self, end: &CoreEnd) -> NextStep {
         if end.served < EARLY_END {
             self.early_ends = (self.early_ends + 1).min(EARLY_ENDS_MAX);

@@ -106,7 +106,7 @@ fn last_heard(reports: &BTreeMap<u32, RankReport<'_>>, ranks: &[u32]) -> Option<
 
 /// Returns the wait of a clique of `ranks` ranks, if its ranks wait. Whether that is long is for the caller to judge.
 pub(super) fn find_wait(ranks: u32, reports: &BTreeMap<u32, RankReport<'_>>) -> Option<CliqueWait> {
-    // A clique of which nobody is heard is over.
+    // A clique of which no rank is heard is over.
     if reports.values().all(|report| report.is_silent) {
         return None;
     }

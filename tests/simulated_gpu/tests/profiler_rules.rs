@@ -82,7 +82,7 @@ fn the_mask_is_one_for_all_communicators() {
             assert_eq!(synchronize(rank.stream), OK);
             rank.finish();
         });
-        // Collectives are numbered also while nobody is told.
+        // Collectives are numbered also while no plug-in is told.
         let colls: Vec<_> = started(COLL).iter().map(|event| (event.number, event.count)).collect();
         assert_eq!(colls, [(1, 2); 2]);
     });
