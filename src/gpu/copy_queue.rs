@@ -131,7 +131,7 @@ thread_local! {
     static IS_REPORTING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Makes this thread one that reports the ends of operations of GPUs, for as long as it runs: what waits for operations, as the
+/// Makes this thread one that reports the ends of operations of GPUs, for as long as it runs: work that waits for operations, as the
 /// release of memory does, is done on other threads.
 pub fn become_reporting_thread() {
     IS_REPORTING.set(true);
@@ -152,7 +152,7 @@ const ROUNDS_HELPED: u32 = 4;
 
 /// Reports the copies and events that have ended, on this thread, unless another thread does so now. A thread that waits for a short copy
 /// calls it again and again: so the end of the copy needs no change of threads. The thread of the device looks as well, but
-/// less often meanwhile, so what this thread does beside is no matter.
+/// less often meanwhile, so this thread's other work is no matter.
 pub fn report_ended_copies() {
     if UNREPORTED.load(Ordering::Relaxed) == 0 || is_reporting_thread() {
         return;

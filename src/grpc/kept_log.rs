@@ -70,7 +70,7 @@ pub(super) mod record {
     pub const GREETING: u32 = 13;
 }
 
-/// The first record of a log.
+/// The first record of an area, with its connection.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct LogOrigin {
     version: u32,

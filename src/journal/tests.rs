@@ -159,7 +159,7 @@ fn a_kill_in_the_middle_of_an_append_loses_this_record_only() {
         let folder = open(&image);
         let contents = read(&folder);
         assert_eq!((contents.replayed.len(), contents.end.next_record), (5, 6), "{written}");
-        // The journal goes on from there, and what was cut stays cut.
+        // The journal goes on from there, and the cut records stay cut.
         let mut next = JournalWriter::begin(folder, &contents.end, small()).unwrap();
         append(&mut next);
         drop(next);

@@ -89,7 +89,7 @@ type LatestSnapshot = Option<Arc<VersionedSnapshot>>;
 /// The shared state of a hub and its viewers.
 struct HubChannel {
     latest: watch::Sender<LatestSnapshot>,
-    /// Notified by each new viewer, who needs a new snapshot.
+    /// Notified by each new viewer, which needs a new snapshot.
     joined: Notify,
 }
 
