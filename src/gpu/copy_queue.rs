@@ -131,8 +131,8 @@ thread_local! {
     static IS_REPORTING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Makes this thread one that reports the ends of operations of GPUs, for as long as it runs: work that waits for operations, as the
-/// release of memory does, is done on other threads.
+/// Makes this thread one that reports the ends of operations of GPUs, for as long as it runs: work that waits for operations,
+/// as the release of memory does, is done on other threads.
 pub fn become_reporting_thread() {
     IS_REPORTING.set(true);
 }
