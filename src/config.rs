@@ -92,7 +92,7 @@ pub struct ServerConfig {
     pub log_format: LogFormat,
     /// The folder of the journal; `None`: a folder of the user's state, named after the gRPC port.
     pub data_dir: Option<PathBuf>,
-    /// What an answer has survived when it leaves.
+    /// The durability of an answer when it leaves.
     pub durability: Durability,
     /// Nothing survives the process: there is no journal.
     pub ephemeral: bool,

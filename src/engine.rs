@@ -87,7 +87,7 @@ pub enum AnsweredOrWaiting {
 }
 
 struct EngineState {
-    /// What survives the process, if the server has a journal.
+    /// The state that a journal preserves, if the server has one.
     durable: DurableState,
     waiting: WaitingCalls,
     effects: Vec<Effect>,
@@ -100,7 +100,7 @@ struct EngineState {
     is_closed: bool,
     /// A snapshot is to be made as soon as possible.
     is_snapshot_wanted: bool,
-    /// What the connections that go on from a former process do not know yet.
+    /// The calls and answers that the continued connections do not know yet.
     replayed_calls: ReplayedCalls,
 }
 

@@ -64,7 +64,7 @@ struct Arguments {
     /// Compare with yet another build of Muster, such as one without the feature `metrics`.
     #[arg(long, value_name = "MUSTER")]
     against: Option<PathBuf>,
-    /// What the answers of Muster survive; `none`: it keeps no journal; `kept`: as `process`, and connections go on.
+    /// The durability of Muster's answers; `none`: it keeps no journal; `kept`: as `process`, and connections go on.
     #[arg(long, value_name = "none|process|kept|host", default_value = "none")]
     durability: String,
     /// The same for the other build. It may be the same program: `--against` names it.

@@ -1,4 +1,4 @@
-//! What the program of an agent is doing now: the calls that wait for the service, and an outer activity that the program
+//! The activities of an agent's program now: the calls that wait for the service, and an outer activity that the program
 //! names, such as a step.
 //!
 //! `stack_answers.rs` sends them when the service asks. Begin at [`Activities::begin`].

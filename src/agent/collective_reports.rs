@@ -181,7 +181,7 @@ impl CollectiveReporter {
             self.ras.poll_answer().await;
             let result = self.report(record).await;
             record.touch();
-            // An answer of RAS is for one report. What was asked for may be why the report was refused.
+            // An answer of RAS is for one report. The requested details may be why the report was refused.
             self.ras.answer = None;
             if result.is_err() {
                 self.wanted.clear();

@@ -48,7 +48,7 @@ pub struct EngineHost {
     /// Is notified when a transfer fails.
     pub(super) report_soon: Arc<Notify>,
     pub(super) leaving: AtomicBool,
-    /// What the program is doing.
+    /// The activities of the program.
     pub(super) activities: Activities,
     /// The last request for stacks that was answered.
     pub(super) answered_stacks: AtomicU64,

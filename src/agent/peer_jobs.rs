@@ -181,7 +181,7 @@ async fn follow_peer_job(
                     if let Some(host) = host.upgrade() {
                         host.set_peer_job_members(job, PeerJobAccess::Refused(refused.to_string()));
                     }
-                    // Before any caller hears of the refusal: whoever names the job after that must ask again.
+                    // Before any caller hears of the refusal: a caller that names the job after that must ask again.
                     drop(wanted);
                     return tell.send_modify(|known| *known = PeerJobState::Refused(refused));
                 }

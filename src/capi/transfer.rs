@@ -264,7 +264,7 @@ fn start(
 }
 
 /// Returns the other tasks of these transfers. A device that no task has now belongs to the task that its number names
-/// (`muster_device`). A task that the job does not have is left out, since nobody waits for it: the engine says that it does
+/// (`muster_device`). A task that the job does not have is left out, since no launch waits for it: the engine says that it does
 /// not know the device.
 fn peers_of(agent: &Agent, specs: &[MusterTransferSpec]) -> Vec<PeerTask> {
     let far =

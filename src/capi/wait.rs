@@ -176,7 +176,7 @@ pub fn spawn_and_wait(work: impl Future<Output = ()> + Send + 'static) -> Result
     receive.recv().map_err(|_| panic_error())
 }
 
-/// Starts work that nobody waits for.
+/// Starts work that no caller waits for.
 pub fn spawn(work: impl Future<Output = ()> + Send + 'static) -> Result<(), CallError> {
     runtime()?.spawn(work);
     Ok(())

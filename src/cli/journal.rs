@@ -140,7 +140,7 @@ struct JournalContents {
     damaged_snapshots: Vec<String>,
     /// Records whose inputs make this program panic, so that a start does not apply them.
     set_aside: Vec<u64>,
-    /// What a start cuts off the end, in a sentence.
+    /// The records that a start cuts off, in a sentence.
     cut: Option<String>,
     /// The number of files that recoveries and repairs have removed from the journal, and that are kept in `removed/`.
     removed_files: u64,

@@ -568,7 +568,7 @@ impl Core {
     }
 }
 
-/// Waits for a request for an upgrade; for ever if nobody can make one.
+/// Waits for a request for an upgrade; for ever if no process can make one.
 async fn next_request(control: Option<&mut ControlSocket>) -> (UpgradeRequest, UpgradeReply) {
     if let Some(control) = control
         && let Some(request) = control.next_request().await

@@ -1,6 +1,6 @@
 //! Shows a text that changes on a terminal, in place. Where stdout is no terminal, the texts follow one another.
 //!
-//! `status.rs` uses it for `--watch`. The text is shown on the terminal's alternate screen, so what the user had before
+//! `status.rs` uses it for `--watch`. The text is shown on the terminal's alternate screen, so the user's former screen
 //! is still there afterwards. Every line is overwritten in one write and nothing is cleared before, so the screen does
 //! not flicker. Begin at [`Screen::show`].
 

@@ -73,7 +73,7 @@ pub struct RunningServer {
     log: TokioTaskGroup,
     timers: JoinSet<()>,
     traces: Option<Arc<Traces>>,
-    /// What the keeper has told this process; `None`: there is no keeper.
+    /// The facts from the keeper; `None`: there is no keeper.
     core_start: Option<CoreStart>,
 }
 

@@ -18,7 +18,7 @@ use crate::engine::{
 use crate::grpc::KEPT_CONNECTIONS_VERSION;
 use crate::http::api::machine_name;
 
-/// So often a journal that is being written is read again, if it looks damaged.
+/// The most further reads of a journal that looks damaged while it is written.
 const TRIAL_ATTEMPTS: usize = 5;
 
 /// The journal of a server, opened and read.

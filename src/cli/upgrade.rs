@@ -60,7 +60,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     runtime
         .block_on(request_upgrade(&folder, &request, |news| match news {
             UpgradeNews::Step(text) | UpgradeNews::Done(text) => {
-                // What is not read stops no upgrade.
+                // Unread output stops no upgrade.
                 let _ = print(&TerminalText::from_line(text));
             }
             UpgradeNews::Failed(text) => {

@@ -303,7 +303,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
 /// Checks the host as `muster doctor` does, and tells the result with the reports of transfers.
 fn check_host_in_background(config: &AgentConfig) {
     let cell = Arc::clone(&config.host_checks);
-    // The thread ends with the process, and nobody waits for it.
+    // The thread ends with the process, and no thread waits for it.
     let started = std::thread::Builder::new().name("host-checks".to_owned()).spawn(move || {
         // The workers of a host start together; their probes should not all run at once.
         let delay = clock::random_nonzero().get() % HOST_CHECK_DELAY_MS;

@@ -18,7 +18,7 @@ use crate::sync::lock;
 /// How long the thread that ends a member sleeps between two looks.
 const PAUSE: Duration = Duration::from_micros(100);
 
-/// What a step of a member has done.
+/// The outcome of a step of a member.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemberProgress {
     /// Something has changed.

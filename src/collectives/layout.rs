@@ -37,7 +37,7 @@ pub(crate) struct RecordLayout {
     /// The number of communicators that had no slot.
     pub communicators_not_recorded: AtomicU64,
     pub job: [AtomicU8; NAME_BYTES],
-    /// The number of slots that ever had a communicator. The memory of the others is not there: nobody touches it.
+    /// The number of slots that ever had a communicator. The memory of the others is not there: no code touches it.
     pub slots_used: AtomicU32,
     pub unused: AtomicU32,
     pub communicators: [CommunicatorSlot; COMMUNICATORS_MAX],

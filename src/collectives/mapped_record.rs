@@ -41,7 +41,7 @@ pub enum RecordError {
     NoRecord {
         /// The file.
         file: PathBuf,
-        /// What it is.
+        /// The reason, in a clause.
         found: String,
     },
 }

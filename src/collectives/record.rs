@@ -267,7 +267,7 @@ fn function_of<'a>(slot: &'a CommunicatorSlot, entry: &OperationEntry) -> &'a Fu
     slot.functions.get(number).unwrap_or(&slot.functions[slot.functions.len() - 1])
 }
 
-/// Writes a name; what does not fit is cut.
+/// Writes a name, and cuts it to fit.
 fn write_name(to: &[AtomicU8; NAME_BYTES], name: &[u8]) {
     for (at, byte) in to.iter().enumerate() {
         byte.store(name.get(at).copied().unwrap_or(0), Relaxed);

@@ -89,7 +89,7 @@ pub struct FunctionTotals {
 pub struct OperationSnapshot {
     /// Its number among the collectives of the communicator, from 0.
     pub number: u64,
-    /// What was enqueued.
+    /// The enqueued collective.
     pub operation: Collective,
     /// The chain of all collectives up to this one.
     pub chain: u64,

@@ -5,7 +5,7 @@
 use std::sync::{Arc, OnceLock};
 
 /// A value that follows from the state that contains it. Copies of the state share it, so that it is computed once however often the
-/// state is copied. Whoever changes the state in a way that changes the value replaces it by a new one.
+/// state is copied. Code that changes the state, and thereby the value, replaces the `DerivedValue`.
 #[derive(Debug, Clone)]
 pub(super) struct DerivedValue<T>(Arc<OnceLock<T>>);
 
@@ -22,7 +22,7 @@ impl<T> Default for DerivedValue<T> {
     }
 }
 
-/// What follows from other values makes no difference between states.
+/// A derived value makes no difference between states.
 impl<T> PartialEq for DerivedValue<T> {
     fn eq(&self, _: &Self) -> bool {
         true

@@ -81,7 +81,7 @@ impl ExcludedHost {
     }
 }
 
-/// What an exclusion matches: a task, or the address from which a task registers.
+/// The key of an exclusion: a task, or the address from which a task registers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) enum ExclusionKey {
     Task(TaskId),

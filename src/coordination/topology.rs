@@ -66,7 +66,7 @@ impl TopologyKey {
     }
 }
 
-/// What topology values describe, decoded when it is first needed.
+/// The contents of topology values, decoded when first needed.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(super) struct DecodedTopology {
     pub devices: DerivedValue<Arc<Vec<Device>>>,

@@ -105,7 +105,7 @@ impl<K: Ord + Clone, V: Clone, const N: usize, W: EntryWeight<K, V>> CowMap<K, V
                 search.count -= half;
             }
         }
-        // The compiler must not leave out searches whose results nobody uses.
+        // The compiler must not leave out searches whose results are not used.
         for search in searches {
             std::hint::black_box(search.first);
         }

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::event_history::EventHistory;
 use crate::coordination::{Coordinator, JobName, JobSettings};
 
-/// What survives the process. Waiting calls do not: their connections end with it.
+/// The state that survives the process. Waiting calls do not: their connections end with it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct DurableState {
     /// The jobs and connections.

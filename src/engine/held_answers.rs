@@ -26,7 +26,7 @@ struct HeldAnswer {
 /// The answers that wait for the disk.
 pub(super) struct HeldAnswers {
     answers: Mutex<VecDeque<HeldAnswer>>,
-    /// Held by whoever takes answers out of the list until they are delivered.
+    /// Held by the thread that takes answers out of the list until they are delivered.
     delivering: Mutex<()>,
     sync: JournalSync,
 }

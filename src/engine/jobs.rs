@@ -59,7 +59,7 @@ impl Engine {
     }
 
     /// Declares a job of the server's configuration that the journal may have restored. A restored job keeps its present
-    /// settings; if the configuration has changed since it last declared the job, what has changed is applied.
+    /// settings; if the configuration has changed since it last declared the job, the changes are applied.
     ///
     /// # Errors
     /// If there are too many jobs.

@@ -18,7 +18,7 @@ struct KnownStreams {
     incomplete: Vec<u32>,
 }
 
-/// What the logs of kept connections say.
+/// A summary of the logs of kept connections.
 #[derive(Debug, Default)]
 pub struct KeptConnections {
     /// The streams in the log of each connection.

@@ -2,8 +2,8 @@
 //!
 //! In most clusters nearly all inputs are heartbeats. A heartbeat changes nothing that its sender could rely on after a
 //! restart, but the inputs after it are applied to the state that it leaves. So the recorder collects heartbeats, and puts
-//! them into the journal as one record before the next input. If the process dies before that, they are lost, and nobody
-//! misses them. Begin at [`PackedHeartbeats::push`] and [`unpack_heartbeats`].
+//! them into the journal as one record before the next input. If the process dies before that, they are lost without
+//! harm. Begin at [`PackedHeartbeats::push`] and [`unpack_heartbeats`].
 //!
 //! Only a heartbeat that states the incarnations which the state has is packed, so the record needs no incarnations.
 
@@ -102,7 +102,7 @@ impl PackedHeartbeat {
         let present: StatedIncarnations = coordinator.present_incarnations(self.job, self.task)?;
         let caller = Caller { connection: self.connection, claim: self.is_stated.then_some(present) };
         let request = Request::Heartbeat { task: self.task, incarnation: present.task };
-        // Nobody waits for the answer, so the call needs no number of its own.
+        // No caller waits for the answer, so the call needs no number of its own.
         Some(Input::Call { job: self.job, call: CallId(0), caller, request })
     }
 }

@@ -36,7 +36,7 @@ use crate::coordination::{
     Request, Timestamp,
 };
 
-/// What an answer has survived when it leaves.
+/// The failures that an answer survives when it leaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Durability {
@@ -157,13 +157,13 @@ pub(super) struct InputRecorder {
 /// A description of the journal for metrics, pages and REST.
 #[derive(Debug, Clone)]
 pub struct JournalState {
-    /// What answers have survived when they leave.
+    /// The durability of answers when they leave.
     pub durability: Durability,
     /// The number of starts that found a state, over all lives of the server.
     pub restarts: u64,
     /// The number of calls and commands that were refused because the journal could not be written.
     pub refused_changes: u64,
-    /// What the start of this process found.
+    /// The report of this process's start.
     pub restored: RestoreReport,
     /// The files.
     pub files: JournalStatus,
@@ -395,7 +395,7 @@ fn append_input(
     }
 }
 
-/// Appends a record whose loss stops nobody. If it is lost, the journal needs a snapshot.
+/// Appends a record whose loss stops no call. If it is lost, the journal needs a snapshot.
 fn append_or_lose(writer: &mut JournalWriter, kind: RecordKind, value: &impl Serialize) {
     if let Err(error) = append(writer, kind, value) {
         writer.record_lost(&error);

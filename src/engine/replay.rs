@@ -33,7 +33,7 @@ use super::{ContentsSerialiser, PersistentObserver};
 use crate::clock;
 use crate::coordination::{Coordinator, Effect, Input, JobId, JobSettings, Timestamp};
 
-/// So many inputs are decoded before they are applied.
+/// The most decoded inputs that wait to be applied.
 const PENDING_INPUTS_MAX: usize = 32;
 /// Inputs of more bytes are applied at once: large values, which may replace one another, must not be in memory together.
 const PENDING_BYTES_MAX: usize = 1 << 20;
@@ -84,10 +84,10 @@ pub struct RestoredState {
     pub(super) end: RecoveryEnd,
     /// The jobs that wait for the incarnation of their next run.
     pub(super) wanted_incarnations: BTreeSet<JobId>,
-    /// What the connections that go on do not know yet.
+    /// The calls and answers that continued connections lack.
     pub(super) calls: ReplayedCalls,
     pub(super) digests: ReplayedDigests,
-    /// What was found.
+    /// The restore report.
     pub report: RestoreReport,
 }
 

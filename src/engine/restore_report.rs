@@ -1,4 +1,4 @@
-//! What a start of the server found in its journal ([`RestoreReport`]).
+//! The report of a server's start on its journal ([`RestoreReport`]).
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use muster_journal::JournalCut;
 use super::state_digest::DigestComparison;
 use crate::coordination::Timestamp;
 
-/// What a restart found in the journal.
+/// The report of a restart on the journal.
 #[derive(Debug, Clone, Default)]
 pub struct RestoreReport {
     /// The number of inputs that were applied again.
@@ -22,7 +22,7 @@ pub struct RestoreReport {
     pub last_input: Timestamp,
     /// Damaged snapshots that were passed over.
     pub damaged_snapshots: Vec<String>,
-    /// What was cut off the end.
+    /// The records that were cut off.
     pub cut: Option<JournalCut>,
     /// The records of inputs that ended this program. They were not applied.
     pub set_aside: Vec<u64>,

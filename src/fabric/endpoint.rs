@@ -76,7 +76,7 @@ impl std::fmt::Debug for FabricEndpoint {
     }
 }
 
-/// What ended while the lock was held.
+/// The reads that ended under the lock.
 type Ended = Vec<(EndListener, Result<(), FabricError>)>;
 
 impl FabricEndpoint {
@@ -229,7 +229,7 @@ impl EndpointInner {
         let never_begun = std::mem::take(&mut state.waiting);
         ended.extend(never_begun.into_iter().map(|read| (read.then, Err(FabricError::closed()))));
         if is_closed {
-            // A closed endpoint touches no memory of its reads any more. What it tells of them is not of interest.
+            // A closed endpoint touches no memory of its reads any more. Its results for them are not of interest.
             let given_up = std::mem::take(&mut state.under_way).into_values();
             ended.extend(given_up.map(|read| (read.then, Err(FabricError::closed()))));
             // SAFETY: as above.
@@ -239,7 +239,7 @@ impl EndpointInner {
             }
         } else {
             state.is_close_refused = true;
-            // What the library may still use is never freed.
+            // Memory that the library may use is never freed.
             std::mem::forget(std::mem::take(&mut state.under_way));
         }
         drop(state);
@@ -312,7 +312,7 @@ impl OpenEndpoint {
     fn open(domain: &Domain) -> Result<Self, FabricError> {
         let (library, handle) = (domain.library, domain.handle.as_ptr());
         let missing = |call| library.error(call, libc::EINVAL);
-        // SAFETY: the domain is open; the calls read descriptions and write handles. What was opened before a failure is closed.
+        // SAFETY: the domain is open; the calls read descriptions and write handles. Handles opened before a failure are closed.
         unsafe {
             let mut queue = null_mut();
             let mut attributes = fi::QueueAttributes {

@@ -25,7 +25,7 @@ pub enum FabricUnavailable {
     Provider {
         /// The wanted provider; empty for any.
         provider: String,
-        /// What the library answered.
+        /// The answer of the library.
         why: String,
     },
     /// A call failed.

@@ -43,7 +43,7 @@ struct FabricShared {
     progress: Mutex<Progress>,
 }
 
-/// What the thread that drives the fabric does.
+/// The state of the thread that drives the fabric.
 #[derive(Debug, Default)]
 struct Progress {
     endpoints: Vec<Weak<EndpointInner>>,

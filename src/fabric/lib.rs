@@ -18,8 +18,8 @@
 //!
 //! 1. An endpoint belongs to one life of one peer. Closing it proves for that peer alone that no read of either side is under way.
 //! 2. The end of a read is told exactly once: its bytes are in place, or it failed, or its endpoint was closed.
-//! 3. Providers make progress only while somebody polls them, on the side that is read from, too. One thread per open fabric polls all
-//!    endpoints, and sleeps longer and longer while nothing moves.
+//! 3. Providers make progress only while a thread polls them, on the side that is read from, too. One thread per open fabric polls
+//!    all endpoints, and sleeps longer and longer while nothing moves.
 //! 4. Nothing here waits for a peer. Limits of time are the caller's: it closes the endpoint.
 
 mod domain;

@@ -124,15 +124,15 @@ struct CopyQueues {
     reporting: Mutex<()>,
 }
 
-/// The requests and events of all devices that are in a list: nobody has taken them to report them.
+/// The requests and events of all devices that are in a list: no thread has taken them to report them.
 static UNREPORTED: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
     static IS_REPORTING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Makes this thread one that reports the ends of operations of GPUs, for as long as it runs: what waits for operations, as the
-/// release of memory does, is done on other threads.
+/// Makes this thread one that reports the ends of operations of GPUs, for as long as it runs: work that waits for operations,
+/// as the release of memory does, is done on other threads.
 pub fn become_reporting_thread() {
     IS_REPORTING.set(true);
 }
@@ -152,7 +152,7 @@ const ROUNDS_HELPED: u32 = 4;
 
 /// Reports the copies and events that have ended, on this thread, unless another thread does so now. A thread that waits for a short copy
 /// calls it again and again: so the end of the copy needs no change of threads. The thread of the device looks as well, but
-/// less often meanwhile, so what this thread does beside is no matter.
+/// less often meanwhile, so this thread's other work is no matter.
 pub fn report_ended_copies() {
     if UNREPORTED.load(Ordering::Relaxed) == 0 || is_reporting_thread() {
         return;
@@ -410,7 +410,7 @@ impl CopyQueues {
         }
     }
 
-    /// Pauses for a moment in which a request wakes nobody: the shortest one, or a longer one while other threads look, too.
+    /// Pauses for a moment in which a request wakes no thread: the shortest one, or a longer one while other threads look, too.
     fn pause_awake(&self, state: MutexGuard<'_, QueueState>, helped_rounds: &mut u32) {
         *helped_rounds = match IS_HELPED.swap(false, Ordering::Relaxed) {
             true => ROUNDS_HELPED,

@@ -55,7 +55,7 @@ pub fn lost_gpus() -> Vec<(u32, GpuError)> {
     LOST.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
-/// What a device says of itself.
+/// The properties of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceFacts {
     /// The number of the device in this process.

@@ -3,9 +3,9 @@
 //! To free memory is to wait for all work of the device, which may wait for another process that waits for this one: seen of
 //! driver 580.159, `cuMemFree`, `cuMemFreeHost` and `cuMemHostUnregister` wait, and no call that allocates, maps or unmaps does.
 //! Therefore the reporting thread frees and unmaps nothing, and page-locked memory, which this crate takes for itself, is freed
-//! on a thread of its own. Memory of a device that the program drops is freed at once: a program knows that this waits. What waits
-//! and what does not have different threads, so that a kernel which hangs does not keep peers from giving memory back. Begin
-//! at [`release_off_reporting_thread`] and [`free_later`].
+//! on a thread of its own. Memory of a device that the program drops is freed at once: a program knows that this waits. Calls
+//! that wait and calls that do not wait have different threads, so a kernel that hangs does not keep peers from giving memory back.
+//! Begin at [`release_off_reporting_thread`] and [`free_later`].
 
 use std::sync::OnceLock;
 use std::sync::mpsc::{Sender, channel};

@@ -49,7 +49,7 @@ struct MappedAddresses {
     has_program_work: bool,
 }
 
-/// A handle of physical memory, released with the value. What is mapped stays.
+/// A handle of physical memory, released with the value. Its mappings stay.
 struct PhysicalMemory<'a> {
     gpu: &'a Gpu,
     handle: CUmemGenericAllocationHandle,

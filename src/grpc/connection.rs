@@ -503,7 +503,7 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
             let Some(kept) = &mut self.kept else { return Poll::Pending };
             let (serial, read) = kept.serial_and_read();
             let (kept_room, room, headers) = buffers.split(kept.memory());
-            // If too many threads have a room, what is read before the next commit is missing if the process dies.
+            // If too many threads have a room, input read before the next commit is missing if the process dies.
             let room = match kept_room {
                 Some(kept_room) => kept_room.claim(serial, read),
                 None => room,

@@ -1,4 +1,4 @@
-//! What makes connections go on when this process dies: the memory of their logs, and another process that holds their sockets.
+//! Keeps connections when this process dies: by the memory of their logs, and by another process that holds their sockets.
 //! Begin at [`ConnectionKeeper`].
 
 use std::io;

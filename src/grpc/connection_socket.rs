@@ -18,7 +18,7 @@ pub(super) trait ConnectionSocket: AsyncRead + AsyncWrite + Unpin {
     /// Sets the time for which data may stay unacknowledged, or unread by the peer's process.
     fn set_tcp_user_timeout(&self, unacknowledged: Option<Duration>);
 
-    /// Ends both directions, whoever else has a descriptor of the socket.
+    /// Ends both directions, even if another process has a descriptor of the socket.
     fn shut_down(&self) {}
 
     /// Announces the end of the connection, if the transport has a message for that.

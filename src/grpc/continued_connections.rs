@@ -44,7 +44,7 @@ pub(super) struct ContinuedGreeting {
     log: ConnectionLog,
 }
 
-/// What a log says.
+/// The contents of a log.
 enum SavedLog {
     Connection(Box<SavedConnection>),
     Greeting(Vec<u8>),

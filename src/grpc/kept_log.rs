@@ -1,7 +1,7 @@
 //! The log of a kept connection: what the next process needs to continue it when this one has died.
 //!
 //! A connection writes its log before it writes to its socket, and before it reads again ([`KeptLog::commit`]). So
-//! whatever has left is in the log, and so is all input that is not in a read room. The log has the state of HTTP/2, the calls
+//! all sent output is in the log, and so is all input that is not in a read room. The log has the state of HTTP/2, the calls
 //! that wait for the driver, the requests that are arriving, the input that is not processed, and the output that the socket has
 //! not taken. A connection that is in another state is not continued if the process dies just then: while a call to health or
 //! reflection is in progress, while a request is deferred or inflated, and within a header block of several frames.
@@ -70,7 +70,7 @@ pub(super) mod record {
     pub const GREETING: u32 = 13;
 }
 
-/// What a connection is.
+/// The first record of an area, with its connection.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct LogOrigin {
     version: u32,

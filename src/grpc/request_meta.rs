@@ -112,9 +112,9 @@ pub(super) enum CallHandler {
     Coordination(RequestDecoder),
     /// The reports that workers send about their transfers.
     Reports,
-    /// What workers say that they are doing.
+    /// The stack answers of workers.
     Stacks,
-    /// What processes report about their collectives.
+    /// The reports of processes on their collectives.
     Collectives,
     /// The claims of processes on a task id.
     Claims,

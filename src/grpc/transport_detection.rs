@@ -37,7 +37,7 @@ pub(super) enum AcceptedConnection {
 /// The bytes that are read at once before the preface is complete.
 pub(super) const GREETING_BYTES: usize = 256;
 
-/// What a new connection has sent, and its log if it is kept.
+/// The first bytes of a new connection, and its log if it is kept.
 pub(super) struct BegunGreeting {
     pub(super) early: Vec<u8>,
     pub(super) kept: Option<KeptGreeting>,

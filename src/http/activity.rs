@@ -11,7 +11,7 @@ use super::{AppState, Problem};
 use crate::coordination::{JobId, TaskIncarnations, Timestamp};
 use crate::service::JobActivity;
 
-/// What a job did over the last ten minutes, in steps of ten seconds
+/// The activity of a job over the last ten minutes, in steps of ten seconds
 ///
 /// Live tasks, barriers and their skew, and the rate of transfers. Only finished steps are included. The overview draws
 /// these numbers.

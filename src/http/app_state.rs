@@ -53,7 +53,7 @@ pub struct AppState {
     pub barriers: Arc<BarrierHistory>,
     /// The states of the tasks over time.
     pub states: Arc<StateHistory>,
-    /// What the jobs did over the last minutes.
+    /// The recent activity of the jobs.
     pub activity: Arc<ActivityHistory>,
     /// The requests for stacks, and the answers to them.
     pub stacks: Arc<StackCollector>,

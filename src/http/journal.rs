@@ -8,7 +8,7 @@ use axum::extract::State;
 use super::AppState;
 use super::api::JournalView;
 
-/// What survives the process of the server: its journal
+/// The journal, which survives the process of the server
 #[utoipa::path(get, path = "/api/v1/journal", operation_id = "journal_show", tag = "server",
     responses((status = 200, body = JournalView, description = "The state of the journal")))]
 pub(super) async fn show_journal(State(site): State<AppState>) -> Json<JournalView> {

@@ -130,7 +130,7 @@ impl RouteBuilder {
         )
     }
 
-    /// Returns the router without access control. Only routes for everybody that read no body may be in it.
+    /// Returns the router without access control. Only public routes that read no body may be in it.
     pub fn into_router_without_access_control(self, site: AppState) -> Router {
         debug_assert!(
             self.table

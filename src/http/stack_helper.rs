@@ -2,7 +2,7 @@
 //!
 //! The file is `python/muster/_stacks.py`, which defines one function, followed by a call of this function with the address
 //! of this server. The address is the header `Host` of the request, so it must be a host name of this server; otherwise a
-//! cache or a proxy could hand out a file that sends stacks elsewhere. The route is for everybody, because a program that
+//! cache or a proxy could hand out a file that sends stacks elsewhere. The route is public, because a program that
 //! loads the file has no token yet, and the file contains nothing secret. Begin at [`serve_helper`].
 
 use axum::Extension;

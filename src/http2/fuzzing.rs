@@ -164,7 +164,7 @@ impl FuzzedConnection {
 
 /// Takes all that a peer sends on one connection, after its preface. The first four bytes say where it is cut.
 ///
-/// However it is cut, it means the same: the same events, the same end, the same frames in answer. What is sent are whole
+/// However it is cut, it means the same: the same events, the same end, the same frames in answer. The output is whole
 /// frames, and no more streams are kept than may be open.
 pub(crate) fn check_connection(input: &[u8]) {
     let Some((seed, input)) = input.split_first_chunk() else { return };

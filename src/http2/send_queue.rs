@@ -29,7 +29,7 @@ struct WaitingFrames {
     sent: SentFrames,
 }
 
-/// What was sent of the waiting frames of a stream since the log of a kept connection was written.
+/// The part of a stream's waiting frames that was sent since the log of a kept connection was written.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SentFrames {
     /// The bytes of data.
@@ -38,7 +38,7 @@ pub(crate) struct SentFrames {
     others: usize,
 }
 
-/// What the log of a kept connection does not have of the waiting frames of a stream.
+/// The change of a stream's waiting frames that the log of a kept connection lacks.
 pub(crate) enum QueueChange<'a> {
     /// Nothing.
     None,

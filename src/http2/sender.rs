@@ -41,7 +41,7 @@ pub(crate) struct Http2Sender {
     data_sent: u64,
     /// Whether data was sent for which the peer's host may have no room.
     has_sent_large: bool,
-    /// What the log does not have yet, if the connection is kept.
+    /// The changes that the log lacks, if the connection is kept.
     pub(super) changes: Option<Box<SenderChanges>>,
 }
 

@@ -2,7 +2,7 @@
 
 use super::frame::StreamId;
 
-/// What has changed since the log was written. A stream may be named several times.
+/// The changes since the log was written. A stream may be named several times.
 #[derive(Debug, Default)]
 pub(crate) struct SenderChanges {
     /// The streams whose send windows the peer has changed.

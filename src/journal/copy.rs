@@ -1,4 +1,4 @@
-//! Copying a journal that nobody writes, and putting the copy back. Begin at [`JournalCopy::make`].
+//! Copies a journal that no process writes, and puts the copy back. Begin at [`JournalCopy::make`].
 
 use std::fs::{self, File};
 use std::io;

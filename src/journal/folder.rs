@@ -31,7 +31,7 @@ pub enum JournalError {
     /// The file system refuses.
     #[error("cannot {what} {path}: {source}")]
     Io {
-        /// What was attempted.
+        /// The attempted action.
         what: &'static str,
         /// The file or folder.
         path: PathBuf,
@@ -51,7 +51,7 @@ pub enum JournalError {
     NotAJournal {
         /// The folder.
         path: PathBuf,
-        /// What is wrong.
+        /// The reason.
         why: String,
     },
     /// The journal was written by a newer program.

@@ -1,7 +1,7 @@
 //! A journal: a log of numbered records, and snapshots that replace the records before them. It survives the death of
 //! its process at any instruction.
 //!
-//! The crate knows bytes and files. What the records mean, and how a snapshot is made, is its user's business. Begin at
+//! The crate knows bytes and files. Its user decides what records mean and how a snapshot is made. Begin at
 //! [`JournalFolder::open`], then [`JournalFolder::recover`] and [`JournalWriter::append`].
 //!
 //! A journal is a folder with these files:

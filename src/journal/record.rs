@@ -16,7 +16,7 @@ const ALIGNMENT: usize = 8;
 /// The greatest number of a record.
 const NUMBER_MAX: u64 = u64::MAX >> 8;
 
-/// What a record is. The journal itself uses [`RecordKind::DURABLE_MARK`]; its user chooses the others.
+/// The kind of a record. The journal itself uses [`RecordKind::DURABLE_MARK`]; its user chooses the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RecordKind(pub u8);
 
@@ -31,13 +31,13 @@ impl RecordKind {
 pub struct JournalRecord<'a> {
     /// The number of the record; the first record of a journal is 1.
     pub number: u64,
-    /// What the record is.
+    /// The kind of the record.
     pub kind: RecordKind,
     /// The payload.
     pub payload: &'a [u8],
 }
 
-/// What lies at a place of a segment.
+/// The contents of a segment at a place.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Decoded<'a> {
     /// A whole record, and the length that it occupies with header and padding.

@@ -65,7 +65,7 @@ pub struct RecoveryEnd {
     pub next_record: u64,
     /// The bytes of the segments that were read.
     pub bytes: u64,
-    /// What was cut off.
+    /// The records that were cut off.
     pub cut: Option<JournalCut>,
     /// All records below this number were durable.
     pub(crate) durable: u64,

@@ -104,7 +104,7 @@ impl JournalFolder {
     }
 }
 
-/// Lists what was removed, in no order. Other files, which somebody has put there, are not listed.
+/// Lists what was removed, in no order. Other files in the folder are not listed.
 fn list(removed: &Path) -> Vec<RemovedFile> {
     let mut files = Vec::new();
     for entry in fs::read_dir(removed).into_iter().flatten().flatten() {

@@ -12,7 +12,7 @@ use crate::segment::{SEGMENT_HEADER_BYTES, SegmentFile, SegmentHeader};
 use crate::snapshot::write_snapshot;
 use crate::upkeep::SnapshotWriter;
 
-/// What a repair did.
+/// The report of a repair.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JournalRepair {
     /// The first record that was removed, and the segment that had it.

@@ -53,7 +53,7 @@ fn append_many(writer: &mut JournalWriter, count: usize) {
     }
 }
 
-/// What a journal contains.
+/// The contents of a journal.
 struct Contents {
     /// The payloads that were replayed, each named by its number at the time of its appending.
     replayed: Vec<u64>,
@@ -159,7 +159,7 @@ fn a_kill_in_the_middle_of_an_append_loses_this_record_only() {
         let folder = open(&image);
         let contents = read(&folder);
         assert_eq!((contents.replayed.len(), contents.end.next_record), (5, 6), "{written}");
-        // The journal goes on from there, and what was cut stays cut.
+        // The journal goes on from there, and the cut records stay cut.
         let mut next = JournalWriter::begin(folder, &contents.end, small()).unwrap();
         append(&mut next);
         drop(next);
@@ -186,7 +186,7 @@ fn a_damaged_record_is_an_error_that_names_it_and_is_not_skipped() {
             Err(RecoveryError::Journal(JournalError::Damaged { number, .. })) => {
                 assert!(number <= 30, "{number}")
             }
-            // Padding is not checked, because nobody reads it.
+            // Padding is not checked, because no code reads it.
             Ok(contents) => assert_eq!(contents.replayed.len(), 30, "byte {at}"),
             Err(other) => panic!("byte {at}: {other}"),
         }
@@ -270,7 +270,7 @@ fn fill(writer: &mut JournalWriter) -> u64 {
     kept
 }
 
-/// What is read from a copy of the folder: the number of replayed records, or the error.
+/// Reads a copy of the folder. Returns the number of replayed records, or the error.
 fn read_copy(folder: &TestFolder, path: &Path) -> Result<(u64, RecoveryEnd), RecoveryError<Infallible>> {
     let copy = folder.0.join(format!("copy-{:x}", muster_clock::random_u64()));
     copy_folder(path, &copy);

@@ -26,7 +26,7 @@ use crate::options::{AppendError, JournalOptions};
 use crate::segment::SegmentFile;
 use crate::snapshot::write_snapshot;
 
-/// The time after which records are written to the disk though nobody waits for that.
+/// The time after which records are written to the disk though no thread waits for that.
 const SYNC_INTERVAL: Duration = Duration::from_secs(1);
 /// The time between two attempts to allocate a segment.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
@@ -101,7 +101,7 @@ impl UpkeepState {
     }
 }
 
-/// What the writer and the threads share.
+/// The shared state of the writer and the threads.
 pub(crate) struct UpkeepShared {
     pub folder: JournalFolder,
     pub options: JournalOptions,

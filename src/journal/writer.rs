@@ -19,7 +19,7 @@ use crate::upkeep::{DurableHook, JournalStatus, SnapshotWriter, UpkeepShared, Up
 /// A durable mark is appended after so many bytes of records, if more has become durable.
 const MARK_INTERVAL_BYTES: usize = 1 << 16;
 
-/// Appends to a journal. When it is dropped, what was appended is written to the disk.
+/// Appends to a journal. When it is dropped, the appended records are written to the disk.
 pub struct JournalWriter {
     shared: Arc<UpkeepShared>,
     threads: UpkeepThreads,

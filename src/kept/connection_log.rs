@@ -262,7 +262,7 @@ mod tests {
                         assert!(log.append(of.kind, &of.bytes, iter::empty()));
                     }
                 }
-                // What is appended and not committed is lost.
+                // Records that are not committed are lost.
                 if random.bool() {
                     log.commit();
                     records.push(record);

@@ -3,7 +3,7 @@
 //! Two processes share the memory. The *keeper* holds a duplicate of the socket of each connection, and never reads or
 //! writes it. The *core* serves the connections. When a core has died, the next one gets the sockets and the memory from
 //! the keeper, and continues each connection at the very byte at which the former core left it. The crate knows bytes,
-//! sockets and memory. What the bytes mean is its user's business. Begin at [`KeptMemory`], then [`ConnectionLog`].
+//! sockets and memory. Its user decides what the bytes mean. Begin at [`KeptMemory`], then [`ConnectionLog`].
 //!
 //! The kernel counts how far both directions of a connection have come ([`stream_progress()`]), and keeps counting when the
 //! process has died. So neither a read nor a write needs to be written down. The rest follows from the order of steps:

@@ -297,8 +297,8 @@ impl KeptMemory {
     fn read(&self, offset: usize, length: usize) -> Vec<u8> {
         assert!(offset + length <= BYTES);
         let mut bytes = vec![0; length];
-        // SAFETY: the source lies within the mapping, and nobody writes there: the former core is dead, and this one does not use
-        // the bytes meanwhile.
+        // SAFETY: the source lies within the mapping, and no process writes there: the former core is dead, and this one does not
+        // use the bytes meanwhile.
         unsafe { std::ptr::copy_nonoverlapping(self.map.as_ptr().add(offset), bytes.as_mut_ptr(), length) };
         bytes
     }

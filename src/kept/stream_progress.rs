@@ -24,7 +24,7 @@ pub struct StreamProgress {
     pub written: u64,
 }
 
-/// What the kernel says of a socket (`struct tcp_info` of Linux 4.6 and later).
+/// The kernel's state of a socket (`struct tcp_info` of Linux 4.6 and later).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct TcpInfo {
     state: u8,

@@ -49,7 +49,7 @@ pub(crate) struct PluginState {
     /// Whether NCCL is asked for the times on the GPU now.
     is_timed: AtomicBool,
     mask: Mutex<EventMask>,
-    /// What a person should know, for NCCL's log.
+    /// The notes for people, in NCCL's log.
     notes: Vec<String>,
 }
 

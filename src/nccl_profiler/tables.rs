@@ -63,7 +63,7 @@ tables! {
 unsafe extern "C" fn init_of_old_version(_: *mut *mut c_void, _: *mut c_int) -> c_int {
     static TOLD: Once = Once::new();
     TOLD.call_once(|| {
-        // Nobody may read it any more. That is no reason to end the program.
+        // If stderr has no reader any more, the program goes on all the same.
         let _ = writeln!(
             std::io::stderr(),
             "muster: this NCCL is older than 2.27, so its collectives are not recorded; the program goes on"

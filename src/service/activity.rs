@@ -1,4 +1,4 @@
-//! What each job did over the last ten minutes, in steps of ten seconds: live tasks, and the skew of barriers.
+//! The activity of each job over the last ten minutes, in steps of ten seconds: live tasks, and the skew of barriers.
 //!
 //! Live tasks are sampled once a second. [`ActivityHistory`] is an [`Observer`], which receives every ended barrier.
 //! The rates of transfers come from `reports/`, which keep their bytes by second. Begin at
@@ -27,7 +27,7 @@ const STEP_US: u64 = STEP_SECONDS * 1_000_000;
 /// The interval at which live tasks are counted.
 const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What a job did over the last minutes.
+/// The activity of a job over the last minutes.
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct JobActivity {
     /// The length of a step in seconds.
@@ -36,7 +36,7 @@ pub struct JobActivity {
     pub steps: Vec<ActivityStep>,
 }
 
-/// What a job did in one step.
+/// The activity of a job in one step.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ActivityStep {
     /// The begin of the step.
@@ -93,7 +93,7 @@ impl JobSteps {
     }
 }
 
-/// What all jobs did over the last minutes.
+/// The activity of all jobs over the last minutes.
 ///
 /// As saved contents, the steps of a job take about 1 KiB.
 #[derive(Debug, Default)]

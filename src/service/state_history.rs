@@ -96,7 +96,7 @@ impl RunMarkKind {
 pub struct RunMark {
     /// The time.
     pub at: Timestamp,
-    /// What happened.
+    /// The kind of the mark.
     pub kind: RunMarkKind,
     /// The task that it is about, if it is about one.
     pub task: Option<TaskId>,

@@ -54,7 +54,7 @@ impl TaskMarkKind {
 pub struct TaskMark {
     /// The time.
     pub at: Timestamp,
-    /// What happened.
+    /// The kind of the mark.
     pub kind: TaskMarkKind,
     /// The kind of failure, if it failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -55,7 +55,7 @@ pub enum CausalRole {
 pub enum TimelineTone {
     /// A normal change.
     Calm,
-    /// A change that somebody should know of.
+    /// A change that an operator should know of.
     Info,
     /// A change that needs attention.
     Warning,

@@ -5,7 +5,7 @@
 //! there. A task that comes back is in the communicator of the step after its first one.
 //!
 //! A collective ends at one moment on all GPUs: some time after the last of them has begun it. A GPU begins a collective when its
-//! program has called it and the one before has ended. What all ranks have called decides everything, and each rank tells the
+//! program has called it and the one before has ended. The calls of all ranks decide everything, and each rank tells the
 //! service the part of it that NCCL's profiler plug-in would see. Begin at [`SimulatedClique`].
 
 use std::collections::VecDeque;
@@ -37,7 +37,7 @@ struct CalledStep {
     is_timed: bool,
 }
 
-/// What one task has done in the present communicator.
+/// The progress of one task in the present communicator.
 #[derive(Debug, Clone, Default)]
 struct SimulatedRank {
     steps: VecDeque<CalledStep>,
@@ -65,7 +65,7 @@ impl SimulatedRank {
 /// A task, in whatever communicator.
 #[derive(Debug, Clone, Default)]
 struct CliqueTask {
-    /// What it has done in the present communicator, if it is in it.
+    /// Its progress in the present communicator, if it is in it.
     rank: Option<Box<SimulatedRank>>,
     /// It will be in the next communicator.
     has_come: bool,

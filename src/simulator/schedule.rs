@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::layout::ClusterLayout;
 use super::story::{Story, StoryAction, StoryEvent};
 
-/// What a simulated task does at a moment of the story.
+/// The action of a simulated task at a moment of the story.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TaskAction {
     /// It arrives later by this time at each barrier, for a time or until the end.
@@ -91,7 +91,7 @@ pub struct ScheduledAction {
     pub at: Duration,
     /// Its name in the story.
     pub what: StoryAction,
-    /// What each of the tasks does.
+    /// The action of each task.
     pub action: TaskAction,
     /// The interval at which it repeats.
     pub every: Option<Duration>,

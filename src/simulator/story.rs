@@ -105,7 +105,7 @@ pub struct Story {
     pub steps: StorySteps,
     /// The collectives of each step; without them, a step has none.
     pub collectives: Option<StoryCollectives>,
-    /// What happens.
+    /// The events.
     #[serde(default)]
     pub events: Vec<StoryEvent>,
 }
@@ -206,7 +206,7 @@ impl Default for StoryCollectives {
     }
 }
 
-/// What happens to tasks.
+/// The effect of an event on tasks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum StoryAction {
@@ -254,7 +254,7 @@ impl StoryAction {
 pub struct StoryEvent {
     /// The time since all tasks had registered.
     pub at: StoryDuration,
-    /// What happens.
+    /// The effect.
     pub what: StoryAction,
     /// These tasks.
     pub tasks: Option<NumberRanges>,
@@ -317,7 +317,7 @@ impl Story {
     pub fn apply(&mut self, overrides: StoryOverrides) {
         if let Some(tasks) = overrides.tasks {
             let hosts = u64::from(tasks) * u64::from(self.hosts) / u64::from(self.tasks.max(1));
-            // Two at least, if there are as many tasks: one host alone is late after nobody.
+            // Two at least, if there are as many tasks: one host alone is late after no other.
             self.hosts = (hosts as u32).clamp(tasks.clamp(1, 2), SIMULATED_HOSTS_MAX);
             self.tasks = tasks;
         }

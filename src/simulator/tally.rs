@@ -51,7 +51,7 @@ pub struct ErrorCount {
     pub unexpected: u64,
 }
 
-/// What a simulation did.
+/// The summary of a simulation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct SimulationSummary {
     /// The steps that all members completed.

@@ -48,7 +48,7 @@ const FOREVER: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 /// The most devices of all tasks together that process 0 publishes in one value.
 const GLOBAL_DEVICES_MAX: u64 = 16_384;
 
-/// What the tasks of a simulated job share.
+/// The shared state of a simulated job's tasks.
 pub struct ClusterShared {
     /// The story.
     pub story: Story,

@@ -189,7 +189,7 @@ fn completions_list_every_subcommand_and_flag() {
         shell.wait()
     });
     assert!(checked.expect("bash runs").success());
-    // What bash offers after these words.
+    // The words that bash offers after these.
     for (words, offered) in [
         ("job c", "create"),
         ("events --ba", "--barrier"),

@@ -155,7 +155,7 @@ fn without_a_keeper_one_process_serves() {
     let server = serve(&folder.path("journal"), "127.0.0.1:0", &["--no-keeper"]);
     assert_eq!(server.first_child(), None);
     assert_eq!(metric(&server, "muster_keeper_enabled"), Some(0));
-    // What keeps no journal has no keeper either: there would be nothing to go on from.
+    // A server without a journal has no keeper either: there would be nothing to go on from.
     assert_eq!(MusterServer::start(&["--tasks", "1"]).first_child(), None);
 }
 

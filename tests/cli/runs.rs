@@ -91,7 +91,7 @@ fn an_ended_run_keeps_its_pages_and_is_compared_with_the_next_one() {
             assert!(html.contains(&format!("data-ended=\"{}\"", first["ended_at"])), "{page}: {html}");
         }
     }
-    // What has changed is one click from the overview, also by way of the earlier run.
+    // The comparison is one click from the overview, also by way of the earlier run.
     for (page, link) in [
         ("/", "/jobs/default/runs/2/comparison\""),
         ("/jobs/default", "/jobs/default/runs/2/comparison\""),

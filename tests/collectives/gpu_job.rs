@@ -28,7 +28,7 @@ pub struct JobSetup {
     pub timing: Option<&'static str>,
     /// The settings of the simulated NCCL.
     pub nccl: &'static str,
-    /// What `NCCL_PROFILER_PLUGIN` names; the plug-in of this build by default.
+    /// The value of `NCCL_PROFILER_PLUGIN`; the plug-in of this build by default.
     pub plugin: Option<String>,
     /// The service to which the plug-in reports, if it is not that of the job.
     pub reports_to: Option<SocketAddr>,

@@ -56,7 +56,7 @@ fn without_times_nothing_is_said_of_a_held_gpu() {
     assert_eq!((&view["waiting_count"], &view["timed_processes"]), (&json!(0), &json!(0)), "{view}");
     assert_eq!(job.stuck_events(), Vec::<Value>::new());
 
-    // A program that goes on is ahead of those that wait for their GPUs. Most are behind, so nobody is blamed.
+    // A program that goes on is ahead of those that wait for their GPUs. Most are behind, so no rank is blamed.
     let began = TestInstant::now();
     job.tell(&[0, 1, 3], "sync 0");
     job.run(&[2], "call 0 AllReduce 1000 2");

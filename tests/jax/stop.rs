@@ -25,7 +25,7 @@ fn stop(scene: &JaxFixture, settings: &[&str]) {
     let server = scene.serve(&[&["--tasks", "2", "--stop-timeout", "1s"], settings].concat());
     let tasks = scene.start_all(2, &["worker.py", "register", "--seconds", "600"]);
     tasks.iter().for_each(|task| _ = task.line("registered", |_| true));
-    // Up to and including 0.9, the first heartbeat follows the registration at once. A client ends if it meets a port that nobody serves.
+    // Up to and including 0.9, the first heartbeat follows the registration at once. A client ends if it meets an unserved port.
     if scene.release.name.starts_with("0.6.") || scene.release.name.starts_with("0.9.") {
         let are_heard =
             |view: &JobView| view.run.tasks.iter().all(|task| task.last_heartbeat > task.live_since);

@@ -39,7 +39,7 @@ struct ModeledTask {
     excused: bool,
 }
 
-/// What a replay begins with.
+/// The beginning of a replay.
 struct Snapshot {
     /// The number of inputs before the snapshot.
     inputs: usize,

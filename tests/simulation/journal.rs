@@ -85,7 +85,7 @@ pub fn start(path: &Path, durability: Durability) -> Arc<Engine> {
     engine
 }
 
-/// What another process finds if this one dies now.
+/// Returns the state that survives if this process dies now.
 fn restored_now(folder: &TestFolder) -> Coordinator {
     let journal = open(&folder.copy_journal());
     let restored = RestoredState::read(&journal, &[]).unwrap_or_else(|error| panic!("{error}"));

@@ -159,7 +159,7 @@ fn check_seed(seed: u64) {
                 AnsweredOrWaiting::Now(outcome) => Some(outcome),
                 AnsweredOrWaiting::Waiting(_) => None,
             };
-            // What was not recorded is done again: it changes nothing.
+            // An unrecorded call is done again: it changes nothing.
             let is_recorded = made.waiting.is_some()
                 || !made.request.is_read() && !matches!(made.request, Request::Heartbeat { .. });
             if is_recorded {

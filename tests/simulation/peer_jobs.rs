@@ -155,7 +155,7 @@ impl PeerJobSimulation {
         self.waiting.retain(|call, _| !over.contains(call));
     }
 
-    /// Deletes a job and declares it anew: the new one lists nobody, though others list its name.
+    /// Deletes a job and declares it anew: the new one lists no job, though others list its name.
     fn replace_random_job(&mut self) {
         let (name, job) = self.random_job();
         self.lists.remove(&job);

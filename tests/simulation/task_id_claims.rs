@@ -309,7 +309,7 @@ fn an_operator_forgets_owners_and_fewer_tasks_forget_theirs() {
 }
 
 /// Random fleets: processes start, claim, register and die in any order. No id is given to two processes that are
-/// both there, and whoever has an id keeps it.
+/// both there, and a process that has an id keeps it.
 #[test]
 fn no_id_is_given_twice_in_random_fleets() {
     let granted = std::sync::atomic::AtomicU64::new(0);

@@ -62,7 +62,7 @@ pub const PARTS: &[Part] = &[
             // The state machine; protocols.
             &["coordination", "http2", "tls"],
             &["engine"],
-            // The text format of metrics, logs and traces: whoever measures something writes its own samples.
+            // The text format of metrics, logs and traces: a module that measures something writes its own samples.
             &["telemetry"],
             // The programs on the machines of a job; the server's state besides the state machine.
             &["agent", "host_checks", "service/reports", "service/stacks"],

@@ -146,7 +146,7 @@ fn dependents_of_a_dropped_prepared_transfer_fail() {
     let second = prepared.next_launch_handle();
     drop(prepared);
     assert_eq!(done(&second), Err(TransferError::Dropped));
-    // A launched transfer goes on, whoever drops its handles.
+    // A launched transfer goes on, even if its handles are dropped.
     let received = cluster.engines[1].transfer(&[], vec![incoming(&target, 0, 1, 1)], options_on_channel(0));
     for transfer in [&first, &sent, &received] {
         done(transfer).unwrap();

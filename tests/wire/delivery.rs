@@ -151,7 +151,7 @@ async fn sets_of_tasks_are_told_apart_by_their_bytes_and_not_by_a_checksum() {
     for _ in 0..5 {
         assert_eq!(tokio::join!(ask(0, &both), ask(1, &both)), (vec![0, 1], vec![0, 1]));
     }
-    // Task 0 asks about itself alone, so nobody else needs to ask.
+    // Task 0 asks about itself alone, so no other task needs to ask.
     assert_eq!(ask(0, &alone).await, [0]);
 }
 

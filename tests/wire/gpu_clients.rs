@@ -23,7 +23,7 @@ const FATAL_KEY: &str = "cuda:gpu_fatal_error";
 const FATAL_TEXT: &str =
     "Fatal GPU device error on node 3 device 1: INTERNAL: CUDA error: an illegal memory access";
 
-/// What the thread of a process that watches the others has seen.
+/// The observations of a process's thread that watches the others.
 #[derive(Default)]
 struct WatchLog {
     answers: usize,
@@ -201,7 +201,7 @@ async fn no_task_is_lost_to_the_others_while_it_lives() {
     work(&processes, 0..50).await;
     processes.iter().for_each(|process| process.assert_aborted(&[]));
 
-    // A worker that starts again is lost once, and nobody else with it.
+    // A worker that starts again is lost once, and no other task with it.
     processes.remove(2);
     let again = GpuProcess::start(&server, 2, 777).await;
     for process in &processes {
@@ -211,7 +211,7 @@ async fn no_task_is_lost_to_the_others_while_it_lives() {
     }
     processes.insert(2, again);
 
-    // The service dies again and again: its own silence is nobody's loss.
+    // The service dies again and again: its own silence loses no task.
     for round in 0..5_u64 {
         server.kill_core();
         work(&processes, 50 + round * 10..60 + round * 10).await;

@@ -26,7 +26,7 @@ const ATTEMPTS: usize = 8;
 /// The status if RAS gives no answer.
 const NO_ANSWER: u8 = 3;
 
-/// What RAS says of a job.
+/// The RAS report on a job.
 #[derive(Debug, Serialize)]
 struct RasOfJob {
     address: String,

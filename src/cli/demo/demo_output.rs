@@ -28,7 +28,7 @@ pub struct DemoOutcome {
     /// The verdict, if it is a good one; none if the demo was stopped before its end.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub verdict: Option<String>,
-    /// What was wrong.
+    /// The failure, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,
 }

@@ -46,7 +46,7 @@ pub struct Demo {
     excluded: Box<dyn Fn(u32) -> bool>,
     /// Returns the present run, if an operator drains it: then all workers end at one step.
     drained: DrainedRunLookup,
-    /// What kills the service; `None`: it lives in this process.
+    /// The killer of the service; `None`: it lives in this process.
     killer: Option<ServiceKiller>,
     /// The last run that ended by a drain.
     drained_last: Option<u64>,

@@ -56,7 +56,7 @@ pub struct CoreStart {
     pub keeper: u32,
     /// Whether an earlier core has served, and has announced the addresses.
     pub is_announced: bool,
-    /// The ends that nobody asked for.
+    /// The unrequested ends.
     pub ends: CoreEndCounts,
     /// How the core before this one ended, in a clause.
     pub previous_end: Option<String>,
@@ -226,7 +226,7 @@ fn send_message(
     Ok(())
 }
 
-/// What a channel has brought.
+/// The result of a receive.
 enum Received<M> {
     Message(M, Vec<OwnedFd>),
     /// A message of another version.

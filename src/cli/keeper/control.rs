@@ -29,7 +29,7 @@ pub struct UpgradeRequest {
     pub command: Vec<String>,
 }
 
-/// What the keeper says about an upgrade.
+/// A message of the keeper about an upgrade.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum UpgradeNews {
     /// A step is done.

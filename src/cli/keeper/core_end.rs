@@ -13,11 +13,11 @@ use serde::{Deserialize, Serialize};
 const EARLY_END: Duration = Duration::from_secs(1);
 /// The pause before the next start after the second early end in a row. It doubles with each further one.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
-/// So many early ends in a row, of which one at least was by a signal, and the keeper gives up.
+/// After this many early ends in a row, at least one of them by a signal, the keeper gives up.
 const EARLY_ENDS_MAX: u32 = 10;
-/// So many crashes in a row before the core served, and the last input of the journal is set aside.
+/// After this many crashes in a row before the core served, the last input of the journal is set aside.
 const CRASHES_BEFORE_SET_ASIDE: u32 = 2;
-/// So many early crashes in a row, and the connections end.
+/// After this many early crashes in a row, the connections end.
 const CRASHES_BEFORE_CONNECTIONS_END: u32 = 2;
 
 /// How a process ended.
@@ -27,7 +27,7 @@ pub enum CoreEndCause {
     NotStarted(String),
     /// It exited with this code.
     Exited(i32),
-    /// This signal ended it, and nobody inside the process asked for that: the kernel, for lack of memory, or a person.
+    /// This signal ended it, from outside the process: from the kernel, for lack of memory, or from a person.
     Killed(i32),
     /// It crashed, which raised this signal.
     Crashed(i32),
@@ -125,7 +125,7 @@ impl fmt::Display for CoreEnd {
 /// The number of ends of cores, by their cause.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CoreEndCounts {
-    /// Exits that nobody asked for, and starts that failed.
+    /// Unrequested exits, and starts that failed.
     pub exited: u64,
     /// Ends by a signal from outside.
     pub killed: u64,
@@ -144,7 +144,7 @@ impl CoreEndCounts {
     }
 }
 
-/// What the keeper does after an end.
+/// The keeper's action after an end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NextStep {
     /// It starts another core.
@@ -181,7 +181,7 @@ pub struct RestartPolicy {
 }
 
 impl RestartPolicy {
-    /// Records an end that nobody asked for; returns what to do.
+    /// Records an unrequested end; returns what to do.
     pub fn record_end(&mut self, end: &CoreEnd) -> NextStep {
         if end.served < EARLY_END {
             self.early_ends = (self.early_ends + 1).min(EARLY_ENDS_MAX);

@@ -23,7 +23,7 @@ const PANIC_MAX: usize = 4 << 10;
 #[derive(Debug)]
 pub struct KeeperLink {
     channel: Arc<CoreChannel>,
-    /// What this process has to know to serve.
+    /// The facts that this process needs to serve.
     pub start: CoreStart,
     /// The listening sockets, by the names of their addresses.
     pub listeners: HashMap<String, TcpListener>,

@@ -44,7 +44,7 @@ impl Program {
             file.read_exact(&mut beginning).ok()?;
             (beginning == ELF).then_some(file)
         };
-        // What cannot be opened cannot be started either, and the start says why.
+        // A file that cannot be opened cannot be started, and the start says why.
         let file = command.first().and_then(open);
         Self { command, file, version: String::new(), encoding, kept_connections: 0 }
     }

@@ -140,7 +140,7 @@ impl SimulationServer {
     }
 }
 
-/// Checks that an existing job fits the story, and that nobody uses it.
+/// Checks that an existing job fits the story, and that it has no live task.
 fn check_job_fits(client: &Client, view: &JobView, story: &Story) -> Result<()> {
     let (job, url, tasks) = (&view.name, client.server_url(), view.settings.tasks);
     if tasks != story.tasks {

@@ -54,7 +54,7 @@ pub enum RasError {
     NotRas {
         /// The address.
         address: String,
-        /// What it wrote.
+        /// Its first line.
         line: String,
     },
     /// NCCL before 2.28.7 answers in text for people only.
@@ -90,7 +90,7 @@ pub fn ras_address_of_environment() -> String {
 /// the name.
 ///
 /// # Errors
-/// If nobody answers in time, or the answer is not that of NCCL 2.28.7 or newer.
+/// If no process answers in time, or the answer is not that of NCCL 2.28.7 or newer.
 pub fn ask_ras(address: &str) -> Result<RasReport, RasError> {
     let deadline = Deadline::after(RAS_TIMEOUT);
     let named = || address.to_owned();

@@ -1,9 +1,9 @@
-//! What RAS says of communicators: NCCL's own monitoring, which needs nothing loaded.
+//! Reports on communicators by RAS, NCCL's own monitoring, which needs nothing loaded.
 //!
 //! Every process of NCCL 2.24 or newer has a thread for RAS ("reliability, availability, serviceability"). These threads know
 //! one another, and any of them answers for all processes whose communicators hang together. RAS counts what programs have
 //! called, and knows neither begin nor end on the GPU. It finds processes that do not answer, and errors of communicators.
-//! So it is the second source, for ranks of which the plug-in reports nothing. Begin at [`ask_ras`].
+//! So RAS is the second source, for ranks of which the plug-in reports nothing. Begin at [`ask_ras`].
 //!
 //! | file | owns |
 //! | --- | --- |
@@ -20,7 +20,7 @@ pub use client::{RAS_DEFAULT_ADDRESS, RAS_TIMEOUT, RasError, ask_ras, ras_addres
 /// The most ranks of a communicator that are named.
 pub const NOTABLE_RANKS_MAX: usize = 64;
 
-/// What RAS says of the communicators of a job.
+/// The RAS report on the communicators of a job.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RasReport {
     /// NCCL's version, such as `2.29.1`.

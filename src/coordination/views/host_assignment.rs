@@ -142,7 +142,7 @@ impl HostAssignment {
     }
 }
 
-/// What is known of the host of one task.
+/// The evidence for the host of one task.
 #[derive(Debug, Default, Clone, Copy)]
 struct HostEvidence<'a> {
     /// The host in the identity of the task's process.

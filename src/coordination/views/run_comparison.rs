@@ -119,7 +119,7 @@ pub struct RunComparison {
     pub before: RunDetail,
     /// The later run.
     pub now: RunDetail,
-    /// What has changed from the earlier run to the later one, in words.
+    /// The changes from the earlier run to the later one, in words.
     pub summary: String,
     /// The tasks that had failed in the later run, those that had in the earlier one, those that are late in both, those
     /// that are late in one, and after them the tasks that have another host now. At most 1,000.

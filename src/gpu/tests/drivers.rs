@@ -1,4 +1,4 @@
-//! What a process learns that has no driver, or one that does not do.
+//! Tests a process without a driver, or with an unsuitable one.
 
 use muster_gpu::{DeviceFacts, DriverUnavailable, Gpu, device_count, driver_version};
 use simulated_gpu::SimulatedGpu;

@@ -94,7 +94,7 @@ pub(super) struct ReceivingCall {
     pub(super) log: LoggedBody,
 }
 
-/// What the log of a kept connection has of a body.
+/// The part of a body in the log of a kept connection.
 #[derive(Default)]
 pub(super) struct LoggedBody {
     /// The number of bytes.

@@ -27,7 +27,7 @@ impl<T: ConnectionSocket> GrpcConnection<T> {
         place: ConnectionGuard,
     ) -> Result<Self, String> {
         let (settings, pool) = (announced_settings(&server.limits), Arc::clone(&server.state));
-        // What a stopped process has not read may stay unread; see `adjust_tcp_user_timeout`.
+        // A stopped peer may leave output unread; see `adjust_tcp_user_timeout`.
         let is_user_timeout_off = !saved.output.is_empty() || !saved.queues.is_empty();
         let unacknowledged = Some(server.limits.unacknowledged).filter(|_| !is_user_timeout_off);
         socket.set_tcp_user_timeout(unacknowledged);

@@ -9,7 +9,7 @@ use crate::engine::{DigestComparison, Durability, JournalState};
 /// The journal of the server.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct JournalView {
-    /// What an answer has survived when it leaves; `none` if the server keeps no journal.
+    /// The durability of an answer when it leaves; `none` if the server keeps no journal.
     pub durability: Durability,
     /// The number of records, over all lives of the server.
     pub records: u64,

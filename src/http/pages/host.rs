@@ -82,7 +82,7 @@ struct DelayedBarriersFragment<'a> {
     count: usize,
 }
 
-/// What the native workers on the host found about it.
+/// The host checks of the native workers on the host.
 #[derive(Template)]
 #[template(path = "parts/host-checks.html")]
 struct HostChecksFragment {

@@ -37,7 +37,7 @@ const LABEL_HEIGHT: usize = 20;
 const DEVICES_MAX: usize = 4_096;
 const DOTS_OF_TASK: usize = 8;
 
-/// What the colours of the picture tell.
+/// The meaning of the picture's colours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum MapColouring {
     /// The status of each task.

@@ -86,10 +86,10 @@ struct VersionedSnapshot {
 
 type LatestSnapshot = Option<Arc<VersionedSnapshot>>;
 
-/// What a hub and its viewers share.
+/// The shared state of a hub and its viewers.
 struct HubChannel {
     latest: watch::Sender<LatestSnapshot>,
-    /// Notified by each new viewer, who needs a new snapshot.
+    /// Notified by each new viewer, which needs a new snapshot.
     joined: Notify,
 }
 

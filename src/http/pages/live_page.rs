@@ -79,7 +79,7 @@ pub(super) struct HostsPageQuery {
     /// The text that name or address must contain, or the number of a task.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub find: String,
-    /// What the colours of the picture tell: `lateness`, or else the state.
+    /// The meaning of the picture's colours: `lateness`, or else the state.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub by: String,
 }
@@ -158,7 +158,7 @@ pub(super) struct PairFilter {
     pub task: String,
     #[serde(skip_serializing_if = "String::is_empty")]
     pub transport: String,
-    /// What the colours of the picture tell: `rate`, or else the bytes.
+    /// The meaning of the picture's colours: `rate`, or else the bytes.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub by: String,
 }

@@ -26,7 +26,7 @@ use crate::service::{JobTimeline, RunStateHistory, RunStates};
 /// The maximum number of awaited tasks whose stacks are shown beside them.
 const STACK_PLACES_MAX: usize = 64;
 
-/// What a snapshot copies from the state of a job.
+/// The parts of a job's state that a snapshot copies.
 pub(super) struct CapturedState {
     view: JobView,
     roster: TaskIncarnations,
@@ -47,7 +47,7 @@ impl CapturedState {
     }
 }
 
-/// What the observers of the engine recorded of a job.
+/// The records of a job by the engine's observers.
 pub(super) struct JobRecords {
     pub timeline: JobTimeline,
     /// The latest ended barriers, the newest first.

@@ -52,7 +52,7 @@ fn tasks_text(count: &usize) -> String {
     }
 }
 
-/// What of the latest request both pages show.
+/// The latest request, as both pages show it.
 struct StacksOverview<'a> {
     request: &'a StackRequestView,
     view: &'a StacksView,

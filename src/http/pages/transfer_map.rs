@@ -55,7 +55,7 @@ pub(super) struct MapCell {
 
 /// The picture.
 pub(super) struct TransferMap {
-    /// What a row is, in words.
+    /// The unit of a row, in words.
     pub unit: &'static str,
     pub by_rate: bool,
     pub groups: Vec<MapGroup>,

@@ -76,11 +76,11 @@ pub(super) struct CliqueWait {
     pub kind: WaitKind,
     /// The number of the collective.
     pub number: u64,
-    /// What the ranks that wait have enqueued there, if it is known.
+    /// The collective of the ranks that wait, if it is known.
     pub operation: Option<Collective>,
     /// The ranks that hold it up, in order. Empty if no rank differs from the others.
     pub ranks: Vec<u32>,
-    /// What these ranks have enqueued in its place, for [`WaitKind::DifferentProgram`].
+    /// The collective that these ranks enqueued instead, for [`WaitKind::DifferentProgram`].
     pub instead: Option<Collective>,
     /// Since when nothing has happened that could end the wait.
     pub since: Timestamp,
@@ -106,7 +106,7 @@ fn last_heard(reports: &BTreeMap<u32, RankReport<'_>>, ranks: &[u32]) -> Option<
 
 /// Returns the wait of a clique of `ranks` ranks, if its ranks wait. Whether that is long is for the caller to judge.
 pub(super) fn find_wait(ranks: u32, reports: &BTreeMap<u32, RankReport<'_>>) -> Option<CliqueWait> {
-    // A clique of which nobody is heard is over.
+    // A clique of which no rank is heard is over.
     if reports.values().all(|report| report.is_silent) {
         return None;
     }
@@ -133,7 +133,7 @@ fn find_different_program(reports: &BTreeMap<u32, RankReport<'_>>) -> Option<Cli
     let differ = |at_number: &[(u32, &ReportedCollective)]| {
         at_number.iter().any(|(_, operation)| operation.chain != at_number[0].1.chain)
     };
-    // Ranks do not report an earlier collective all at once. What two of them say of it does not tell which one is right.
+    // Ranks do not report an earlier collective all at once. The reports of two ranks do not tell which one is right.
     let most_heard = by_number.values().filter(|it| differ(it)).map(Vec::len).max()?;
     let (number, at_number) = by_number.into_iter().find(|(_, it)| it.len() == most_heard && differ(it))?;
     let mut chains: BTreeMap<u64, usize> = BTreeMap::new();

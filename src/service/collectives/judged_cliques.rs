@@ -108,8 +108,8 @@ pub(super) fn judge<'a>(
     judged
 }
 
-/// Returns who waits in a clique, and for whom. A silent rank waits for nobody, and a task that the others wait for does not wait
-/// there with another of its ranks.
+/// Returns the participants that wait in a clique, and those for which they wait. A silent rank does not wait, and a task that the
+/// others wait for does not wait there with another of its ranks.
 fn waiting_clique(
     names: &TaskNames<'_>,
     clique: &ReportedClique<'_>,

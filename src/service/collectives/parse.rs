@@ -92,7 +92,7 @@ pub(super) struct ProcessCollectives {
     pub ras: Option<ReportedRas>,
 }
 
-/// What RAS, NCCL's own monitoring, has said to a process.
+/// The answer of RAS, NCCL's own monitoring, to a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ReportedRas {
     pub nccl_version: String,

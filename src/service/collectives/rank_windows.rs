@@ -1,6 +1,6 @@
 //! The totals of a rank over windows of time, in which ranks are compared for a slow one.
 //!
-//! The windows of all ranks begin at the same moments of the service's clock, so that what differs is the rank and not the time.
+//! The windows of all ranks begin at the same moments of the service's clock, so that the ranks differ and not the times.
 //! Begin at [`RankTotals`].
 
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! What the service asks RAS, NCCL's own monitoring, and what it was answered.
+//! The questions of the service to RAS, NCCL's own monitoring, and the answers.
 //!
 //! RAS is asked while cliques look stuck or lack reports. One process asks for the whole job: RAS then asks all processes of the job,
 //! which costs each of them a message. Another process asks only after an answer, or when none can come any more. Begin at

@@ -9,7 +9,7 @@ use super::ras_questions::RasAnswer;
 use super::report_store::ReportedClique;
 use crate::coordination::{TaskId, Timestamp};
 
-/// What RAS says of a clique. It counts calls at slightly different moments, and knows no times on the GPU.
+/// The RAS report on a clique. RAS counts calls at slightly different moments, and knows no times on the GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(as = CliqueRas)]
 pub struct CliqueRasView {
@@ -27,7 +27,7 @@ pub struct CliqueRasView {
     pub notable_count: u32,
 }
 
-/// What RAS says of a rank.
+/// The RAS report on a rank.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(as = RasRank)]
 pub struct RasRankView {

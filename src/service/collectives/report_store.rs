@@ -375,7 +375,7 @@ fn memory_of(report: &ProcessCollectives) -> usize {
             + it.functions.len() * size_of::<super::parse::ReportedFunction>()
             + it.operations.len() * size_of::<super::parse::ReportedCollective>()
     };
-    // What a map needs beside its keys and values is about as much again.
+    // A map needs about as much again beside its keys and values.
     let windows = report.communicators.len() * 2 * size_of::<((u64, u32), RankTotals)>();
     size_of::<ProcessReport>()
         + windows

@@ -131,7 +131,7 @@ pub struct CliqueView {
     pub slow: Option<SlowRankView>,
     /// The functions that were used.
     pub functions: Vec<CliqueFunctionView>,
-    /// What RAS, NCCL's own monitoring, says; asked while the clique looks stuck or lacks reports.
+    /// The report of RAS, NCCL's own monitoring; requested while the clique looks stuck or lacks reports.
     pub ras: Option<CliqueRasView>,
     /// The ranks, in a view of one clique.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -165,7 +165,7 @@ pub struct CliqueWaitView {
     pub number: u64,
     /// The collective, if it is known.
     pub collective: Option<CollectiveView>,
-    /// What the ranks that are waited for have enqueued instead.
+    /// The collective that the awaited ranks have enqueued instead.
     pub instead: Option<CollectiveView>,
     /// The ranks that are waited for; empty if none differs from the others.
     pub waited_for: Vec<u32>,
@@ -233,7 +233,7 @@ pub struct StuckCliqueView {
     pub may_exclude: bool,
 }
 
-/// What should be told of the collectives of a job, all of it at one moment.
+/// The troubles of a job's collectives, all at one moment.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct CollectiveTroubles {
     /// The cliques that wait too long and do not follow from others, the oldest wait first.

@@ -23,7 +23,7 @@ pub enum WaitRole {
     Cycle,
 }
 
-/// Somebody who waits in cliques: known by the most that is known of it.
+/// A participant in cliques: a task, else a process, else a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Participant {
     Task(TaskId),

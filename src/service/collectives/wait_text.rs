@@ -83,7 +83,7 @@ pub(super) fn describe_ras(wait: &CliqueWait, ras: Option<&RasCommunicator>) -> 
     let mut named = ras.notable.iter().filter(|it| waited_for(&it.rank));
     let is_unheard = wait.kind == WaitKind::NotHeard;
     match named.next() {
-        // What a rank that is well has called, its reports tell better.
+        // The reports of a healthy rank tell its calls better than RAS.
         Some(first) if first.state != RasRankState::Answers || is_unheard => {
             let process = match first.pid {
                 0 => "its process".to_owned(),

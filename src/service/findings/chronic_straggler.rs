@@ -93,7 +93,7 @@ fn detect(DetectorInput { job: seen, .. }: DetectorInput<'_>) -> Option<Detectio
     Some(evidence.into_iter().fold(detection, |all, (what, is, limit)| all.with_evidence(what, is, limit)))
 }
 
-/// What was measured, its value, and the limit from which there is a finding.
+/// A measured quantity, its value, and the limit from which there is a finding.
 type EvidenceRow = (&'static str, f64, f64);
 
 /// Says how late the latest of `tasks` tasks usually is, and since when.

@@ -95,7 +95,7 @@ pub fn run_detectors(seen: DetectorInput<'_>) -> Vec<(&'static Detector, Detecti
     CATALOGUE.iter().filter_map(|detector| Some((*detector, (detector.detect)(seen)?))).collect()
 }
 
-/// What processes report about themselves, beside the measurements of the service.
+/// The reports of processes about themselves, beside the measurements of the service.
 #[derive(Debug, Clone, Default)]
 pub struct WorkerReports {
     /// The transfer reports of native workers.
@@ -104,7 +104,7 @@ pub struct WorkerReports {
     pub collectives: Arc<CollectiveReports>,
 }
 
-/// What reports say about one job.
+/// The summary of the reports about one job.
 struct JobReportSummary {
     clocks: Vec<(TaskId, ClockReading)>,
     lost_gpus: Vec<(TaskId, LostGpuView)>,

@@ -61,7 +61,7 @@ fn detect(DetectorInput { job: seen, .. }: DetectorInput<'_>) -> Option<Detectio
     )
 }
 
-/// What the first causes of most failed runs have in common.
+/// The common part of the first causes of most failed runs.
 struct CommonCause {
     /// The number of these runs.
     runs: usize,

@@ -275,7 +275,7 @@ fn tasks_that_are_late_at_eight_of_nine_barriers_are_found_before_their_scores_t
         "{}",
         found.summary_without_tasks
     );
-    // Who is excluded holds up nobody.
+    // An excluded task holds up no other task.
     seen.tasks[4].excluded = true;
     assert_eq!(expect_only_finding(&seen, "chronic-straggler").tasks, [TaskId(5)]);
     seen.tasks[4].excluded = false;

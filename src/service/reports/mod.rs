@@ -17,8 +17,8 @@
 //! - The counts of a lost task are kept and marked as stale. A new run starts from zero. When a job is deleted, its
 //!   reports are dropped.
 //! - The journal has the reports of ended runs, and snapshots have those of all runs. So an ended run is shown as it was
-//!   after a restart of the service, too. What a run in progress had counted since the last snapshot comes back with the
-//!   next reports, except that of incarnations that have ended.
+//!   after a restart of the service, too. The counts of a run in progress since the last snapshot come back with the
+//!   next reports, except those of incarnations that have ended.
 //! - The difference between two reports is spread evenly over the time between them, as one point for each second.
 //!   The points of the last ten minutes are kept. The rates of a job, of its tasks and of its pairs of tasks are
 //!   means over the same ten seconds: the last ten seconds that all punctual tasks have reported. So the rates of the

@@ -19,7 +19,7 @@ use crate::engine::{ContentsSerialiser, Engine, Observer, PersistentObserver};
 /// A longer note of an ended run is not recorded: only snapshots have it. A run of 10,000 tasks takes about a third.
 const NOTE_BYTES_MAX: usize = 32 << 20;
 
-/// A run that has ended is recorded once nobody has reported for so long.
+/// A run that has ended is recorded once no task has reported for this long.
 const QUIET_TIME: Duration = Duration::from_secs(2);
 
 /// The note of a run that ended.
@@ -121,8 +121,8 @@ impl PersistentObserver for TransferReportStore {
     }
 
     fn copy_contents(&self) -> ContentsSerialiser {
-        // The reports of a job are locked while the engine's lock is taken, so they are not locked here. What they
-        // gain until they are serialised does no harm: a counter does not go back.
+        // The reports of a job are locked while the engine's lock is taken, so they are not locked here. Their
+        // growth until they are serialised does no harm: a counter does not go back.
         let jobs = self.lock_jobs().clone();
         let jobs: BTreeMap<JobId, LockedToSerialise> =
             jobs.into_iter().map(|(job, of_job)| (job, LockedToSerialise(of_job))).collect();

@@ -57,7 +57,7 @@ pub(super) mod by_transport {
     }
 }
 
-/// Serialises an array that may get longer: a shorter one is filled with defaults, and what a longer one has beyond is left out.
+/// Serialises an array that may get longer: a shorter one is filled with defaults, and the excess of a longer one is left out.
 pub(super) mod growing_array {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 

@@ -65,7 +65,7 @@ impl Histories {
     }
 }
 
-/// What observers receive.
+/// A notification of observers.
 enum Observed {
     Event(JobEvent),
     BarrierEnded(Arc<BarrierRecordWithArrivals>),

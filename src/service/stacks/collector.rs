@@ -44,7 +44,7 @@ pub struct NewStackRequest {
     pub tasks: Option<TaskRanges>,
 }
 
-/// What a helper tells when it asks whether its task is asked.
+/// The poll of a helper, which asks whether its task is asked.
 #[derive(Debug, Clone, Copy)]
 pub struct HelperPoll {
     /// The task.
@@ -98,7 +98,7 @@ struct HandedOut {
     incarnation: Option<TaskIncarnation>,
 }
 
-/// What is kept of an answer beside its stacks.
+/// The kept part of an answer, beside its stacks.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct AcceptedAnswer {
     /// The process that answered.

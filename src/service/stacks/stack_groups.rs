@@ -19,7 +19,7 @@ const FRAME_BYTES: usize = size_of::<StackFrame>() + 32;
 /// The memory of one task of a group, in bytes, with room for growth.
 const TASK_BYTES: usize = 2 * size_of::<TaskId>();
 
-/// What equal stacks have in common.
+/// The common key of equal stacks.
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub(super) struct StackKey {
     pub source: StackSource,

@@ -96,7 +96,7 @@ pub mod loom_types {
         }
     }
 
-    /// A cell that is set once. What is set is seen by a thread as late as the memory model lets it be.
+    /// A cell that is set once. A thread sees the value as late as the memory model permits.
     #[derive(Debug)]
     pub struct OnceLock<T> {
         is_set: AtomicBool,

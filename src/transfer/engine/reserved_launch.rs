@@ -34,7 +34,7 @@ pub(super) fn current_members(shared: &EngineShared, peers: &[PeerTask]) -> BTre
 pub struct ReservedLaunch {
     shared: Arc<EngineShared>,
     launch: Arc<Launch>,
-    /// The places; none once the launch is over. Whoever takes them passes them on or gives them up.
+    /// The places; none once the launch is over. The thread that takes them passes them on or gives them up.
     tickets: Arc<Mutex<Option<Vec<ReservedLaunchNumber>>>>,
     options: LaunchOptions,
 }

@@ -21,8 +21,8 @@ impl<T> ExclusiveWork<T> {
         Self { state: Mutex::new(state), again: AtomicBool::new(false) }
     }
 
-    /// Does the work that there is, unless another thread is at it: that one looks again before it leaves. What the caller has
-    /// found to do is written before the call.
+    /// Does the work that there is, unless another thread is at it: that one looks again before it leaves. The caller writes
+    /// its request before the call.
     ///
     /// # Errors
     /// The error of the work, which is not tried again.

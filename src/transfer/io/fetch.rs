@@ -60,7 +60,7 @@ pub struct LaunchFetch {
     failed: AtomicBool,
 }
 
-/// What a fetching thread does next.
+/// The next job of a fetching thread.
 enum FetchJob {
     /// Performs steps of a fetch.
     Steps(Arc<LaunchFetch>),
@@ -185,7 +185,7 @@ impl FetchThreadPool {
         self.threads
     }
 
-    /// Ends the threads. What they have not begun is dropped, with the guards that it holds.
+    /// Ends the threads. Jobs that have not begun are dropped, with the guards that they hold.
     pub fn request_stop(&self) {
         let mut queue = lock(&self.queue);
         queue.1 = true;

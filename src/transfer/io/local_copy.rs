@@ -61,7 +61,7 @@ pub struct LocalCopy {
     awaits_slot: Arc<AtomicBool>,
 }
 
-/// What copies use of their engine. They are weak references, because queue and pool hold copies that wait.
+/// The engine's resources that copies use. They are weak references, because queue and pool hold copies that wait.
 struct CopyResources {
     threads: Weak<FetchThreadPool>,
     slots: Weak<StagingPool>,
@@ -241,7 +241,7 @@ impl LocalCopy {
         // As sent; `record_arrived_bytes` adds them as received.
         launch.add_progress(len);
         let copied = self.copied.fetch_add(len, Ordering::AcqRel) + len;
-        // Before the receives: who learns that the bytes have arrived may write those that were sent.
+        // Before the receives: a waiter that learns that the bytes have arrived may write those that were sent.
         if copied == self.total {
             launch.complete_sends();
         }

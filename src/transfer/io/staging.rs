@@ -229,7 +229,7 @@ fn call_waiters(mut state: MutexGuard<'_, PoolState>) {
     waiters.into_iter().for_each(|waiter| waiter());
 }
 
-/// What a copy of a chunk keeps: the slot, and the guard of the launch's bytes.
+/// The slot and the guard of the launch's bytes, which a copy of a chunk keeps.
 pub type StagedBytes = (StagingSlot, OwnedAccessGuard);
 
 /// Copies the bytes `start..start + len` of the outbound stream into the slot, then calls `then`: on this thread, or on that

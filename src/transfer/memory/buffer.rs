@@ -213,7 +213,7 @@ impl Buffer {
         Ok(BufferExport(self.clone()))
     }
 
-    /// Hands the address out while a transfer writes the buffer, to a caller that shows the contents to nobody before
+    /// Hands the address out while a transfer writes the buffer, to a caller that does not show the contents before
     /// the transfer is complete. None if no transfer writes it now: then [`export`](Self::export) is for it.
     #[must_use]
     pub fn export_while_written(&self) -> Option<BufferExport> {

@@ -163,7 +163,7 @@ impl Connection {
     }
 
     /// Registers a region into which bytes are to be read over the fabric, if that needs it. The first call for a region takes long: it
-    /// locks its pages. What is not registered is pushed.
+    /// locks its pages. The bytes of an unregistered region are pushed.
     pub fn register_for_reads(&self, region: &MemoryRegion) {
         let _else_pushed = self.fabric.as_ref().is_some_and(|reads| reads.can_read_into(region));
         let _into_gpu = self.gpu_of_clique(region);
@@ -190,7 +190,7 @@ impl Connection {
                 if self.fabric.is_some() && offered.len() >= FABRIC_REGIONS_MAX {
                     continue;
                 }
-                // What is registered once is not registered again, so this takes no time.
+                // A registered region is not registered again, so this takes no time.
                 match self.fabric.as_ref().map(|reads| region.registered_with(reads.fabric())) {
                     Some(None) => continue,
                     Some(Some(memory)) => {

@@ -41,7 +41,7 @@ use crate::protocol::link::ProtocolViolation;
 const LAST_FRAMES: Duration = Duration::from_millis(100);
 
 impl Connection {
-    /// Says that the peer has gone. What it said before is taken first: by the thread that reads the ring now, else by this
+    /// Says that the peer has gone. Its last frames are taken first: by the thread that reads the ring now, else by this
     /// one.
     pub(super) fn on_peer_gone(&self, how: String) {
         let now = clock::monotonic();

@@ -22,7 +22,7 @@ const TASKS_OF_USE: usize = 64;
 /// The number of rows of the picture of states.
 const STATE_ROWS: usize = 40;
 
-/// What the pictures of a job show, and what REST says about the same.
+/// The contents of a job's pictures, and the same data by REST.
 pub struct PictureFigures {
     arrivals: Value,
     recent: Value,

@@ -179,7 +179,7 @@ impl SingleConnectionClient {
         Ok(self.grpc.clone().barrier(request).await?.into_inner().counter)
     }
 
-    /// Cancels a round of a barrier. This is refused if nobody has arrived at it.
+    /// Cancels a round of a barrier. This is refused if no task has arrived at it.
     pub async fn cancel_barrier(&self, id: &str, round: i64) -> Result<(), Status> {
         let request = wire::CancelBarrierRequest {
             incarnations: self.incarnations(),

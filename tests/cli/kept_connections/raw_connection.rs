@@ -29,7 +29,7 @@ pub struct RawConnection {
     responses: HashMap<u32, StreamResponse>,
 }
 
-/// What has arrived of a response.
+/// The received part of a response.
 #[derive(Debug, Default)]
 pub struct StreamResponse {
     /// The header blocks, in which the server writes literals only.

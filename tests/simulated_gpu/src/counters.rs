@@ -42,7 +42,7 @@ counters! {
     Events "events";
     /// Live mappings of memory of other processes, through either kind of handle.
     Imports "imports";
-    /// Waits of streams for an event that nobody can complete any more.
+    /// Waits of streams for an event that no process can complete any more.
     OrphanedWaits "orphaned_waits";
     /// Live communicators.
     Communicators "communicators";

@@ -48,7 +48,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the mapping was made by `new`, and whoever uses it holds it.
+        // SAFETY: the mapping was made by `new`, and each user of it holds it.
         unsafe { libc::munmap(self.address as *mut _, self.len) };
     }
 }

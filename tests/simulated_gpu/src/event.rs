@@ -146,7 +146,7 @@ impl EventRecord {
         self.event.slot(self.number).completed.load(SeqCst) >= self.number
     }
 
-    /// Returns whether nobody can complete the record any more.
+    /// Returns whether no process can complete the record any more.
     fn is_orphaned(&self) -> bool {
         let slot = self.event.slot(self.number);
         let started = self.event.start_time(self.number).load(SeqCst);

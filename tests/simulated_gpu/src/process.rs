@@ -22,7 +22,7 @@ impl ProcessIdentity {
         })
     }
 
-    /// Returns whether the process still runs. A killed process that nobody has waited for does not.
+    /// Returns whether the process still runs. A killed process that is not reaped does not.
     pub fn is_alive(self) -> bool {
         self == Self::own()
             || read_stat(self.pid)

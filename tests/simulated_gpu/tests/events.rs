@@ -174,7 +174,7 @@ fn the_death_of_the_recorder_ends_a_wait_and_is_counted() {
         let (mut peer, event) = event_of_peer();
         let stream = new_stream();
         assert_eq!((wait_event(stream, event), query(stream)), (OK, NOT_READY));
-        // Nobody has waited for the dead process yet: it still has its number.
+        // The dead process is not reaped yet: it still has its number.
         peer.kill_unseen();
         assert_eq!(synchronize(stream), OK);
         assert_eq!(gpu.count(Counter::OrphanedWaits), 1);

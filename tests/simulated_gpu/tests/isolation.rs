@@ -85,7 +85,7 @@ impl PeerProcess {
         assert_eq!(self.child.wait().unwrap().signal(), Some(libc::SIGKILL));
     }
 
-    /// Kills the process, and leaves it as one that nobody has waited for.
+    /// Kills the process, and does not reap it.
     pub fn kill_unseen(&mut self) {
         self.child.kill().unwrap();
     }

@@ -20,7 +20,7 @@ pub const KERNEL_LAUNCH: i32 = 1 << 11;
 /// All of them.
 pub const ALL: i32 = 0xffff;
 
-/// What a plug-in reads behind the descriptor of its version.
+/// The word behind the descriptor of a plug-in's version.
 pub const FILL: u64 = 0xa5a5_a5a5_a5a5_a5a5;
 
 /// The arguments of `init`.
@@ -74,7 +74,7 @@ pub enum Call {
 static CALLS: Mutex<Vec<(ThreadId, Call)>> = Mutex::new(Vec::new());
 /// The mask that `init` writes.
 pub static INITIAL_MASK: AtomicI32 = AtomicI32::new(ALL);
-/// What `init` returns.
+/// The status of `init`.
 pub static INIT_STATUS: AtomicI32 = AtomicI32::new(0);
 /// The events that get the handle null, and those whose handle is not written.
 pub static NULL_HANDLES: AtomicI32 = AtomicI32::new(0);

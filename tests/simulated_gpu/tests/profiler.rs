@@ -93,7 +93,7 @@ fn all_ranks_are_told_the_same_communicator() {
     });
 }
 
-/// What the thread of a rank tells for two collectives and a group of messages, without the events of API calls.
+/// The events of a rank's thread for two collectives and a group of messages, without the events of API calls.
 const TASKS: [&str; 16] = [
     "start Group",
     "start AllReduce 0",

@@ -30,7 +30,7 @@ fn a_changed_mask_holds_from_the_next_operation_on() {
         let gate = &*Box::leak(Box::new(AtomicBool::new(false)));
         on_blocking_threads(2, |rank| {
             all_reduce(&rank, 1);
-            // What is called under one mask and runs under another follows the first.
+            // An operation follows the mask of its call, not that of its run.
             launch_host_function(rank.stream, wait_for_flag, gate);
             step(&rank, COLL, 2);
             step(&rank, COLL | KERNEL_CHANNEL, 3);
@@ -82,7 +82,7 @@ fn the_mask_is_one_for_all_communicators() {
             assert_eq!(synchronize(rank.stream), OK);
             rank.finish();
         });
-        // Collectives are numbered also while nobody is told.
+        // Collectives are numbered also while no plug-in is told.
         let colls: Vec<_> = started(COLL).iter().map(|event| (event.number, event.count)).collect();
         assert_eq!(colls, [(1, 2); 2]);
     });

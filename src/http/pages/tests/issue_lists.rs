@@ -144,7 +144,7 @@ fn a_barrier_that_waits_for_lost_tasks_alone_is_no_second_issue() {
     let said = rig.job_page_fragment_text("needs");
     assert_contains(&said, "no reconnect within 500 ms. 24 of 32 tasks wait for them at step.");
     assert_contains(&said, "members that have not arrived");
-    // A wait for a connected task too is an issue of its own; what failed comes first.
+    // A wait for a connected task too is an issue of its own; the failures come first.
     let titles = with_waiting(&[20]).issue_titles();
     assert_eq!((titles.len(), &*titles[0]), (2, failed), "{titles:?}");
 }

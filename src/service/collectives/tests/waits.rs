@@ -289,7 +289,7 @@ fn a_rank_without_times_is_neither_named_nor_evidence() {
         Some((WaitKind::NotEnded, 20, vec![], false)),
         "rank 1 may hold it up"
     );
-    // What the others show is certain.
+    // The times of the others are certain.
     clique.ranks[3].begun = 20;
     assert_eq!(summary(clique.wait()), Some((WaitKind::NotBegun, 20, vec![3], true)));
 }

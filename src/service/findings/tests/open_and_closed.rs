@@ -74,7 +74,7 @@ fn the_end_of_a_run_ends_the_findings_about_its_tasks_at_once() {
             (&*finding.id, &finding_end_text(&seen, finding)[..]),
             ("heartbeat-gaps-widening", "ended with run 4")
         );
-        // What concerns the job goes on.
+        // A finding about the job stays open.
         assert!(board.is_finding_open(JobId(0), "nearly-full-bounds"));
     }
 }

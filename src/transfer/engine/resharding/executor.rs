@@ -295,7 +295,7 @@ impl ReshardExecutor<'_> {
         }
     }
 
-    /// Requests transfers, each with the index of its step unless it is a handshake. Nobody waits for a handshake: if
+    /// Requests transfers, each with the index of its step unless it is a handshake. The executor waits for no handshake: if
     /// it fails, so do the steps of its launch.
     fn start_transfers(&mut self, held: &[BufferDefinitionEvent], specs: Vec<(Option<usize>, TransferSpec)>) {
         let left = self.limit.map(|(_, until)| until.saturating_duration_since(clock::monotonic()));

@@ -52,7 +52,7 @@ impl MemoryInUse {
     }
 }
 
-/// What all copies of the plans share.
+/// The shared state of all copies of the plans.
 #[derive(Debug, Default)]
 pub struct CopyControl {
     /// Whether no GPU is to begin anything any more.

@@ -18,7 +18,7 @@ use crate::base::error::TransferError;
 use crate::memory::{BufferClaim, Span};
 use crate::plan::RunCopies;
 
-/// What a copy of a step has reached at its end.
+/// The stage of a step at the end of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StepStage {
     /// The bytes to be sent are packed.
@@ -27,7 +27,7 @@ pub enum StepStage {
     InPlace,
 }
 
-/// What happened to a step. `at` is its index among the tasks.
+/// An event of a step. `at` is its index among the tasks.
 pub enum StepEvent {
     /// Its transfer ended.
     Transferred { at: usize, outcome: Result<(), TransferError> },

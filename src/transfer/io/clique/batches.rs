@@ -36,7 +36,7 @@ struct BatchState {
     clique: u32,
 }
 
-/// What keeps the memory of a batch.
+/// The values that keep the memory of a batch.
 #[derive(Default)]
 pub struct BatchMemory {
     pub receiving: Vec<OwnedAccessGuard>,
@@ -44,7 +44,7 @@ pub struct BatchMemory {
     pub clique: Option<Arc<JoinedClique>>,
 }
 
-/// What is dropped where callbacks of the program may run: without a lock of the exchange.
+/// Values to drop where callbacks of the program may run: without a lock of the exchange.
 #[derive(Default)]
 pub struct DeferredDrops {
     refused: Vec<OwnedAccessGuard>,
@@ -60,14 +60,14 @@ pub struct PreparedBatch {
     pub sent: Option<u64>,
 }
 
-/// What follows from the end of a batch.
+/// The consequences of the end of a batch.
 #[derive(Default)]
 pub struct SettledBatch {
     /// Bytes that are in place: the group, the launch, the offset in its inbound stream, the length, and whether they are the last ones.
     pub landed: Vec<(GroupId, OwnedAccessGuard, u64, u32, bool)>,
     /// The pieces to ask for next.
     pub next: Vec<CliquePiece>,
-    /// What the batch has kept.
+    /// The values that the batch has kept.
     pub deferred: DeferredDrops,
 }
 

@@ -267,7 +267,7 @@ impl CliqueExchange {
         host.flush_control_frames();
     }
 
-    /// Does so with the lock of the order. What must not be dropped with it goes to `deferred`, or comes with the error.
+    /// Does so with the lock of the order. Values that must be dropped without it go to `deferred`, or come with the error.
     fn run_pending_in_order(
         self: &Arc<Self>,
         host: &dyn CliqueHost,
@@ -498,7 +498,7 @@ impl CliqueExchange {
                 return self.fail(why, true);
             }
             if begins_another {
-                // What waits behind it is for that one.
+                // The messages behind it are for that clique.
                 return;
             }
         }

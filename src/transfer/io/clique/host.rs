@@ -14,7 +14,7 @@ pub trait CliqueHost: Send + Sync {
     /// Sends the queued frames.
     fn flush_control_frames(&self);
 
-    /// Returns the launch that sends the bytes of a group, if its list is matched, its bytes are defined, and nobody has cancelled it.
+    /// Returns the launch that sends the bytes of a group, if its list is matched, its bytes are defined, and it is not cancelled.
     fn launch_that_sends(&self, at: GroupId) -> Option<Arc<PeerLaunch>>;
 
     /// Calls `work` on a thread that may wait. If the engine ends before, `work` is dropped.

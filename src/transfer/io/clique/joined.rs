@@ -26,7 +26,7 @@ pub struct JoinedClique {
 pub struct GpuScratch {
     /// Zeros, which are sent. Nothing is received there, so no peer gets the bytes of another one.
     pub zeros: DeviceMemory,
-    /// Where bytes are received that nobody reads.
+    /// The destination of bytes that are never read.
     pub sink: DeviceMemory,
 }
 

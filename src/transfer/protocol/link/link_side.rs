@@ -242,8 +242,8 @@ impl<T: Clone> LinkSide<T> {
         !self.clique_messages.is_empty()
     }
 
-    /// Returns the launch that sends the bytes of a group which the peer may fetch: its list is matched, its bytes are defined, and nobody
-    /// has cancelled it.
+    /// Returns the launch that sends the bytes of a group which the peer may fetch: its list is matched, its bytes are defined, and it
+    /// is not cancelled.
     pub fn launch_that_sends(&self, at: GroupId) -> Option<T> {
         let group = self.groups.get(&at).filter(|group| group.matched && group.stop.is_none())?;
         let is_fetched = matches!(group.out, OutboundStream::Waiting);

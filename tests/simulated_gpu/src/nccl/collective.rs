@@ -38,7 +38,7 @@ impl Function {
     }
 }
 
-/// What the ranks of a collective must have in common, besides type and size.
+/// The properties that the ranks of a collective must share, besides type and size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Collective {
     pub function: Function,

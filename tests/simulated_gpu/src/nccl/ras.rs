@@ -102,7 +102,7 @@ fn listen_beside_others(address: SocketAddrV4) -> Option<TcpListener> {
     if socket < 0 {
         return None;
     }
-    // SAFETY: the descriptor is new and belongs to nobody else.
+    // SAFETY: the descriptor is new and has no other owner.
     let socket = unsafe { OwnedFd::from_raw_fd(socket) };
     let on: libc::c_int = 1;
     let place = libc::sockaddr_in {

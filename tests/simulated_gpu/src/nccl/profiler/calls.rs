@@ -12,7 +12,7 @@ use crate::nccl::communicator::Communicator;
 use crate::nccl::operation::{Operation, OperationKind};
 use crate::settings::Setting;
 
-/// What all tasks of a mask need: their parents come, too.
+/// The events that need the events of tasks: their parents come, too.
 pub const BELOW_TASKS: c_int = bits::PROXY_OP | bits::PROXY_STEP | bits::KERNEL_CHANNEL | bits::NET_PLUGIN;
 const COLL_API_MASK: c_int = bits::COLL_API | bits::COLL | BELOW_TASKS | bits::CE_ALL;
 const P2P_API_MASK: c_int = bits::P2P_API | bits::P2P | BELOW_TASKS;

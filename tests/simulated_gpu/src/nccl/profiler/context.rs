@@ -31,7 +31,7 @@ pub fn event_mask() -> c_int {
 #[derive(Debug)]
 pub struct ProfilerContext {
     plugin: Arc<Plugin>,
-    /// What `init` has written.
+    /// The context from `init`.
     context: usize,
     _guard: CounterGuard,
 }

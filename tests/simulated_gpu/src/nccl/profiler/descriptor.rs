@@ -129,7 +129,7 @@ pub union Fields {
     pub kernel_launch: KernelLaunchFields,
 }
 
-/// What a plug-in is told of an event when it starts.
+/// The facts of an event that a plug-in gets at its start.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct EventDescriptor {
@@ -139,7 +139,7 @@ pub struct EventDescriptor {
     pub fields: Fields,
 }
 
-/// What the bytes behind a shorter descriptor contain, so that a plug-in that reads them as a pointer crashes.
+/// The value of the bytes behind a shorter descriptor, so that a plug-in that reads them as a pointer crashes.
 const FILL: u8 = 0xa5;
 
 impl EventDescriptor {

@@ -47,10 +47,10 @@ pub use launch::{KernelEvents, LaunchEvents};
 
 use std::ffi::c_int;
 
-/// What a plug-in writes to name an event; 0 is null. The host never follows it.
+/// The name that a plug-in gives an event; 0 is null. The host never follows it.
 type Handle = usize;
 
-/// What the profiler knows of one operation.
+/// The profiler's state of one operation.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct OperationTrace {
     /// The mask, as it was when the operation was called; 0 if the operation has no events.
