@@ -14,17 +14,20 @@
 
 use std::borrow::Borrow;
 use std::fmt;
-use std::iter::Sum;
 use std::marker::PhantomData;
-use std::ops::{AddAssign, Bound, Deref, SubAssign};
+use std::ops::Bound;
 use std::sync::Arc;
 
+mod chunk;
 mod search;
 mod serde_impls;
 mod vec;
 
+pub(crate) use chunk::{EntryWeight, NoWeight, Weight};
 pub(crate) use search::KeyPosition;
 pub(crate) use vec::CowVec;
+
+use chunk::{Chunk, append_chunk};
 
 /// An ordered map whose copies are cheap. A chunk has at most `N` entries, and caches the total weight of its
 /// entries by the measure `W`.
@@ -32,102 +35,6 @@ pub(crate) struct CowMap<K, V, const N: usize = 64, W = NoWeight> {
     chunks: Vec<Arc<Chunk<K, V>>>,
     len: usize,
     measure: PhantomData<fn() -> W>,
-}
-
-/// The weight of entries: of their keys and of their values.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Weight {
-    pub keys: usize,
-    pub values: usize,
-}
-
-impl AddAssign for Weight {
-    fn add_assign(&mut self, more: Self) {
-        self.keys += more.keys;
-        self.values += more.values;
-    }
-}
-
-impl SubAssign for Weight {
-    fn sub_assign(&mut self, less: Self) {
-        self.keys -= less.keys;
-        self.values -= less.values;
-    }
-}
-
-impl Sum for Weight {
-    fn sum<I: Iterator<Item = Self>>(weights: I) -> Self {
-        weights.fold(Self::default(), |mut sum, weight| {
-            sum += weight;
-            sum
-        })
-    }
-}
-
-/// A measure of the weight of entries.
-pub(crate) trait EntryWeight<K, V> {
-    fn weight(key: &K, value: &V) -> Weight;
-}
-
-/// The measure by which every entry weighs nothing.
-pub(crate) struct NoWeight;
-
-impl<K, V> EntryWeight<K, V> for NoWeight {
-    fn weight(_: &K, _: &V) -> Weight {
-        Weight::default()
-    }
-}
-
-#[derive(Clone)]
-struct Chunk<K, V> {
-    entries: Vec<(K, V)>,
-    weight: Weight,
-}
-
-impl<K, V> Chunk<K, V> {
-    fn from_entries<W: EntryWeight<K, V>>(entries: Vec<(K, V)>) -> Self {
-        let weight = entries.iter().map(|(key, value)| W::weight(key, value)).sum();
-        Self { entries, weight }
-    }
-
-    fn insert<W: EntryWeight<K, V>>(&mut self, place: usize, key: K, value: V) {
-        self.weight += W::weight(&key, &value);
-        self.entries.insert(place, (key, value));
-    }
-}
-
-/// Appends the entries of `next` to `chunk`, which precedes it.
-fn append_chunk<K: Clone, V: Clone>(chunk: &mut Arc<Chunk<K, V>>, next: Arc<Chunk<K, V>>) {
-    let next = Arc::unwrap_or_clone(next);
-    let chunk = Arc::make_mut(chunk);
-    chunk.weight += next.weight;
-    chunk.entries.extend(next.entries);
-}
-
-impl<K: Ord, V> Chunk<K, V> {
-    /// Returns whether its first key is this one or before it.
-    fn begins_at_or_before<Q: Ord + ?Sized>(&self, key: &Q) -> bool
-    where
-        K: Borrow<Q>,
-    {
-        self.first().is_some_and(|(first, _)| first.borrow() <= key)
-    }
-
-    /// Returns the index of a key, or the index at which it would be inserted.
-    fn search<Q: Ord + ?Sized>(&self, key: &Q) -> Result<usize, usize>
-    where
-        K: Borrow<Q>,
-    {
-        self.binary_search_by(|(found, _)| found.borrow().cmp(key))
-    }
-}
-
-impl<K, V> Deref for Chunk<K, V> {
-    type Target = [(K, V)];
-
-    fn deref(&self) -> &[(K, V)] {
-        &self.entries
-    }
 }
 
 impl<K, V, const N: usize, W> Default for CowMap<K, V, N, W> {
@@ -156,6 +63,36 @@ impl<K: Ord + Clone, V: Clone, const N: usize> CowMap<K, V, N> {
 impl<K: Ord + Clone, V: Clone, const N: usize, W: EntryWeight<K, V>> CowMap<K, V, N, W> {
     pub fn len(&self) -> usize {
         self.len
+    }
+
+    fn locate<Q: Ord + ?Sized>(&self, key: &Q) -> (usize, Result<usize, usize>)
+    where
+        K: Borrow<Q>,
+    {
+        let KeyPosition { chunk, place } = search::locate(&self.chunks, key);
+        (chunk, place)
+    }
+
+    /// Searches a key, to insert it or to replace its value with [`insert_at`](Self::insert_at). In a map that no cache holds, a
+    /// search takes longer than all else that an insertion does.
+    pub fn position<Q: Ord + ?Sized>(&self, key: &Q) -> KeyPosition
+    where
+        K: Borrow<Q>,
+    {
+        search::locate_from_ends(&self.chunks, key)
+    }
+
+    /// Returns the entry of the key whose position this is; `None` if the map does not have the key.
+    pub fn entry_at(&self, position: KeyPosition) -> Option<(&K, &V)> {
+        self.chunks.get(position.chunk)?.get(position.place.ok()?).map(|(key, value)| (key, value))
+    }
+
+    /// Reads what searches of these keys will read, so that the caches of the processor have it.
+    pub fn prefetch<Q: Ord + ?Sized, R: Borrow<Q>>(&self, keys: &[R])
+    where
+        K: Borrow<Q>,
+    {
+        search::prefetch(&self.chunks, keys);
     }
 
     pub fn is_empty(&self) -> bool {
@@ -232,7 +169,7 @@ impl<K: Ord + Clone, V: Clone, const N: usize, W: EntryWeight<K, V>> CowMap<K, V
     where
         K: Borrow<Q>,
     {
-        let (chunk, place) = self.locate_from_ends(key);
+        let KeyPosition { chunk, place } = self.position(key);
         self.remove_entry_at(chunk, place.ok()?).map(|(_, value)| value)
     }
 
@@ -463,6 +400,25 @@ mod tests {
     impl EntryWeight<u32, u32> for WeightOfValue {
         fn weight(_: &u32, value: &u32) -> Weight {
             Weight { keys: 1, values: *value as usize }
+        }
+    }
+
+    #[test]
+    fn a_position_is_found_once_to_read_and_to_write_and_a_prefetch_changes_nothing() {
+        let mut rng = fastrand::Rng::with_seed(3);
+        let mut table: CowMap<u32, u32, 8> = CowMap::default();
+        table.prefetch(&[1, 2]);
+        for step in 0..2_000 {
+            let keys: Vec<u32> = (0..rng.usize(0..9)).map(|_| rng.u32(0..800)).collect();
+            let before = table.clone();
+            table.prefetch(&keys);
+            assert_eq!(table, before, "step {step}");
+            let key = rng.u32(0..800);
+            let position = table.position(&key);
+            let there = table.entry_at(position).map(|(key, value)| (*key, *value));
+            assert_eq!(there, before.get(&key).map(|value| (key, *value)));
+            assert_eq!(table.insert_at(position, key, step), there.map(|(_, value)| value));
+            assert!(table.get(&key) == Some(&step) && table.is_consistent(), "step {step}");
         }
     }
 

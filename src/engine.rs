@@ -1,9 +1,9 @@
 //! The driver of the state machine: passes inputs and the time to it under one lock, and performs its effects.
 //!
 //! The rules of jobs are in `coordination`, and the protocols in `grpc` and `http`. Begin at [`Engine::call`]. Only
-//! `Engine::apply` applies inputs. `engine/` has the parts of the driver: `jobs.rs` (declarations and commands),
-//! `lock.rs`, `observer.rs`, `waiting_calls.rs`, `event_history.rs`, `drop_thread.rs`; and `journaling.rs`, `recorder.rs`,
-//! `replay.rs`, `state_digest.rs`, `held_answers.rs`, by which the state survives the process.
+//! `Engine::apply` applies inputs. `engine/` has the parts of the driver: `jobs.rs` (declarations and commands), `lock.rs`,
+//! `observer.rs`, `waiting_calls.rs`, `event_history.rs`, `drop_thread.rs`; and `journaling.rs`, `recorder.rs`, `replay.rs`,
+//! `state_digest.rs`, `held_answers.rs`, by which the state survives the process.
 //!
 //! - *One lock, on the caller's thread.* Each caller applies its input on its own thread, under a lock that is held
 //!   only for the transition. A transition takes about a microsecond. If one thread owned the state, a queue to it
@@ -20,8 +20,7 @@
 //! - *Observers* (counters, traces, timelines) receive each event and each ended barrier under the lock. So they must
 //!   be quick, and must neither block nor call the driver. A [`PersistentObserver`] keeps a history, which is saved
 //!   with the state.
-//! - *Measurement.* Only one in 64 of the inputs that concern one task or one key is timed under the lock. Every
-//!   other input and every read is timed.
+//! - *Measurement.* Of inputs that concern one task or one key, one in 64 is timed under the lock. All others are timed.
 
 mod answer_flush;
 mod applied_input;
@@ -73,8 +72,7 @@ pub use observer::{ContentsSerialiser, Observer, PersistentObserver};
 pub use recorder::{Durability, JOURNAL_ENCODING, JournalState};
 use recorder::{InputRecorder, is_refusable, refusal_effects, refused_call};
 pub use replay::{RestoreError, RestoredState, Visited};
-pub use restore_report::RestoreReport;
-pub use state_digest::DigestComparison;
+pub use restore_report::{DigestComparison, RestoreReport};
 pub use waiting_calls::AnswerInbox;
 use waiting_calls::{WaitingCall, WaitingCalls};
 

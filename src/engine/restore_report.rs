@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use muster_journal::JournalCut;
 
-use super::state_digest::DigestComparison;
+pub use super::state_digest::DigestComparison;
 use crate::coordination::Timestamp;
 
 /// The report of a restart on the journal.

@@ -50,7 +50,10 @@ fn a_process_that_is_stopped_does_not_answer_its_peers() {
     let says = "NCCL's RAS says of rank 1 that its process";
     assert!(finding["summary"].as_str().expect("a text").contains(says), "{finding}");
     let page = job.server.get("/jobs/default/collectives").body;
-    assert!(page.contains("<h3 id=\"ras-title\">NCCL RAS</h3>") && page.contains("does not answer its peers"), "{page}");
+    assert!(
+        page.contains("<h3 id=\"ras-title\">NCCL RAS</h3>") && page.contains("does not answer its peers"),
+        "{page}"
+    );
 
     let (code, text) = ask_ras(&job, &[]);
     assert_eq!(code, Some(1), "{text}");

@@ -141,7 +141,8 @@ impl RawSession {
         _ = self.send(&opening_with_window(window)).await;
         // From the first frame of the server on, the connection must go on.
         let first = timeout(PATIENCE, self.connection.try_receive_frame()).await;
-        let first = first.unwrap_or_else(|_| panic!("{}: the server sends no SETTINGS", self.connection.name));
+        let first =
+            first.unwrap_or_else(|_| panic!("{}: the server sends no SETTINGS", self.connection.name));
         self.has_received = first.is_ok();
     }
 
