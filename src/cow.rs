@@ -27,12 +27,12 @@ pub(crate) use chunk::{EntryWeight, NoWeight, Weight};
 pub(crate) use search::KeyPosition;
 pub(crate) use vec::CowVec;
 
-use chunk::{Chunk, append_chunk};
+use chunk::{EntryChunk, append_chunk};
 
 /// An ordered map whose copies are cheap. A chunk has at most `N` entries, and caches the total weight of its
 /// entries by the measure `W`.
 pub(crate) struct CowMap<K, V, const N: usize = 64, W = NoWeight> {
-    chunks: Vec<Arc<Chunk<K, V>>>,
+    chunks: Vec<Arc<EntryChunk<K, V>>>,
     len: usize,
     measure: PhantomData<fn() -> W>,
 }
@@ -141,7 +141,7 @@ impl<K: Ord + Clone, V: Clone, const N: usize, W: EntryWeight<K, V>> CowMap<K, V
         };
         self.len += 1;
         let Some(chunk) = self.chunks.get_mut(at) else {
-            self.chunks.push(Arc::new(Chunk::from_entries::<W>(vec![(key, value)])));
+            self.chunks.push(Arc::new(EntryChunk::from_entries::<W>(vec![(key, value)])));
             return None;
         };
         if chunk.len() < N {
@@ -150,11 +150,13 @@ impl<K: Ord + Clone, V: Clone, const N: usize, W: EntryWeight<K, V>> CowMap<K, V
             // A full chunk is not split for a key at its end: ascending keys leave full chunks behind.
             match self.chunks.get_mut(at + 1).filter(|next| next.len() < N) {
                 Some(next) => Arc::make_mut(next).insert::<W>(0, key, value),
-                None => self.chunks.insert(at + 1, Arc::new(Chunk::from_entries::<W>(vec![(key, value)]))),
+                None => {
+                    self.chunks.insert(at + 1, Arc::new(EntryChunk::from_entries::<W>(vec![(key, value)])))
+                }
             }
         } else {
             let chunk = Arc::make_mut(chunk);
-            let mut upper = Chunk::from_entries::<W>(chunk.entries.split_off(N / 2));
+            let mut upper = EntryChunk::from_entries::<W>(chunk.entries.split_off(N / 2));
             chunk.weight -= upper.weight;
             match place.checked_sub(N / 2) {
                 Some(place) => upper.insert::<W>(place, key, value),
@@ -267,7 +269,7 @@ impl<K: Ord + Clone, V: Clone, const N: usize, W: EntryWeight<K, V>> CowMap<K, V
         let (last, end) = self.start_position(Bound::Included(to));
         let mut cut = |at: usize, range: (Bound<usize>, Bound<usize>)| {
             let chunk = Arc::make_mut(&mut self.chunks[at]);
-            let part = Chunk::from_entries::<W>(chunk.entries.drain(range).collect());
+            let part = EntryChunk::from_entries::<W>(chunk.entries.drain(range).collect());
             chunk.weight -= part.weight;
             Arc::new(part)
         };
@@ -305,7 +307,7 @@ impl<K: Ord + Clone, V: Clone, const N: usize, W: EntryWeight<K, V>> CowMap<K, V
         let part = |at: usize, from: usize, to: Option<usize>| {
             let chunk = self.chunks.get(at)?;
             let part = chunk.get(from..to.unwrap_or(chunk.len()))?;
-            Some(Arc::new(Chunk::from_entries::<W>(part.to_vec())))
+            Some(Arc::new(EntryChunk::from_entries::<W>(part.to_vec())))
         };
         let mut chunks = Vec::with_capacity((last + 1).saturating_sub(first));
         if first == last {
@@ -319,9 +321,9 @@ impl<K: Ord + Clone, V: Clone, const N: usize, W: EntryWeight<K, V>> CowMap<K, V
     }
 
     /// Creates a map of these chunks, and joins small ones with their neighbours.
-    fn from_chunks(all: Vec<Arc<Chunk<K, V>>>) -> Self {
+    fn from_chunks(all: Vec<Arc<EntryChunk<K, V>>>) -> Self {
         let len = all.iter().map(|chunk| chunk.len()).sum();
-        let mut chunks: Vec<Arc<Chunk<K, V>>> = Vec::with_capacity(all.len());
+        let mut chunks: Vec<Arc<EntryChunk<K, V>>> = Vec::with_capacity(all.len());
         for chunk in all {
             match chunks.last_mut() {
                 _ if chunk.is_empty() => {}

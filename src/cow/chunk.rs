@@ -1,4 +1,4 @@
-//! The chunks of a `CowMap`, with the weight of their entries. Begin at [`Chunk`].
+//! The chunks of a `CowMap`, with the weight of their entries. Begin at [`EntryChunk`].
 
 use std::borrow::Borrow;
 use std::iter::Sum;
@@ -51,12 +51,12 @@ impl<K, V> EntryWeight<K, V> for NoWeight {
 
 /// Entries in the order of their keys, and their weight.
 #[derive(Clone)]
-pub(super) struct Chunk<K, V> {
+pub(super) struct EntryChunk<K, V> {
     pub entries: Vec<(K, V)>,
     pub weight: Weight,
 }
 
-impl<K, V> Chunk<K, V> {
+impl<K, V> EntryChunk<K, V> {
     pub fn from_entries<W: EntryWeight<K, V>>(entries: Vec<(K, V)>) -> Self {
         let weight = entries.iter().map(|(key, value)| W::weight(key, value)).sum();
         Self { entries, weight }
@@ -69,14 +69,17 @@ impl<K, V> Chunk<K, V> {
 }
 
 /// Appends the entries of `next` to `chunk`, which precedes it.
-pub(super) fn append_chunk<K: Clone, V: Clone>(chunk: &mut Arc<Chunk<K, V>>, next: Arc<Chunk<K, V>>) {
+pub(super) fn append_chunk<K: Clone, V: Clone>(
+    chunk: &mut Arc<EntryChunk<K, V>>,
+    next: Arc<EntryChunk<K, V>>,
+) {
     let next = Arc::unwrap_or_clone(next);
     let chunk = Arc::make_mut(chunk);
     chunk.weight += next.weight;
     chunk.entries.extend(next.entries);
 }
 
-impl<K: Ord, V> Chunk<K, V> {
+impl<K: Ord, V> EntryChunk<K, V> {
     /// Returns whether its first key is this one or before it.
     pub fn begins_at_or_before<Q: Ord + ?Sized>(&self, key: &Q) -> bool
     where
@@ -94,7 +97,7 @@ impl<K: Ord, V> Chunk<K, V> {
     }
 }
 
-impl<K, V> Deref for Chunk<K, V> {
+impl<K, V> Deref for EntryChunk<K, V> {
     type Target = [(K, V)];
 
     fn deref(&self) -> &[(K, V)] {

@@ -4,7 +4,7 @@
 use std::borrow::Borrow;
 use std::sync::Arc;
 
-use super::chunk::Chunk;
+use super::chunk::EntryChunk;
 
 /// The place of a key in a map, or the place at which it would be inserted. It is valid until the map changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,7 +25,7 @@ struct PrefetchedSearch<'a, Q: ?Sized> {
 
 /// Returns the place of a key.
 pub(super) fn locate<K: Borrow<Q> + Ord, V, Q: Ord + ?Sized>(
-    chunks: &[Arc<Chunk<K, V>>],
+    chunks: &[Arc<EntryChunk<K, V>>],
     key: &Q,
 ) -> KeyPosition {
     let chunk = chunks.partition_point(|chunk| chunk.begins_at_or_before(key)).saturating_sub(1);
@@ -35,7 +35,7 @@ pub(super) fn locate<K: Borrow<Q> + Ord, V, Q: Ord + ?Sized>(
 /// As [`locate`], for insertions and removals, which are mostly at the ends: it looks there first. To read a key that may be
 /// anywhere, these looks would cost more than they save.
 pub(super) fn locate_from_ends<K: Borrow<Q> + Ord, V, Q: Ord + ?Sized>(
-    chunks: &[Arc<Chunk<K, V>>],
+    chunks: &[Arc<EntryChunk<K, V>>],
     key: &Q,
 ) -> KeyPosition {
     // The common cases: a key of the last chunk, because keys ascend, or of the first one, because the oldest are removed.
@@ -57,7 +57,7 @@ pub(super) fn locate_from_ends<K: Borrow<Q> + Ord, V, Q: Ord + ?Sized>(
 /// Reads what searches of these keys will read, so that the caches of the processor have it. The searches go on in step: the
 /// processor then waits for the memory of several of them at once, but a single search waits for one read after the other.
 pub(super) fn prefetch<K: Borrow<Q> + Ord, V, Q: Ord + ?Sized, R: Borrow<Q>>(
-    chunks: &[Arc<Chunk<K, V>>],
+    chunks: &[Arc<EntryChunk<K, V>>],
     keys: &[R],
 ) {
     let Some(last) = chunks.last() else { return };
