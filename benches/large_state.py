@@ -32,7 +32,7 @@ import time
 import urllib.request
 
 from durable_inserts import field, framed
-from service import core_of, start_service
+from service import core_of, serve_command, start_service
 
 VALUE = b"v" * 56
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -131,7 +131,7 @@ class Service:
     """A service with the journal in `folder`; None: without one. `folder` is locked until it is stopped."""
 
     def __init__(self, muster, folder, *settings):
-        command = [muster, "serve", "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--log", "off", "--tasks", "1", *settings]
+        command = serve_command(muster, *settings)
         began = time.monotonic()
         self.process, self.grpc, self.http = start_service(command + (["--data-dir", folder] if folder else ["--ephemeral"]))
         self.start_ms = (time.monotonic() - began) * 1e3

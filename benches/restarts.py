@@ -19,7 +19,7 @@ import tempfile
 import time
 import urllib.request
 
-from service import core_of, start_service
+from service import core_of, serve_command, start_service
 
 
 def get(url):
@@ -37,6 +37,18 @@ def connected_tasks(url, job):
         after = f"&after={page['next']}"
 
 
+def wait_until_running(url, job, simulation):
+    """Waits until the present run of a job, whose tasks the process `simulation` simulates, is running."""
+    while True:
+        time.sleep(1)
+        assert simulation.poll() is None, "the simulation has ended"
+        try:
+            if get(f"{url}/api/v1/jobs/{job}")["run"]["state"] == "running":
+                return
+        except (OSError, TypeError):
+            pass
+
+
 def spread(numbers):
     numbers = sorted(numbers)
     return f"{statistics.median(numbers):.0f} ({numbers[0]:.0f}..{numbers[-1]:.0f})"
@@ -51,8 +63,7 @@ def main():
     parser.add_argument("--pause", type=float, default=8, help="seconds between two kills")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="muster-restarts-") as folder:
-        command = [arguments.muster, "serve", "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--log", "off", "--tasks", "1"]
-        keeper, _, http = start_service(command + ["--data-dir", folder + "/journal"])
+        keeper, _, http = start_service(serve_command(arguments.muster, "--data-dir", folder + "/journal"))
         url = f"http://{http}"
         simulation = subprocess.Popen(
             [arguments.muster, "simulate", "--server", url, "--tasks", str(arguments.tasks), "--hosts", str(arguments.hosts)],
@@ -60,13 +71,7 @@ def main():
         )
         try:
             job = "simulation"
-            while True:
-                time.sleep(1)
-                try:
-                    if get(f"{url}/api/v1/jobs/{job}/runs")["runs"][0]["state"] == "running":
-                        break
-                except OSError:
-                    pass
+            wait_until_running(url, job, simulation)
             away, replays, inputs = [], [], []
             for kill in range(arguments.kills):
                 time.sleep(arguments.pause)

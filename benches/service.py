@@ -5,6 +5,11 @@ import subprocess
 import threading
 
 
+def serve_command(muster: str, *settings: str) -> "list[str]":
+    """Returns the command of a service on free ports, with one job of one task."""
+    return [muster, "serve", "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--log", "off", "--tasks", "1", *settings]
+
+
 def start_service(command: "list[str]", stderr: "int | None" = None) -> "tuple[subprocess.Popen[str], str, str]":
     """Starts a service, and waits until it has printed its addresses. Returns it, and its addresses for gRPC and HTTP."""
     service = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)

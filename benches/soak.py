@@ -33,8 +33,8 @@ import urllib.request
 
 from durable_inserts import field, framed
 from large_state import Connection, head
-from restarts import connected_tasks, get
-from service import core_of, start_service
+from restarts import connected_tasks, get, wait_until_running
+from service import core_of, serve_command, start_service
 
 STORY = """
 description = "Hosts die and start again while the service does."
@@ -225,8 +225,7 @@ def main():
     parser.add_argument("--warm-up", type=float, default=30, help="seconds before the first interval")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="muster-soak-") as folder:
-        command = [arguments.muster, "serve", "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--log", "off", "--tasks", "1"]
-        keeper, address, http = start_service(command + ["--data-dir", folder + "/journal"])
+        keeper, address, http = start_service(serve_command(arguments.muster, "--data-dir", folder + "/journal"))
         url = f"http://{http}"
         story = Path(folder, "story.toml")
         story.write_text(STORY.format(tasks=arguments.tasks, hosts=arguments.hosts), encoding="utf-8")
@@ -237,21 +236,13 @@ def main():
         reader = threading.Thread(target=lambda: lines.extend(simulation.stdout), daemon=True)
         reader.start()
         try:
-            job = f"{url}/api/v1/jobs/simulation"
-            while True:
-                time.sleep(1)
-                assert simulation.poll() is None, "the simulation has ended"
-                try:
-                    if get(job)["run"]["state"] == "running":
-                        break
-                except (OSError, TypeError):
-                    pass
+            wait_until_running(url, "simulation", simulation)
             time.sleep(arguments.warm_up)
             times, samples, waits = soak(arguments, keeper, url, address, folder + "/journal")
             grown = print_figures(arguments, times, samples, waits)
             # Tasks that have just died register again within seconds.
             for _ in range(20):
-                connected, run = connected_tasks(url, "simulation"), get(job)["run"]
+                connected, run = connected_tasks(url, "simulation"), get(f"{url}/api/v1/jobs/simulation")["run"]
                 if connected == arguments.tasks:
                     break
                 time.sleep(0.5)

@@ -54,7 +54,7 @@ impl<K: Ord + Clone, V: Clone, const N: usize> CowMap<K, V, N> {
     where
         K: Borrow<Q>,
     {
-        let (chunk, place) = self.locate(key);
+        let KeyPosition { chunk, place } = self.locate(key);
         let chunk = Arc::make_mut(self.chunks.get_mut(chunk)?);
         chunk.entries.get_mut(place.ok()?).map(|(_, value)| value)
     }
@@ -65,12 +65,11 @@ impl<K: Ord + Clone, V: Clone, const N: usize, W: EntryWeight<K, V>> CowMap<K, V
         self.len
     }
 
-    fn locate<Q: Ord + ?Sized>(&self, key: &Q) -> (usize, Result<usize, usize>)
+    fn locate<Q: Ord + ?Sized>(&self, key: &Q) -> KeyPosition
     where
         K: Borrow<Q>,
     {
-        let KeyPosition { chunk, place } = search::locate(&self.chunks, key);
-        (chunk, place)
+        search::locate(&self.chunks, key)
     }
 
     /// Searches a key, to insert it or to replace its value with [`insert_at`](Self::insert_at). In a map that no cache holds, a
@@ -110,15 +109,14 @@ impl<K: Ord + Clone, V: Clone, const N: usize, W: EntryWeight<K, V>> CowMap<K, V
     where
         K: Borrow<Q>,
     {
-        let (chunk, place) = self.locate(key);
-        self.chunks.get(chunk)?.get(place.ok()?).map(|(key, value)| (key, value))
+        self.entry_at(self.locate(key))
     }
 
     pub fn contains_key<Q: Ord + ?Sized>(&self, key: &Q) -> bool
     where
         K: Borrow<Q>,
     {
-        self.locate(key).1.is_ok()
+        self.locate(key).place.is_ok()
     }
 
     pub fn insert(&mut self, key: K, value: V) -> Option<V> {
@@ -233,11 +231,11 @@ impl<K: Ord + Clone, V: Clone, const N: usize, W: EntryWeight<K, V>> CowMap<K, V
         match from {
             Bound::Unbounded => (0, 0),
             Bound::Included(key) => {
-                let (chunk, place) = self.locate(key);
+                let KeyPosition { chunk, place } = self.locate(key);
                 (chunk, place.unwrap_or_else(|place| place))
             }
             Bound::Excluded(key) => {
-                let (chunk, place) = self.locate(key);
+                let KeyPosition { chunk, place } = self.locate(key);
                 (chunk, place.map_or_else(|place| place, |found| found + 1))
             }
         }

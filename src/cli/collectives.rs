@@ -1,8 +1,10 @@
 //! Implements `muster collectives`: shows how far the cliques of a job have come and for whom they wait, or what the processes
 //! of this host have recorded.
 //!
-//! `collectives/records.rs` reads the records of this host, and `collectives/ras.rs` asks NCCL itself. Begin at `run`.
+//! `collectives/records.rs` reads the records of this host, and `collectives/ras.rs` asks NCCL itself; `collectives/clique_rows.rs` is
+//! the table of cliques. Begin at `run`.
 
+mod clique_rows;
 mod ras;
 mod records;
 
@@ -11,6 +13,8 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
 use clap::Args;
+
+use clique_rows::{CLIQUE_HEADING, clique_row};
 
 use super::nccl_plugin::find_nccl_plugin;
 use super::output::TerminalText;
@@ -129,21 +133,10 @@ fn collectives_text(all: &CollectivesView) -> String {
             count => format_count_with_noun(count, "waits", "wait"),
         }
     );
-    text += "CLIQUE            RANKS  CALLED BY ALL     SPREAD  STATE\n";
+    text += CLIQUE_HEADING;
     for clique in &all.cliques {
-        let reported = match clique.reported == clique.ranks as usize {
-            true => clique.ranks.to_string(),
-            false => format!("{}/{}", clique.reported, clique.ranks),
-        };
-        // Writing to a string cannot fail.
-        let _ = writeln!(
-            text,
-            "{:<17} {reported:<6} {:<17} {:<7} {}",
-            clique.clique,
-            clique.back,
-            clique.front - clique.back.min(clique.front),
-            state_text(clique)
-        );
+        let (ranks, called) = ((clique.reported, clique.ranks), (clique.back, clique.front));
+        text += &clique_row(&clique.clique, ranks, called, state_text(clique));
     }
     text.pop();
     text

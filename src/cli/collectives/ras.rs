@@ -15,8 +15,10 @@ use muster_collectives::ras::{
 };
 use serde::Serialize;
 
+use super::clique_rows::{CLIQUE_HEADING, clique_row};
 use crate::cli::output::{TerminalText, print_error};
 use crate::cli::server_args::ServerArgs;
+use crate::service::collectives::RasRankView;
 use crate::text::{escape_to_one_line, format_count_with_noun};
 
 /// The time between the two questions.
@@ -45,7 +47,7 @@ struct RasOfClique {
     back: u64,
     state: CliqueState,
     /// The ranks that differ from most, the worst first; at most 64.
-    notable: Vec<RasOfRank>,
+    notable: Vec<RasRankView>,
     notable_count: u32,
 }
 
@@ -64,32 +66,10 @@ enum CliqueState {
     New,
 }
 
-#[derive(Debug, Serialize)]
-struct RasOfRank {
-    rank: u32,
-    host: String,
-    pid: Option<u32>,
-    state: &'static str,
-    text: String,
-    called: Option<u64>,
-}
-
-impl RasOfRank {
-    fn new(found: &RasRank) -> Self {
-        Self {
-            rank: found.rank,
-            host: escape_to_one_line(&found.host).into_owned(),
-            pid: Some(found.pid).filter(|pid| *pid != 0),
-            state: found.state.name(),
-            text: found.state.predicate(),
-            called: found.called,
-        }
-    }
-
-    fn process(&self) -> String {
-        let pid = self.pid.map_or_else(|| "?".to_owned(), |pid| pid.to_string());
-        format!("{}:{pid}", self.host)
-    }
+/// Returns the process of a rank, as `HOST:PID`.
+fn process_text(rank: &RasRankView) -> String {
+    let pid = rank.pid.map_or_else(|| "?".to_owned(), |pid| pid.to_string());
+    escape_to_one_line(&format!("{}:{pid}", rank.host)).into_owned()
 }
 
 impl RasOfClique {
@@ -112,7 +92,7 @@ impl RasOfClique {
             front: found.front,
             back: found.back,
             state,
-            notable: found.notable.iter().map(RasOfRank::new).collect(),
+            notable: found.notable.iter().map(|rank| RasRankView::new(rank, None)).collect(),
             notable_count: found.notable_count,
         }
     }
@@ -189,22 +169,11 @@ fn text_of(job: &RasOfJob) -> String {
         format_count_with_noun(job.cliques.len(), "communicator", "communicators")
     );
     if !job.cliques.is_empty() {
-        text += "CLIQUE            RANKS  CALLED BY ALL     SPREAD  STATE\n";
+        text += CLIQUE_HEADING;
     }
     for clique in &job.cliques {
-        let answered = match clique.answered == clique.ranks {
-            true => clique.ranks.to_string(),
-            false => format!("{}/{}", clique.answered, clique.ranks),
-        };
-        // Writing to a string cannot fail.
-        let _ = writeln!(
-            text,
-            "{:<17} {answered:<6} {:<17} {:<7} {}",
-            clique.clique,
-            clique.back,
-            clique.front - clique.back.min(clique.front),
-            clique.state_text()
-        );
+        let (ranks, called) = ((clique.answered as usize, clique.ranks), (clique.back, clique.front));
+        text += &clique_row(&clique.clique, ranks, called, clique.state_text());
         if !matches!(clique.state, CliqueState::Trouble | CliqueState::Waits) {
             continue;
         }
@@ -214,7 +183,7 @@ fn text_of(job: &RasOfJob) -> String {
                 text,
                 "  rank {:<6} {:<24} called {called:<10} {}",
                 rank.rank,
-                rank.process(),
+                process_text(rank),
                 rank.text
             );
         }

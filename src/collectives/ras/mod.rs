@@ -86,32 +86,26 @@ pub enum RasRankState {
 }
 
 impl RasRankState {
-    /// The names of all states, the worst first.
-    pub const NAMES: [&str; 7] =
-        ["dead", "unresponsive", "failed", "aborted", "absent", "starting", "answers"];
-
     /// The names of the states in which a rank cannot go on by itself.
     pub const TROUBLE_NAMES: [&str; 4] = ["dead", "unresponsive", "failed", "aborted"];
 
     /// Returns its name, as in JSON and metrics.
     #[must_use]
     pub fn name(self) -> &'static str {
-        let number = match self {
-            Self::Dead => 0,
-            Self::Unresponsive => 1,
-            Self::Failed(_) => 2,
-            Self::Aborted => 3,
-            Self::Absent => 4,
-            Self::Starting => 5,
-            Self::Answers => 6,
-        };
-        Self::NAMES[number]
+        match self {
+            Self::Dead => "dead",
+            Self::Unresponsive => "unresponsive",
+            Self::Failed(_) => "failed",
+            Self::Aborted => "aborted",
+            Self::Absent => "absent",
+            Self::Starting => "starting",
+            Self::Answers => "answers",
+        }
     }
 
-    /// Returns the state of this name; `error` is the code of a failed one.
-    #[must_use]
-    pub fn from_name(name: &str, error: i32) -> Option<Self> {
-        let states = [
+    /// Returns all states, the worst first. `error` is the code of the failed one.
+    const fn all(error: i32) -> [Self; 7] {
+        [
             Self::Dead,
             Self::Unresponsive,
             Self::Failed(error),
@@ -119,8 +113,13 @@ impl RasRankState {
             Self::Absent,
             Self::Starting,
             Self::Answers,
-        ];
-        states.into_iter().find(|state| state.name() == name)
+        ]
+    }
+
+    /// Returns the state of this name; `error` is the code of a failed one.
+    #[must_use]
+    pub fn from_name(name: &str, error: i32) -> Option<Self> {
+        Self::all(error).into_iter().find(|state| state.name() == name)
     }
 
     /// Returns whether the rank cannot go on by itself.
@@ -165,9 +164,11 @@ mod tests {
 
     #[test]
     fn a_name_is_that_of_one_state() {
-        let all = RasRankState::NAMES.map(|name| RasRankState::from_name(name, 6).expect("a state"));
+        let all = RasRankState::all(6);
         assert!(all.is_sorted(), "{all:?}: the worst first");
-        assert_eq!(all.map(RasRankState::name), RasRankState::NAMES);
+        let names = ["dead", "unresponsive", "failed", "aborted", "absent", "starting", "answers"];
+        assert_eq!(all.map(RasRankState::name), names);
+        assert_eq!(names.map(|name| RasRankState::from_name(name, 6)), all.map(Some));
         assert_eq!(RasRankState::from_name("well", 0), None);
         let troubles: Vec<_> =
             all.iter().filter(|state| state.is_trouble()).map(|state| state.name()).collect();

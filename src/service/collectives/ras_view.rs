@@ -49,6 +49,18 @@ pub struct RasRankView {
 }
 
 impl RasRankView {
+    pub(crate) fn new(found: &RasRank, task: Option<TaskId>) -> Self {
+        Self {
+            rank: found.rank,
+            task,
+            host: found.host.clone(),
+            pid: Some(found.pid).filter(|pid| *pid != 0),
+            state: found.state.name().to_owned(),
+            text: found.state.predicate(),
+            called: found.called,
+        }
+    }
+
     /// Returns whether the rank cannot go on by itself.
     #[must_use]
     pub fn is_trouble(&self) -> bool {
@@ -85,15 +97,7 @@ impl CliqueRasView {
     /// Returns what RAS says of a clique, if that says something about the present.
     pub(super) fn new(names: &TaskNames<'_>, clique: &ReportedClique<'_>, now: Timestamp) -> Option<Self> {
         let (answer, ras) = (names.of_job.ras.answer(now)?, names.ras(clique, now)?);
-        let view = |rank: &RasRank| RasRankView {
-            rank: rank.rank,
-            task: names.task(clique, rank.rank),
-            host: rank.host.clone(),
-            pid: Some(rank.pid).filter(|pid| *pid != 0),
-            state: rank.state.name().to_owned(),
-            text: rank.state.predicate(),
-            called: rank.called,
-        };
+        let view = |rank: &RasRank| RasRankView::new(rank, names.task(clique, rank.rank));
         Some(Self {
             came_at: answer.came_at,
             answered: ras.answered,
